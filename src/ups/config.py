@@ -1,0 +1,202 @@
+"""Every parameter, typed and closed: an unknown key, a wrong type or an impossible value stops before any work."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from ups.data.pdebench import FAMILIES
+
+FamilyName = Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+Seed = Annotated[int, Field(ge=0)]
+Steps = PositiveInt
+
+
+class Section(BaseModel):
+    """A closed section: no unknown keys, no defaults, finite numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class SimulatedDataset(Section):
+    """One file to simulate: `duration` in the PDE's seconds, `resolution` in grid points per axis."""
+
+    family: FamilyName
+    parameters: dict[str, float]
+    num_trajectories: Annotated[int, Field(ge=3)]
+    resolution: Annotated[int, Field(ge=8)]
+    num_snapshots: PositiveInt
+    duration: PositiveFloat
+
+
+class SimulateConfig(Section):
+    """What `source: simulate` writes."""
+
+    seed: Seed
+    datasets: list[SimulatedDataset]
+
+
+class DownloadConfig(Section):
+    """What `source: pdebench` fetches: whole families, single files by name, or both."""
+
+    families: list[FamilyName]
+    files: list[str]
+
+
+class SplitConfig(Section):
+    """Shares of the initial conditions held out for validation and test; the rest is for training."""
+
+    seed: Seed
+    valid_fraction: Fraction
+    test_fraction: Fraction
+
+
+class TrainingSection(Section):
+    """What the one training loop needs; `batch_tokens` is global: tokens per optimizer step over all processes."""
+
+    seed: Seed
+    steps: Steps
+    batch_tokens: PositiveInt
+    learning_rate: PositiveFloat
+    warmup_steps: Annotated[int, Field(ge=0)]
+    weight_decay: NonNegative
+    clip_norm: PositiveFloat
+    ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)]
+    log_every: PositiveInt
+    validate_every: PositiveInt
+    checkpoint_every: PositiveInt
+
+
+class CodecModel(Section):
+    """Patches: at least `patch_size` per axis, and larger until a snapshot has at most `max_tokens` tokens.
+
+    Both are given for 1D, 2D and 3D grids. `components` is the largest number of latent channels kept per field.
+    """
+
+    patch_size: tuple[PositiveInt, PositiveInt, PositiveInt]
+    max_tokens: tuple[PositiveInt, PositiveInt, PositiveInt]
+    components: PositiveInt
+
+
+class Backbone(Section):
+    """Sizes of the token mixer that operator, denoiser and steady model share."""
+
+    hidden_channels: PositiveInt
+    num_layers: PositiveInt
+    modes: PositiveInt
+
+
+class CodecConfig(TrainingSection):
+    """Stage `codec`: fields to latents and back."""
+
+    model: CodecModel
+
+
+class LatentsConfig(Section):
+    """How `encode_latents` stores latents."""
+
+    dtype: Literal["float16", "float32"]
+
+
+class OperatorConfig(TrainingSection):
+    """Stage `operator`: one time step; `noise` is the std of the training noise in units of one step's change."""
+
+    model: Backbone
+    noise: NonNegative
+
+
+class DiffusionConfig(TrainingSection):
+    """Stage `diffusion`: EDM's log-normal noise levels (P_mean, P_std) for residuals of unit variance."""
+
+    model: Backbone
+    P_mean: float
+    P_std: PositiveFloat
+
+
+class ConsistencyConfig(TrainingSection):
+    """Stage `consistency`: easy consistency tuning (Geng et al. 2024); pairs with sigma_next = (1 - n(t)/q) sigma."""
+
+    P_mean: float
+    P_std: PositiveFloat
+    q: Annotated[float, Field(gt=1.0)]
+    k: NonNegative
+    b: PositiveFloat
+
+
+class SteadyConfig(TrainingSection):
+    """Stage `steady`: coefficient fields to steady solutions."""
+
+    model: Backbone
+
+
+class LaunchConfig(Section):
+    """How training is started; none of it changes what is learned.
+
+    `threads_per_process: null` shares the machine's cores among the processes; `device: auto` takes CUDA where there
+    is one. `force` trains again what is up to date.
+    """
+
+    num_processes: PositiveInt
+    threads_per_process: PositiveInt | None
+    device: Literal["auto", "cpu", "cuda"]
+    timeout_seconds: PositiveInt
+    force: bool
+
+
+class EvaluationConfig(Section):
+    """How test trajectories are predicted: ensemble members, evaluations per step, range of noise levels."""
+
+    seed: Seed
+    batch_tokens: PositiveInt
+    ensemble_size: PositiveInt
+    diffusion_steps: PositiveInt
+    consistency_steps: Literal[1, 2]
+    sigma_min: PositiveFloat
+    sigma_max: PositiveFloat
+
+
+class Gate(Section):
+    """A family passes when `metric` of `method` (over that of `relative_to`, if given) is at most `at_most`."""
+
+    name: str
+    method: str
+    metric: str
+    horizon: Literal["one_step", "rollout"]
+    relative_to: str | None
+    at_most: float
+    applies_to: Literal["transient", "steady", "all"]
+
+
+class JudgeConfig(Section):
+    """The gates a run must pass."""
+
+    gates: list[Gate]
+
+
+class Parameters(Section):
+    """All sections of `conf`; a misspelt section is an unknown key here."""
+
+    source: Literal["simulate", "folder", "pdebench"]
+    data_root: str
+    raw_root: str | None
+    simulate: SimulateConfig
+    download: DownloadConfig
+    split: SplitConfig
+    codec: CodecConfig
+    latents: LatentsConfig
+    operator: OperatorConfig
+    diffusion: DiffusionConfig
+    consistency: ConsistencyConfig
+    steady: SteadyConfig
+    launch: LaunchConfig
+    evaluation: EvaluationConfig
+    judge: JudgeConfig
+
+    @model_validator(mode="after")
+    def _check_sections_together(self) -> "Parameters":
+        if self.source == "folder" and self.raw_root is None:
+            raise ValueError("source = folder needs the folder of PDEBench files: --params raw_root=DIR")
+        if self.split.valid_fraction + self.split.test_fraction >= 1:
+            raise ValueError("split.valid_fraction + split.test_fraction must stay below 1: training needs a share too")
+        return self

@@ -1,0 +1,1 @@
+"""PDEBench files: registry, sources, trajectories, splits, statistics and the latent cache."""

@@ -1,0 +1,157 @@
+"""HDF5 from strangers: only plain, complete float arrays that lie in the file itself are read."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ups.errors import DataFault
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+MAX_ELEMENTS = 2**40
+PLAIN_FILTERS = {
+    h5py.h5z.FILTER_DEFLATE,
+    h5py.h5z.FILTER_SHUFFLE,
+    h5py.h5z.FILTER_FLETCHER32,
+    h5py.h5z.FILTER_SZIP,
+    h5py.h5z.FILTER_LZF,
+}
+CORRUPTION = (
+    OSError,
+    RuntimeError,
+    KeyError,
+    ValueError,
+    TypeError,
+)  # what h5py raises on damaged structures; it has no class of its own
+
+
+def bad_file(path: Path | str, what: str, remedy: str = "download or generate the file again") -> DataFault:
+    """A one-line fault that names the file, what is wrong with it and the remedy."""
+    return DataFault(" ".join(f"{path}: {what}; {remedy}".split()))
+
+
+def open_file(path: Path) -> h5py.File:
+    """Open an HDF5 file for reading after a look at its first bytes."""
+    if not path.is_file():
+        raise bad_file(path, "no such file", "check the folder and the name, or download it")
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(80)
+    except OSError as error:
+        raise bad_file(path, f"cannot be read ({error.strerror})", "check its permissions") from error
+    if not head.startswith(SIGNATURE):
+        raise bad_file(path, f"is {what_is(head)}, not an HDF5 file")
+    try:
+        return h5py.File(path, "r", locking="best-effort")
+    except CORRUPTION as error:
+        raise bad_file(path, f"cannot be opened, probably truncated ({error})") from error
+
+
+def what_is(head: bytes) -> str:
+    """Name the content that starts with `head`, for an error message."""
+    if not head:
+        return "empty"
+    if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        return f"an HTML page ({head[:80].decode(errors='replace')!r})"
+    return f"foreign content (starts with {head[:8]!r})"
+
+
+def list_names(file: h5py.File) -> list[str]:
+    """Names at the root of a file, sorted."""
+    try:
+        names = list(file)
+    except CORRUPTION as error:
+        raise bad_file(file.filename, f"the list of its contents is damaged ({error})") from error
+    if not all(isinstance(name, str) for name in names):
+        raise bad_file(file.filename, "the list of its contents is damaged (names that are not text)")
+    return sorted(names)
+
+
+def read_number(file: h5py.File, attribute: str) -> float | None:
+    """A scalar attribute of the file, None where there is none."""
+    try:
+        value = np.asarray(file.attrs.get(attribute, ()))
+    except CORRUPTION as error:
+        raise bad_file(file.filename, f"attribute {attribute!r} is damaged ({error})") from error
+    if value.size == 0:
+        return None
+    if value.size != 1 or value.dtype.kind not in "fiu" or not np.isfinite(value).all():
+        raise bad_file(file.filename, f"attribute {attribute!r} is {str(value)[:80]!r}, expected one finite number")
+    return float(value.item())
+
+
+def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    """Open a dataset reached through hard links only, whose values lie in this file, with no filter from a plug-in."""
+    parts = name.split("/")
+    for depth in range(1, len(parts) + 1):
+        _expect_hard_link(file, "/".join(parts[:depth]))
+    try:
+        dataset = file[name]
+    except CORRUPTION as error:
+        raise bad_file(file.filename, f"{name!r} is damaged ({error})") from error
+    if not isinstance(dataset, h5py.Dataset):
+        raise bad_file(file.filename, f"{name!r} is a group, expected a dataset")
+    if dataset.external or dataset.is_virtual:
+        raise bad_file(file.filename, f"{name!r} keeps its values in other files", "store them in the file itself")
+    properties = dataset.id.get_create_plist()
+    filters = {properties.get_filter(i)[0] for i in range(properties.get_nfilters())}
+    if filters - PLAIN_FILTERS:
+        raise bad_file(
+            file.filename, f"{name!r} needs the HDF5 filter {max(filters - PLAIN_FILTERS)}", "use gzip or lzf"
+        )
+    return dataset
+
+
+def _expect_hard_link(file: h5py.File, name: str) -> None:
+    try:
+        link = file.get(name, getlink=True)
+    except CORRUPTION as error:
+        raise bad_file(file.filename, f"{name!r} is damaged ({error})") from error
+    if link is None:
+        raise bad_file(file.filename, f"has no {name!r}, found {list_names(file)[:8]}")
+    if not isinstance(link, h5py.HardLink):
+        raise bad_file(file.filename, f"{name!r} is a soft or external link", "store the dataset itself")
+
+
+def open_array(file: h5py.File, name: str, rank: int) -> h5py.Dataset:
+    """Open a non-empty float dataset with `rank` axes, or one more of length 1 in front, all of it really stored."""
+    dataset = open_dataset(file, name)
+    shape = dataset.shape or ()
+    if shape[: len(shape) - rank] not in ((), (1,)) or len(shape) < rank:
+        raise bad_file(file.filename, f"{name!r} has shape {shape}, expected {rank} axes")
+    if (dtype := _dtype(dataset)).kind != "f":
+        raise bad_file(file.filename, f"{name!r} has dtype {dtype}, expected floating point")
+    if math.prod(shape) == 0:
+        raise bad_file(file.filename, f"{name!r} is empty, its shape is {shape}")
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise bad_file(file.filename, f"{name!r} claims the absurd shape {shape}")
+    if not _is_complete(dataset):
+        raise bad_file(file.filename, f"parts of {name!r} were never written")
+    return dataset
+
+
+def _dtype(dataset: h5py.Dataset) -> np.dtype:
+    try:
+        return dataset.dtype
+    except CORRUPTION as error:
+        raise bad_file(dataset.file.filename, f"{dataset.name!r} has a damaged type ({error})") from error
+
+
+def _is_complete(dataset: h5py.Dataset) -> bool:
+    """Whether every value is stored; HDF5 reads the missing ones as zeros without a word."""
+    if dataset.chunks is None:
+        return dataset.id.get_storage_size() >= dataset.nbytes
+    num_chunks = math.prod(-(-n // chunk) for n, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+    return dataset.id.get_num_chunks() >= num_chunks
+
+
+def read_array(dataset: h5py.Dataset, rank: int, index: tuple[Any, ...] = ()) -> np.ndarray:
+    """Values of a dataset as float32, indexed along its last `rank` axes."""
+    leading = (0,) * (dataset.ndim - rank)
+    try:
+        values = dataset[(*leading, *index, ...)]
+    except CORRUPTION as error:
+        raise bad_file(dataset.file.filename, f"{dataset.name!r} cannot be read ({error})") from error
+    return values.astype(np.float32, copy=False)

@@ -1,0 +1,185 @@
+"""PDEBench's four HDF5 layouts: what a sound file looks like and where one trajectory lies in it."""
+
+import re
+from dataclasses import dataclass, replace
+
+import h5py
+import numpy as np
+
+from ups.data.hdf5 import bad_file, list_names, open_array, open_dataset, read_array, read_number
+from ups.data.pdebench import FAMILIES, Family
+
+STORED_YX = ("diffusion_reaction_2d",)  # stored (T, Y, X, C); every other family is stored (x[, y[, z]])
+TOLERANCE = 1e-3  # of one step; float32 coordinates are good to about 1e-5
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What one file holds: number of trajectories, times of the snapshots, points and length along each axis."""
+
+    count: int
+    times: tuple[float, ...]
+    grid: tuple[int, ...]
+    lengths: tuple[float, ...]
+
+
+def find_family(file_name: str) -> Family | None:
+    """Family whose pattern matches the file name."""
+    return next((family for family in FAMILIES.values() if re.fullmatch(family.file_pattern, file_name)), None)
+
+
+def inspect_file(file: h5py.File, family: Family) -> Contents:
+    """Check everything about a file except its values."""
+    if family.layout == "groups":
+        return _inspect_groups(file, family)
+    if family.layout == "batch":
+        return _inspect_batch(file, family)
+    return _inspect_arrays(file, family)
+
+
+def list_trajectories(file: h5py.File, family: Family) -> list[str] | range:
+    """What `read_snapshots` takes as trajectory: names of groups, or positions on the leading axis."""
+    if family.layout == "groups":
+        return list_names(file)
+    name = {"tensor": "tensor", "fields": family.fields[0], "batch": "particles"}[family.layout]
+    rank = len(family.axes) + (3 if family.layout == "batch" else 2)
+    return range(open_dataset(file, name).shape[-rank])
+
+
+def read_snapshots(file: h5py.File, family: Family, trajectory: int | str, snapshots: slice) -> np.ndarray:
+    """Consecutive snapshots of one trajectory, (T, C, *grid)."""
+    rank = 2 + len(family.axes)
+    if family.layout == "groups":
+        u = read_array(open_dataset(file, f"{trajectory}/data"), rank, (snapshots,))
+    elif family.layout == "batch":
+        stored = [open_dataset(file, name) for name in ("velocity", "particles")]
+        u = np.concatenate([read_array(dataset, rank + 1, (trajectory, snapshots)) for dataset in stored], axis=-1)
+    else:
+        stored = [open_dataset(file, name) for name in _array_names(family)]
+        u = np.stack([read_array(dataset, rank, (trajectory, snapshots)) for dataset in stored], axis=-1)
+    u = np.moveaxis(u, -1, 1)
+    return np.ascontiguousarray(u.swapaxes(2, 3) if family.name in STORED_YX else u)
+
+
+def read_coefficients(file: h5py.File, family: Family, trajectory: int | str) -> np.ndarray:
+    """Given fields of one trajectory, (C, *grid), for families that have some."""
+    if family.layout == "batch":
+        force = read_array(open_dataset(file, "force"), 2 + len(family.axes), (trajectory,))
+        return np.ascontiguousarray(np.moveaxis(force, -1, 0))
+    stored = [open_dataset(file, name) for name in family.coefficients]
+    return np.stack([read_array(dataset, 1 + len(family.axes), (trajectory,)) for dataset in stored])
+
+
+def _array_names(family: Family) -> tuple[str, ...]:
+    return ("tensor",) if family.layout == "tensor" else family.fields
+
+
+def _inspect_arrays(file: h5py.File, family: Family) -> Contents:
+    """Layouts `tensor` and `fields`: (N, T, *grid) per field, coefficients (N, *grid)."""
+    names = _array_names(family)
+    shape = _shape(file, names[0], 2 + len(family.axes))
+    for name in names[1:]:
+        _expect_shape(file, name, shape)
+    count, num_snapshots, *grid = shape
+    for name in family.coefficients:
+        _expect_shape(file, name, (count, *grid))
+    if family.steady and num_snapshots != 1:
+        raise bad_file(file.filename, f"{names[0]!r} has {num_snapshots} snapshots, a steady family has 1")
+    times = (0.0,) if family.steady else _read_times(file, "t-coordinate", num_snapshots)
+    lengths = [_read_length(file, f"{axis}-coordinate", n) for axis, n in zip(family.axes, grid, strict=True)]
+    return Contents(count, times, tuple(grid), tuple(lengths))
+
+
+def _inspect_groups(file: h5py.File, family: Family) -> Contents:
+    """Layout `groups`: one group per trajectory with `data` (T, *grid, C) and the coordinates in `grid`."""
+    keys = list_names(file)
+    if not keys:
+        raise bad_file(file.filename, "holds no trajectory")
+    first = _inspect_group(file, keys[0], family)
+    for key in keys[1:]:
+        contents = _inspect_group(file, key, family)
+        if contents.grid != first.grid or not _agree(contents.times, first.times):
+            raise bad_file(file.filename, f"group {key!r} has another grid or other times than {keys[0]!r}")
+    return replace(first, count=len(keys))
+
+
+def _inspect_group(file: h5py.File, key: str, family: Family) -> Contents:
+    num_snapshots, *grid, num_channels = _shape(file, f"{key}/data", 2 + len(family.axes))
+    if num_channels != len(family.fields):
+        raise bad_file(file.filename, f"'{key}/data' has {num_channels} fields, expected {', '.join(family.fields)}")
+    if family.name in STORED_YX:
+        grid.reverse()
+    times = _read_times(file, f"{key}/grid/t", num_snapshots)
+    lengths = [_read_length(file, f"{key}/grid/{axis}", n) for axis, n in zip(family.axes, grid, strict=True)]
+    return Contents(1, times, tuple(grid), tuple(lengths))
+
+
+def _inspect_batch(file: h5py.File, family: Family) -> Contents:
+    """Layout `batch`: (N, T, *grid, components), no coordinates of space, times (N, T)."""
+    count, num_snapshots, *grid, num_components = _shape(file, "velocity", 3 + len(family.axes))
+    if num_components != len(grid):
+        raise bad_file(file.filename, f"'velocity' has {num_components} components, expected {len(grid)}")
+    _expect_shape(file, "particles", (count, num_snapshots, *grid, 1))
+    _expect_shape(file, "force", (count, *grid, len(grid)))
+    _expect_shape(file, "t", (count, num_snapshots))
+    times = read_array(open_dataset(file, "t"), 2)
+    for row in times:
+        _expect_times(file, "t", row)
+    if not _agree(times, times[:1]):
+        raise bad_file(file.filename, "the trajectories differ in 't'")
+    latest = read_number(file, "latestIndex")
+    if latest is None or latest < num_snapshots - 1:
+        raise bad_file(file.filename, f"an aborted run: latestIndex is {latest}, expected {num_snapshots - 1}")
+    return Contents(count, _shortest(times[0]), tuple(grid), (1.0,) * len(grid))
+
+
+def _shape(file: h5py.File, name: str, rank: int) -> tuple[int, ...]:
+    return open_array(file, name, rank).shape[-rank:]
+
+
+def _expect_shape(file: h5py.File, name: str, expected: tuple[int, ...]) -> None:
+    shape = _shape(file, name, len(expected))
+    if shape != tuple(expected):
+        raise bad_file(file.filename, f"{name!r} has shape {shape}, the other fields ask for {tuple(expected)}")
+
+
+def _read_times(file: h5py.File, name: str, num_snapshots: int) -> tuple[float, ...]:
+    """Times of the snapshots; `t-coordinate` has one entry more than there are snapshots."""
+    times = read_array(open_array(file, name, 1), 1)
+    if len(times) not in (num_snapshots, num_snapshots + 1):
+        raise bad_file(file.filename, f"{name!r} has {len(times)} entries for {num_snapshots} snapshots")
+    _expect_times(file, name, times[:num_snapshots])
+    return _shortest(times[:num_snapshots])
+
+
+def _expect_times(file: h5py.File, name: str, times: np.ndarray) -> None:
+    if len(times) < 2:
+        raise bad_file(file.filename, "holds one snapshot per trajectory, a transient family needs at least 2")
+    if not _is_uniform(times):
+        raise bad_file(file.filename, f"{name!r} is not a uniform, increasing time step")
+
+
+def _shortest(times: np.ndarray) -> tuple[float, ...]:
+    """The shortest decimals that round to these float32 values: 0.05, not 0.05000000074505806."""
+    return tuple(float(str(t)) for t in times)
+
+
+def _read_length(file: h5py.File, name: str, num_points: int) -> float:
+    """Length of the domain, N dx, from the centres of its cells."""
+    x = read_array(open_array(file, name, 1), 1).astype(np.float64)
+    if len(x) != num_points:
+        raise bad_file(file.filename, f"{name!r} has {len(x)} entries for {num_points} points")
+    if num_points < 2 or not _is_uniform(x):
+        raise bad_file(file.filename, f"{name!r} is not a uniform, increasing grid of at least 2 points")
+    return float(f"{num_points * (x[-1] - x[0]) / (num_points - 1):.6g}")
+
+
+def _is_uniform(values: np.ndarray) -> bool:
+    steps = np.diff(values.astype(np.float64))
+    return bool(steps.mean() > 0 and (abs(steps - steps.mean()) <= TOLERANCE * steps.mean()).all())
+
+
+def _agree(times: np.ndarray | tuple[float, ...], reference: np.ndarray | tuple[float, ...]) -> bool:
+    times, reference = np.atleast_2d(times), np.atleast_2d(reference)
+    dt = reference[0, 1] - reference[0, 0]
+    return times.shape[1] == reference.shape[1] and bool((abs(times - reference) <= TOLERANCE * dt).all())

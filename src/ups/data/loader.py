@@ -1,0 +1,182 @@
+"""Endless training batches in which every choice is a function of (seed, step): same data for any number of ranks."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups.data.latent_cache import LatentCache
+from ups.data.pdebench import FAMILIES
+from ups.data.trajectories import Dataset, TrajectoryReader
+from ups.models.mixing import Domain
+
+
+@dataclass(frozen=True)
+class FieldBatch:
+    """Physical snapshots u (B, C, *grid) of one field group of the codec."""
+
+    group: str
+    u: Tensor
+
+
+@dataclass(frozen=True)
+class LatentBatch:
+    """Latent pairs of one family.
+
+    z and z_next are (B, N, D), coefficients (B, N, D_c) with D_c = 0 where the PDE has no coefficient fields,
+    condition is (B, K). In a steady family z_next is the solution and z is empty, (B, N, 0).
+    """
+
+    domain: Domain
+    z: Tensor
+    z_next: Tensor
+    coefficients: Tensor
+    condition: Tensor
+
+
+class BatchSampler:
+    """Which samples make batch `step`: one key per batch, each key once per cycle in random order.
+
+    A key is a family, or a field group of the codec; samples are drawn with replacement.
+    """
+
+    def __init__(self, num_samples: dict[str, int], batch_sizes: dict[str, int], seed: int) -> None:
+        self.num_samples, self.batch_sizes, self.seed = num_samples, batch_sizes, seed
+        self.keys = sorted(num_samples)
+
+    def draw(self, step: int) -> tuple[str, np.ndarray]:
+        """Key and sample indices (B,) of batch `step`."""
+        cycle, position = divmod(step, len(self.keys))
+        order = np.random.default_rng((self.seed, 0, cycle)).permutation(len(self.keys))
+        key = self.keys[order[position]]
+        rng = np.random.default_rng((self.seed, 1, step))
+        return key, rng.integers(self.num_samples[key], size=self.batch_sizes[key])
+
+
+def fixed_batches(num_samples: dict[str, int], batch_sizes: dict[str, int]) -> Iterable[tuple[str, np.ndarray]]:
+    """One batch per key, spread evenly over its samples: for validation."""
+    for key in sorted(num_samples):
+        size = min(batch_sizes[key], num_samples[key])
+        yield key, np.linspace(0, num_samples[key] - 1, size).round().astype(int)
+
+
+def batch_size(batch_tokens: int, num_tokens: int) -> int:
+    """Snapshots per batch of about `batch_tokens` tokens; at least 4, so that small batches still average."""
+    return max(4, batch_tokens // num_tokens)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Samples `first`, `first` + 1, ... are the snapshots or steps of one trajectory."""
+
+    first: int
+    dataset: str
+    trajectory: int
+
+
+class _Index:
+    """Maps a sample's number to (dataset, trajectory, time)."""
+
+    def __init__(self) -> None:
+        self.runs: list[_Run] = []
+        self.firsts: list[int] = []
+        self.total = 0
+
+    def add(self, dataset: str, trajectory: int, length: int) -> None:
+        self.runs.append(_Run(self.total, dataset, trajectory))
+        self.firsts.append(self.total)
+        self.total += length
+
+    def find(self, sample: int) -> tuple[str, int, int]:
+        run = self.runs[int(np.searchsorted(self.firsts, sample, side="right")) - 1]
+        return run.dataset, run.trajectory, int(sample) - run.first
+
+
+class FieldSamples:
+    """Single snapshots of the raw files, for the codec; keys are the codec's group names."""
+
+    def __init__(self, raw: Path, datasets: dict[str, Dataset], splits: dict, split: str) -> None:
+        self._index: dict[str, _Index] = {}
+        self._readers = {name: TrajectoryReader(raw, dataset) for name, dataset in datasets.items()}
+        for name, dataset in datasets.items():
+            for trajectory in splits[name][split]:
+                self._add(f"{dataset.family}/fields", name, trajectory, len(dataset.times))
+                if FAMILIES[dataset.family].coefficients:
+                    self._add(f"{dataset.family}/coefficients", name, trajectory, 1)
+
+    def _add(self, key: str, name: str, trajectory: int, length: int) -> None:
+        self._index.setdefault(key, _Index()).add(name, trajectory, length)
+
+    @property
+    def num_samples(self) -> dict[str, int]:
+        return {key: index.total for key, index in self._index.items()}
+
+    def load(self, key: str, samples: np.ndarray, device: torch.device) -> FieldBatch:
+        snapshots = []
+        for name, trajectory, time in map(self._index[key].find, samples):
+            reader = self._readers[name]
+            is_field = key.endswith("/fields")
+            snapshots.append(reader.read(trajectory, time, time + 1)[0] if is_field else reader.read_coefficients(trajectory))
+        return FieldBatch(key, torch.from_numpy(np.stack(snapshots)).to(device))
+
+
+class LatentSamples:
+    """Steps z -> z_next of the cache (or steady solutions); keys are families."""
+
+    def __init__(self, cache: LatentCache, split: str, *, steady: bool) -> None:
+        self.cache = cache
+        self._index: dict[str, _Index] = {}
+        for name, entry in cache.datasets.items():
+            family = FAMILIES[entry["dataset"]["family"]]
+            if family.steady == steady:
+                index = self._index.setdefault(family.name, _Index())
+                num_snapshots = entry["arrays"]["fields"]["shape"][1]
+                for trajectory in entry["split"][split]:
+                    index.add(name, trajectory, 1 if steady else num_snapshots - 1)
+        self._domains = domains(cache)
+        self.families = sorted(self._index)
+
+    @property
+    def num_samples(self) -> dict[str, int]:
+        return {family: index.total for family, index in self._index.items()}
+
+    def batch_sizes(self, batch_tokens: int) -> dict[str, int]:
+        """Snapshots per batch of each family."""
+        return {name: batch_size(batch_tokens, math.prod(self._domains[name].grid)) for name in self.families}
+
+    def load(self, family: str, samples: np.ndarray, device: torch.device) -> LatentBatch:
+        states, conditions, coefficients = [], [], []
+        for name, trajectory, time in map(self._index[family].find, samples):
+            z = self.cache.read(name, "fields", trajectory)
+            states.append(z[time : time + 2])
+            conditions.append(self.cache.datasets[name]["condition"])
+            has_coefficients = "coefficients" in self.cache.datasets[name]["arrays"]
+            coefficients.append(self.cache.read(name, "coefficients", trajectory)[0] if has_coefficients else z[0, :, :0])
+        z = torch.from_numpy(np.stack(states).astype(np.float32)).to(device)
+        return LatentBatch(
+            domain=self._domains[family],
+            z=z[:, 0] if z.shape[1] > 1 else z[:, 0, :, :0],
+            z_next=z[:, -1],
+            coefficients=torch.from_numpy(np.stack(coefficients).astype(np.float32)).to(device),
+            condition=torch.tensor(conditions, device=device),
+        )
+
+
+def domains(cache: LatentCache) -> dict[str, Domain]:
+    """The token grid of every family in the cache; a family's index is its place in the registry.
+
+    An axis is periodic for the mixer only where it is so in all of the family's datasets.
+    """
+    order = list(FAMILIES)
+    result: dict[str, Domain] = {}
+    for entry in cache.datasets.values():
+        family, boundary = entry["dataset"]["family"], entry["dataset"]["boundary"]
+        periodic = tuple(b == "periodic" for b in boundary)
+        if family in result:
+            periodic = tuple(a and b for a, b in zip(periodic, result[family].periodic, strict=True))
+        result[family] = Domain(order.index(family), tuple(entry["token_grid"]), periodic)
+    return result

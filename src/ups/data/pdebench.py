@@ -1,0 +1,96 @@
+"""The registry of PDEBench's eleven families: what each file holds and how its fields are laid out."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Layout = Literal["tensor", "fields", "groups", "batch"]
+
+BOUNDARIES = ("periodic", "outflow", "zero_flux", "dirichlet", "cauchy", "wall")
+PARAMETERS = ("beta", "nu", "rho", "eta", "zeta", "mach")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One PDE family of PDEBench (arXiv:2210.07182) and the layout of its HDF5 files.
+
+    Fields are in the order of the channel axis `C`, axes in the order of `*grid`. `attributes` maps our parameter
+    names to the names that PDEBench writes into HDF5 attributes and file names. `boundary` is the condition on every
+    axis, unless the file name says otherwise (`trans` in compressible 1D: outflow).
+    `coefficients` are fields that are given and do not change in time: Darcy's permeability, the forcing of
+    incompressible Navier-Stokes. `initial_conditions` names the random stream of initial states: families and files
+    with the same name start trajectory `i` from the same state.
+    """
+
+    name: str
+    equation: str
+    layout: Layout
+    file_pattern: str
+    fields: tuple[str, ...]
+    axes: tuple[str, ...]
+    boundary: str
+    attributes: dict[str, str]
+    positive: tuple[str, ...] = ()
+    coefficients: tuple[str, ...] = ()
+    steady: bool = False
+    initial_conditions: str | None = None
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the scalars the equation depends on."""
+        return tuple(self.attributes)
+
+
+_CFD = {"eta": "eta", "zeta": "zeta"}
+_CFD_MACH = {"mach": "M", **_CFD}
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Family(
+            "advection_1d", "u_t + beta u_x = 0", "tensor", r"1D_Advection_.*\.(hdf5|h5)",
+            ("u",), ("x",), "periodic", {"beta": "beta"}, initial_conditions="sines_1d",
+        ),
+        Family(
+            "burgers_1d", "u_t + (u^2/2)_x = (nu/pi) u_xx", "tensor", r"1D_Burgers_.*\.(hdf5|h5)",
+            ("u",), ("x",), "periodic", {"nu": "Nu"}, initial_conditions="sines_1d",
+        ),
+        Family(
+            "diffusion_reaction_1d", "u_t = nu u_xx + rho u (1 - u)", "tensor", r"ReacDiff_.*\.(hdf5|h5)",
+            ("u",), ("x",), "periodic", {"nu": "Nu", "rho": "rho"}, initial_conditions="sines_1d",
+        ),
+        Family(
+            "diffusion_sorption_1d", "u_t = D / R(u) u_xx", "groups", r"1D_diff-sorp_.*\.(hdf5|h5)",
+            ("u",), ("x",), "cauchy", {},
+        ),
+        Family(
+            "compressible_ns_1d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"1D_CFD_.*\.(hdf5|h5)",
+            ("density", "pressure", "Vx"), ("x",), "periodic", _CFD, positive=("density", "pressure"),
+        ),
+        Family(
+            "darcy_2d", "-div(a grad u) = beta", "tensor", r"2D_DarcyFlow_.*\.(hdf5|h5)",
+            ("u",), ("x", "y"), "dirichlet", {"beta": "beta"}, coefficients=("nu",), steady=True,
+        ),
+        Family(
+            "compressible_ns_2d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"2D_CFD_.*\.(hdf5|h5)",
+            ("density", "pressure", "Vx", "Vy"), ("x", "y"), "periodic", _CFD_MACH, positive=("density", "pressure"),
+        ),
+        Family(
+            "diffusion_reaction_2d", "u_t = D_u lap u + u - u^3 - k - v;  v_t = D_v lap v + u - v", "groups",
+            r"2D_diff-react_.*\.(hdf5|h5)", ("u", "v"), ("x", "y"), "zero_flux", {},
+        ),
+        Family(
+            "shallow_water_2d", "shallow water, g = 1, radial dam break", "groups", r"2D_rdb_.*\.(hdf5|h5)",
+            ("h",), ("x", "y"), "outflow", {}, positive=("h",),
+        ),
+        Family(
+            "incompressible_ns_2d", "v_t + v.grad v = -grad p + nu lap v + c f;  c_t + v.grad c = 0", "batch",
+            r"ns_incom_.*\.(hdf5|h5)", ("Vx", "Vy", "particles"), ("x", "y"), "wall", {},
+            coefficients=("force_x", "force_y"),
+        ),
+        Family(
+            "compressible_ns_3d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"3D_CFD_.*\.(hdf5|h5)",
+            ("density", "pressure", "Vx", "Vy", "Vz"), ("x", "y", "z"), "periodic", _CFD_MACH,
+            positive=("density", "pressure"),
+        ),
+    )
+}  # fmt: skip

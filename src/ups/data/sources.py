@@ -1,0 +1,67 @@
+"""The three sources of raw files: simulated, found in a folder, downloaded; each gives names, sizes and MD5 sums."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ups.data.checksums import md5_of
+from ups.data.download import RemoteFile, download_file
+from ups.data.simulate import file_name, simulate
+from ups.data.trajectories import find_files
+from ups.errors import ConfigFault
+from ups.files import read_json, write_json
+
+Files = dict[str, dict[str, Any]]
+"""File name relative to the raw folder -> {"bytes", "md5"}."""
+
+SIMULATED = "simulated.json"
+
+
+def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, advance: Callable[[int], object]) -> Files:
+    """Simulate what `folder` does not hold yet; `recipes` are the arguments of `simulate`.
+
+    `simulated.json` remembers with which recipe, and which solvers (`identity`), each file was made.
+    """
+    names = [file_name(recipe["family"], recipe["parameters"]) for recipe in recipes]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigFault(f"simulate.datasets names {', '.join(twice)} twice: give each dataset its own parameters")
+    ledger = read_json(folder / SIMULATED) if (folder / SIMULATED).is_file() else {}
+    for name, recipe in zip(names, recipes, strict=True):
+        made_by = {"recipe": recipe, "identity": identity}
+        known = ledger.get(name, {})
+        if known.get("made_by") != made_by or not _has_size(folder / name, known["bytes"]):
+            simulate(folder / name, **recipe, advance=advance)
+            ledger[name] = {"made_by": made_by, **_file_entry(folder / name)}
+            write_json(folder / SIMULATED, ledger)
+    return {name: {key: ledger[name][key] for key in ("bytes", "md5")} for name in names}
+
+
+def download_files(folder: Path, files: list[RemoteFile], advance: Callable[[int], object]) -> Files:
+    """Fetch what `folder` does not hold yet; the published MD5 sum is checked before a file gets its name."""
+    for file in files:
+        if not (folder / file.name).is_file():
+            download_file(file.url, file.md5, folder / file.name, advance, num_bytes=file.bytes)
+    return {file.name: {"bytes": (folder / file.name).stat().st_size, "md5": file.md5} for file in files}
+
+
+def list_files(folder: Path, ledger_path: Path) -> Files:
+    """All PDEBench files of a folder; sums are remembered in `ledger_path` by path, size and time of change."""
+    ledger = read_json(ledger_path) if ledger_path.is_file() else {}
+    files: Files = {}
+    for name in find_files(folder):
+        status = (folder / name).stat()
+        place, stamp = str(folder / name), [status.st_size, status.st_mtime_ns]
+        if ledger.get(place, {}).get("stamp") != stamp:
+            ledger[place] = {"stamp": stamp, "md5": md5_of(folder / name)}
+        files[name] = {"bytes": status.st_size, "md5": ledger[place]["md5"]}
+    write_json(ledger_path, ledger)
+    return files
+
+
+def _file_entry(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "md5": md5_of(path)}
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size

@@ -1,0 +1,204 @@
+"""Every HDF5 layout of PDEBench as trajectories of shape (T, C, *grid), opened lazily and checked first."""
+
+import re
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ups.data.hdf5 import bad_file, open_file, read_number
+from ups.data.layouts import (
+    find_family,
+    inspect_file,
+    list_trajectories,
+    read_coefficients,
+    read_snapshots,
+)
+from ups.data.pdebench import FAMILIES, Family
+
+NUMBER = r"(\d+\.?\d*(?:e[-+]?\d+)?)"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Trajectories of one family with one set of parameters, in one or several files of a folder.
+
+    `files` are names relative to the folder, `counts` the trajectories in each. `times` has one entry per snapshot
+    (length T, seconds of the PDE's clock); steady families have the single time 0. `boundary` has one entry per axis.
+    """
+
+    name: str
+    family: str
+    files: tuple[str, ...]
+    counts: tuple[int, ...]
+    times: tuple[float, ...]
+    grid: tuple[int, ...]
+    lengths: tuple[float, ...]
+    boundary: tuple[str, ...]
+    parameters: dict[str, float]
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> "Dataset":
+        """Rebuild what `dataclasses.asdict` and JSON made of a dataset."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
+
+    @property
+    def num_trajectories(self) -> int:
+        return sum(self.counts)
+
+
+def find_files(folder: Path) -> list[str]:
+    """Names of the PDEBench files in a folder, sorted; hidden and temporary files do not count."""
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "no such folder"
+        raise bad_file(folder, what, "name the folder that holds the PDEBench files")
+    names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix in (".hdf5", ".h5"))
+    names = [name for name in names if not re.search(r"^[.~]|\.(tmp|part)", name)]
+    if not names:
+        raise bad_file(folder, "holds no *.hdf5 or *.h5 file", "put PDEBench files there or name another folder")
+    for name in names:
+        _family_of(folder / name)
+    return names
+
+
+def describe(folder: Path, names: list[str]) -> dict[str, Dataset]:
+    """Check every file but for its values, and gather the files into datasets by name."""
+    datasets: dict[str, Dataset] = {}
+    first_of_family: dict[str, Dataset] = {}
+    for name in sorted(set(names), key=_by_number):
+        new = _describe_file(folder / name)
+        first = first_of_family.setdefault(new.family, new)
+        if new.grid != first.grid:
+            clash = f"{first.files[0]} has {_format_grid(first.grid)}, {name} has {_format_grid(new.grid)} points"
+            raise bad_file(
+                folder / name, f"clashing resolutions of {new.family}: {clash}", "select files of one resolution"
+            )
+        datasets[new.name] = _join(folder, datasets[new.name], new) if new.name in datasets else new
+    return dict(sorted(datasets.items()))
+
+
+def _describe_file(path: Path) -> Dataset:
+    family = _family_of(path)
+    with open_file(path) as file:
+        contents = inspect_file(file, family)
+        parameters = {name: _read_parameter(file, path, attribute) for name, attribute in family.attributes.items()}
+    is_open = family.name.startswith("compressible") and "_trans_" in path.name
+    return Dataset(
+        name=re.sub(r"-\d+$", "", path.stem) if family.layout == "batch" else path.stem,
+        family=family.name,
+        files=(path.name,),
+        counts=(contents.count,),
+        times=contents.times,
+        grid=contents.grid,
+        lengths=contents.lengths,
+        boundary=("outflow" if is_open else family.boundary,) * len(family.axes),
+        parameters=parameters,
+    )
+
+
+def _join(folder: Path, dataset: Dataset, new: Dataset) -> Dataset:
+    """Dataset with the trajectories of one more batch file."""
+    if FAMILIES[new.family].layout != "batch":
+        raise bad_file(folder / new.files[0], f"is a second file of dataset {new.name}", "keep one of the two")
+    if len(new.times) != len(dataset.times) or not np.allclose(new.times, dataset.times, rtol=1e-4):
+        raise bad_file(folder / new.files[0], f"has other times than {dataset.files[0]}", "select one of the two")
+    return replace(dataset, files=dataset.files + new.files, counts=dataset.counts + new.counts)
+
+
+def _family_of(path: Path) -> Family:
+    family = find_family(path.name)
+    if family is None:
+        known = ", ".join(family.file_pattern.split(".*")[0] + "*" for family in FAMILIES.values())
+        raise bad_file(path, "matches no PDEBench family", f"rename or remove it; known names: {known}")
+    return family
+
+
+def _read_parameter(file: h5py.File, path: Path, attribute: str) -> float:
+    """A parameter of the equation from the attribute, else from the file name: `Nu0.01`, `Eta1.e-8`, `_M0.1_`."""
+    value = read_number(file, attribute)
+    if value is not None:
+        return value
+    match = re.search(rf"(?<![A-Za-z]){attribute}{NUMBER}(?=_|$)", path.stem, re.IGNORECASE)
+    if match is None:
+        remedy = f"add the attribute or write {attribute}<value> into the name"
+        raise bad_file(path, f"parameter {attribute!r} is neither an attribute nor in the file name", remedy)
+    return float(match[1])
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts `-2` before `-10`."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _format_grid(grid: tuple[int, ...]) -> str:
+    return " x ".join(map(str, grid))
+
+
+class TrajectoryReader:
+    """Reads trajectories of one dataset by their position over all its files; opens files when first needed.
+
+    Open HDF5 files do not survive a fork: make one reader per process.
+    """
+
+    def __init__(self, folder: Path, dataset: Dataset) -> None:
+        self.folder = folder
+        self.dataset = dataset
+        self.family = FAMILIES[dataset.family]
+        self._ends = list(accumulate(dataset.counts))
+        self._open: dict[str, tuple[h5py.File, list[str] | range]] = {}
+
+    def __enter__(self) -> "TrajectoryReader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every file; a later read opens it again."""
+        for file, _ in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def locate(self, index: int) -> tuple[str, int]:
+        """File name of a trajectory and its position in that file."""
+        if not 0 <= index < self.dataset.num_trajectories:
+            raise IndexError(f"trajectory {index} of {self.dataset.name}, which has {self.dataset.num_trajectories}")
+        number = next(i for i, end in enumerate(self._ends) if index < end)
+        return self.dataset.files[number], index - self._ends[number] + self.dataset.counts[number]
+
+    def read(self, index: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Snapshots `start` to `stop` of a trajectory, float32 (T, C, *grid)."""
+        start, stop, _ = slice(start, stop).indices(len(self.dataset.times))
+        file, trajectory = self._find(index)
+        u = read_snapshots(file, self.family, trajectory, slice(start, stop))
+        return self._expect(index, u, (stop - start, len(self.family.fields), *self.dataset.grid))
+
+    def read_coefficients(self, index: int) -> np.ndarray:
+        """Given fields of a trajectory, float32 (C, *grid), with C = 0 where the family has none."""
+        shape = (len(self.family.coefficients), *self.dataset.grid)
+        if not self.family.coefficients:
+            return np.empty(shape, np.float32)
+        file, trajectory = self._find(index)
+        return self._expect(index, read_coefficients(file, self.family, trajectory), shape)
+
+    def _find(self, index: int) -> tuple[h5py.File, int | str]:
+        name, position = self.locate(index)
+        if name not in self._open:
+            file = open_file(self.folder / name)
+            self._open[name] = (file, list_trajectories(file, self.family))
+        file, trajectories = self._open[name]
+        if position >= len(trajectories):
+            raise bad_file(self.folder / name, "has changed since it was described", "run the data pipeline again")
+        return file, trajectories[position]
+
+    def _expect(self, index: int, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        if values.shape != shape:
+            path = self.folder / self.locate(index)[0]
+            raise bad_file(path, f"has changed: shape {values.shape}, not {shape}", "run the data pipeline again")
+        return values

@@ -1,0 +1,106 @@
+"""The trained models as one emulator: encode, advance with or without a corrector, decode."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ups.diffusion.samplers import consistency_sampler, karras_grid, multistep_sampler
+from ups.models.codec import Codec, group_name
+from ups.models.denoiser import Denoiser
+from ups.models.mixing import Domain
+from ups.models.operator import Operator
+from ups.models.steady import SteadyModel
+
+SECOND_SIGMA = 1.64
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What stays the same during a rollout: family, domain, coefficients (B, N, D_c) and condition (B, K)."""
+
+    family: str
+    domain: Domain
+    coefficients: Tensor
+    condition: Tensor
+
+    def repeated(self, times: int) -> "Setting":
+        """The same for an ensemble, members one after the other."""
+        coefficients, condition = self.coefficients.repeat(times, 1, 1), self.condition.repeat(times, 1)
+        return Setting(self.family, self.domain, coefficients, condition)
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """Models of one run; those that were not trained are None. `sigma_range` is that of the denoiser."""
+
+    codec: Codec
+    operator: Operator | None
+    denoiser: Denoiser | None
+    student: Denoiser | None
+    steady: SteadyModel | None
+    sigma_range: tuple[float, float]
+
+    def encode(self, u: Tensor, family: str, kind: str = "fields") -> Tensor:
+        """Snapshots (..., C, *grid) to latents (..., N, D)."""
+        group = self.codec.groups[group_name(family, kind)]
+        lead = u.shape[: u.ndim - 1 - len(group.grid)]
+        return self.codec.encode(u.flatten(0, len(lead) - 1), group_name(family, kind)).unflatten(0, lead)
+
+    def decode(self, z: Tensor, family: str) -> Tensor:
+        """Latents (..., N, D) to snapshots (..., C, *grid)."""
+        return self.codec.decode(z.flatten(0, -3), group_name(family, "fields")).unflatten(0, z.shape[:-2])
+
+    def operator_step(self, setting: Setting) -> Callable[[Tensor], Tensor]:
+        """z -> z_next without corrector."""
+        assert self.operator is not None
+        return lambda z: self.operator(z, setting.coefficients, setting.condition, setting.domain)
+
+    def diffusion_step(self, setting: Setting, num_steps: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+        """z -> z_next with a residual sampled by the denoiser in `num_steps` evaluations."""
+        assert self.denoiser is not None
+        sigmas = karras_grid(num_steps, *self.sigma_range)
+
+        def sample(denoise: Callable[[Tensor, Tensor], Tensor], z: Tensor) -> Tensor:
+            noise = torch.randn(z.shape, generator=generator, device=z.device)
+            return multistep_sampler(denoise, sigmas[0] * noise, sigmas)
+
+        return self._corrected(self.denoiser, setting, sample)
+
+    def consistency_step(
+        self, setting: Setting, num_steps: int, generator: torch.Generator
+    ) -> Callable[[Tensor], Tensor]:
+        """z -> z_next with a residual sampled by the student in `num_steps` (1 or 2) evaluations."""
+        assert self.student is not None
+        sigmas = torch.tensor([self.sigma_range[1], SECOND_SIGMA])[:num_steps]
+
+        def sample(denoise: Callable[[Tensor, Tensor], Tensor], z: Tensor) -> Tensor:
+            noises = torch.randn(num_steps, *z.shape, generator=generator, device=z.device)
+            return consistency_sampler(denoise, noises, sigmas)
+
+        return self._corrected(self.student, setting, sample)
+
+    def _corrected(
+        self,
+        denoiser: Denoiser,
+        setting: Setting,
+        sample: Callable[[Callable[[Tensor, Tensor], Tensor], Tensor], Tensor],
+    ) -> Callable[[Tensor], Tensor]:
+        step = self.operator_step(setting)
+
+        def corrected_step(z: Tensor) -> Tensor:
+            z_pred = step(z)
+            context = torch.cat([z, z_pred, setting.coefficients], -1)
+            family, channels = setting.domain.family, z.shape[-1]
+            y = sample(lambda x, sigma: denoiser(x, sigma, context, setting.condition, setting.domain), z)
+            bound = self.operator.bound[family, :channels]
+            return torch.clamp(z_pred + denoiser.scale[family, :channels] * y, -bound, bound)
+
+        return corrected_step
+
+    def solve_steady(self, setting: Setting) -> Tensor:
+        """Steady latents (B, N, D) for the setting's coefficients."""
+        assert self.steady is not None
+        channels = self.codec.groups[group_name(setting.family, "fields")].num_channels
+        return self.steady(setting.coefficients, setting.condition, setting.domain, channels)

@@ -1,0 +1,57 @@
+"""Faults a person, a file or a machine can cause; each ends `kedro run` with its own exit code and one line."""
+
+
+class Fault(Exception):
+    """A failure with a known cause: the message says what, where and the remedy; `exit_code` ends the process."""
+
+    exit_code = 70
+    kind = "internal"
+
+
+class ConfigFault(Fault, ValueError):
+    """A parameter, option or folder name is wrong."""
+
+    exit_code = 2
+    kind = "config"
+
+
+class DataFault(Fault, ValueError):
+    """A data file, cache or selection is missing, damaged or inconsistent."""
+
+    exit_code = 3
+    kind = "data"
+
+
+class Diverged(Fault):
+    """A loss or gradient became NaN or infinite."""
+
+    exit_code = 4
+    kind = "diverged"
+
+
+class GateFailed(Fault):
+    """The trained model does not meet its thresholds."""
+
+    exit_code = 7
+    kind = "gate"
+
+
+class Locked(Fault):
+    """Another run works in the same folder."""
+
+    exit_code = 8
+    kind = "locked"
+
+
+class LostWorker(Fault):
+    """A training process died without saying why."""
+
+    exit_code = 9
+    kind = "worker"
+
+
+class Preempted(Fault):
+    """The run was asked to stop; the same command resumes it."""
+
+    exit_code = 75
+    kind = "preempted"

@@ -1,0 +1,1 @@
+"""Scores in physical units, figures and gates."""

@@ -1,0 +1,122 @@
+"""What concerns every run: parameters checked before any work, faults told in one line, one MLflow run."""
+
+import atexit
+import difflib
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from kedro.framework.context import KedroContext
+from kedro.framework.hooks import hook_impl
+from kedro.pipeline.node import Node
+from pydantic import BaseModel, ValidationError
+
+from ups.config import Parameters
+from ups.errors import ConfigFault, Fault
+from ups.launch import refuse_under_torchrun
+
+
+class FaultExit(click.ClickException):
+    """Ends the command line with a fault's exit code and one line."""
+
+    def __init__(self, exit_code: int, line: str) -> None:
+        super().__init__(line)
+        self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[type["FaultExit"], tuple[int, str]]:
+        return FaultExit, (self.exit_code, self.message)
+
+    def show(self, file: Any = None) -> None:
+        click.echo(self.message, file=file or sys.stderr)
+
+
+def fault_exit(fault: Fault) -> FaultExit:
+    """`FAULT <code> <kind>: <what and remedy>` on one line."""
+    return FaultExit(fault.exit_code, f"FAULT {fault.exit_code} {fault.kind}: {' '.join(str(fault).split())}")
+
+
+class ParameterHooks:
+    """All parameters are checked whatever is run, and faults of nodes end the run with their exit code."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        try:
+            refuse_under_torchrun()
+            check_parameters(dict(context.config_loader["parameters"]))
+        except Fault as fault:
+            raise fault_exit(fault) from None
+
+    @hook_impl
+    def on_node_error(self, error: Exception, node: Node) -> None:
+        if isinstance(error, Fault):
+            raise fault_exit(error) from error
+
+
+class TrackingHooks:
+    """One MLflow run per `kedro run`: FINISHED, FAILED on an error, KILLED when interrupted."""
+
+    def __init__(self) -> None:
+        self._data_root = Path()
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        self._data_root = (context.project_path / context.config_loader["parameters"]["data_root"]).resolve()
+
+    @hook_impl
+    def before_pipeline_run(self, run_params: dict[str, Any]) -> None:
+        from ups import tracking
+
+        names = run_params["pipeline_names"] or ["__default__"]
+        tags = {"pipeline": ",".join(names), "env": run_params["env"] or "base"}
+        tracking.open_run(",".join(names), self._data_root, tags)
+        atexit.register(tracking.close_run, "KILLED")
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+    @hook_impl
+    def after_pipeline_run(self) -> None:
+        from ups import tracking
+
+        tracking.close_run("FINISHED")
+
+    @hook_impl
+    def on_pipeline_error(self) -> None:
+        from ups import tracking
+
+        tracking.close_run("FAILED")
+
+
+def check_parameters(parameters: dict[str, Any]) -> None:
+    """Check every section and value.
+
+    Raises:
+        ConfigFault: naming each wrong parameter, what is wrong with it, and the nearest known name.
+    """
+    try:
+        Parameters.model_validate(parameters)
+    except ValidationError as error:
+        raise ConfigFault("; ".join(_explain(problem) for problem in error.errors())) from None
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    place = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = _fields_at(problem["loc"][:-1])
+        near = difflib.get_close_matches(str(problem["loc"][-1]), known, 1)
+        return f"unknown parameter {place}" + (f", did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
+    if problem["type"] == "missing":
+        return f"parameter {place} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"parameter {place} = {problem['input']!r}: {message[0].lower()}{message[1:]}" if place else message
+
+
+def _fields_at(place: tuple[int | str, ...]) -> list[str]:
+    section: Any = Parameters
+    for part in place:
+        if isinstance(part, str):
+            section = section.model_fields[part].annotation
+        else:
+            section = section.__args__[0]
+    assert issubclass(section, BaseModel)
+    return list(section.model_fields)

@@ -1,0 +1,1 @@
+"""Networks on tokens and the codec between fields and tokens."""

@@ -1,0 +1,163 @@
+"""The codec between physical fields (B, C, *grid) and latents (B, N, D): normalization, patches, orthonormal bases.
+
+Each field has its own basis of patch components, a Cayley-parametrised orthogonal matrix that is trained so that the
+first components reconstruct best (nested dropout, Rippel et al. 2014: the optimum is the field's principal
+components). With all components kept the codec is exact up to rounding and isometric: the distance of two latents is
+that of the normalized fields.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ups.errors import ConfigFault
+
+
+@dataclass(frozen=True)
+class FieldGroup:
+    """Fields encoded together: the state or the coefficients of one family, with their normalization.
+
+    `mean` and `std` (one per field) apply to log(u) where `log` is true, else to u. `first` is the position of the
+    group's first basis in the codec's stack.
+    """
+
+    grid: tuple[int, ...]
+    patch: int
+    components: int
+    log: tuple[bool, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    first: int
+
+    @property
+    def token_grid(self) -> tuple[int, ...]:
+        return tuple(n // self.patch for n in self.grid)
+
+    @property
+    def num_tokens(self) -> int:
+        return math.prod(self.token_grid)
+
+    @property
+    def num_channels(self) -> int:
+        """Latent channels D = fields x components."""
+        return len(self.mean) * self.components
+
+    @property
+    def patch_points(self) -> int:
+        return self.patch ** len(self.grid)
+
+
+def choose_patch(grid: tuple[int, ...], patch_size: int, max_tokens: int) -> int:
+    """The smallest patch edge that divides every axis, is at least `patch_size` and leaves at most `max_tokens`.
+
+    Where none does (a prime number of points), the largest edge that divides the grid.
+    """
+    divisors = [p for p in range(1, min(grid) + 1) if all(n % p == 0 for n in grid) and p < min(grid)]
+    fitting = [p for p in divisors if p >= patch_size and math.prod(n // p for n in grid) <= max_tokens]
+    return min(fitting) if fitting else max(divisors)
+
+
+MAX_PATCH_POINTS = 4096
+
+
+class Codec(nn.Module):
+    """Encoder and decoder for every field group; both use the trained bases, nothing else."""
+
+    def __init__(self, groups: dict[str, FieldGroup]) -> None:
+        super().__init__()
+        self.groups = groups
+        points = max(group.patch_points for group in groups.values())
+        if points > MAX_PATCH_POINTS:
+            raise ConfigFault(f"a patch of {points} points is too large for a dense basis: raise codec.model.max_tokens")
+        num_bases = sum(len(group.mean) for group in groups.values())
+        self.skew = nn.Parameter(torch.zeros(num_bases, points, points))
+
+    def bases(self, group: FieldGroup) -> Tensor:
+        """Orthonormal bases (fields, components, patch points): rows of Q = (I - A)(I + A)^-1, A = S - S^T."""
+        stack = slice(group.first, group.first + len(group.mean))
+        skew = self.skew[stack, : group.patch_points, : group.patch_points]
+        skew = skew - skew.mT
+        identity = torch.eye(group.patch_points, device=skew.device, dtype=skew.dtype)
+        rotation = torch.linalg.solve(identity + skew, identity - skew)
+        return (rotation @ _cosine_basis(group.patch, len(group.grid)).to(skew))[:, : group.components]
+
+    def encode(self, u: Tensor, name: str) -> Tensor:
+        """Physical fields (B, C, *grid) to latents (B, N, D)."""
+        group = self.groups[name]
+        return self.project(normalize(u, group), group)
+
+    def decode(self, z: Tensor, name: str) -> Tensor:
+        """Latents (B, N, D) to physical fields (B, C, *grid)."""
+        group = self.groups[name]
+        return denormalize(self.reconstruct(z, group), group)
+
+    def project(self, u: Tensor, group: FieldGroup) -> Tensor:
+        """Normalized fields to latents."""
+        components = torch.einsum("bnci,cki->bnck", to_patches(u, group), self.bases(group))
+        return components.flatten(2)
+
+    def reconstruct(self, z: Tensor, group: FieldGroup) -> Tensor:
+        """Latents to normalized fields."""
+        components = z.unflatten(2, (len(group.mean), group.components))
+        return from_patches(torch.einsum("bnck,cki->bnci", components, self.bases(group)), group)
+
+    def forward(self, u: Tensor, name: str, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalized fields and their reconstruction from the first `keep` (B,) components of every patch."""
+        group = self.groups[name]
+        u = normalize(u, group)
+        kept = torch.arange(group.components, device=u.device) < keep[:, None]  # (B, components)
+        z = self.project(u, group) * kept.repeat(1, len(group.mean))[:, None, :]
+        return u, self.reconstruct(z, group)
+
+
+def _cosine_basis(patch: int, num_dims: int) -> Tensor:
+    """The orthonormal cosine transform of a patch, lowest frequencies first: where training starts."""
+    k, i = torch.meshgrid(torch.arange(patch), torch.arange(patch), indexing="ij")
+    basis = torch.cos(torch.pi * k * (i + 0.5) / patch).double()
+    basis = basis / basis.norm(dim=1, keepdim=True)
+    full, frequency = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+    for _ in range(num_dims):
+        full = torch.kron(full, basis)
+        frequency = (frequency[:, None] + torch.arange(patch) ** 2).flatten()
+    return full[frequency.argsort(stable=True)]
+
+
+def normalize(u: Tensor, group: FieldGroup) -> Tensor:
+    """Physical to normalized fields: (g(u) - mean) / std with g = log for positive fields."""
+    return _per_field(u, group, lambda u, log, mean, std: ((u.log() if log else u) - mean) / std)
+
+
+def denormalize(u: Tensor, group: FieldGroup) -> Tensor:
+    """Normalized to physical fields, the inverse of `normalize`."""
+    return _per_field(u, group, lambda u, log, mean, std: (u * std + mean).exp() if log else u * std + mean)
+
+
+def _per_field(u: Tensor, group: FieldGroup, apply: Callable[[Tensor, bool, float, float], Tensor]) -> Tensor:
+    fields = zip(u.unbind(1), group.log, group.mean, group.std, strict=True)
+    return torch.stack([apply(*field) for field in fields], 1)
+
+
+def to_patches(u: Tensor, group: FieldGroup) -> Tensor:
+    """Fields (B, C, *grid) to patches (B, N, C, patch points)."""
+    d = len(group.grid)
+    for axis, n in reversed(list(enumerate(group.grid))):
+        u = u.unflatten(axis + 2, (n // group.patch, group.patch))
+    tokens, points = [2 + 2 * axis for axis in range(d)], [3 + 2 * axis for axis in range(d)]
+    return u.permute(0, *tokens, 1, *points).flatten(1, d).flatten(3)
+
+
+def from_patches(patches: Tensor, group: FieldGroup) -> Tensor:
+    """Patches (B, N, C, patch points) to fields (B, C, *grid), the inverse of `to_patches`."""
+    d = len(group.grid)
+    u = patches.unflatten(3, (group.patch,) * d).unflatten(1, group.token_grid)
+    axes = [axis for a in range(1, d + 1) for axis in (a, a + d + 1)]
+    u = u.permute(0, d + 1, *axes)
+    return u.reshape(u.shape[0], u.shape[1], *group.grid)
+
+
+def group_name(family: str, kind: str) -> str:
+    """The key of a family's `fields` or `coefficients` among the codec's groups."""
+    return f"{family}/{kind}"

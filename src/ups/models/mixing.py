@@ -1,0 +1,170 @@
+"""The token mixer behind operator, denoiser and steady model: truncated Fourier mixing along each axis.
+
+The transform is a real matrix product with sampled cosines and sines (no FFT, no complex numbers), so one block
+serves 1D, 2D and 3D grids, periodic or not, and any number of points per axis.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+MAX_AXES = 3
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The token grid, whether each of its axes is periodic, and which family lives on it (an index)."""
+
+    family: int
+    grid: tuple[int, ...]
+    periodic: tuple[bool, ...]
+
+
+@lru_cache(maxsize=64)
+def fourier_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Analysis (2M, n) and synthesis (n, 2M) matrices of cosines and sines at cell centres x = (i + 1/2) / n.
+
+    Frequencies are k = 0..M-1 turns per axis where it is periodic, k half-turns where it is not, so that a function
+    with different values at the two ends is represented too. M = min(modes, n // 2), at least 1.
+    """
+    num_modes = max(1, min(modes, num_points // 2))
+    x = (torch.arange(num_points, device=device, dtype=torch.float64) + 0.5) / num_points
+    angle = (2 if periodic else 1) * torch.pi * torch.outer(torch.arange(num_modes, device=device), x)
+    basis = torch.cat([angle.cos(), angle.sin()])
+    weight = torch.full((num_modes, 1), 2.0 / num_points, device=device, dtype=torch.float64)
+    weight[0] = 1.0 / num_points
+    return (basis * weight.repeat(2, 1)).float(), basis.T.float().contiguous()
+
+
+class FourierMixing(nn.Module):
+    """Sum over axes of: transform along the axis, multiply each mode by a complex C x C matrix, transform back.
+
+    Li et al. 2020 (arXiv:2010.08895), eq. 4, factorised over axes as in Tran et al. 2021 (arXiv:2111.13802).
+    """
+
+    def __init__(self, channels: int, modes: int) -> None:
+        super().__init__()
+        self.modes = modes
+        self.weight = nn.Parameter(torch.randn(MAX_AXES, modes, 2, channels, channels) * (0.5 / channels) ** 0.5 * 0.5)
+
+    def forward(self, x: Tensor, domain: Domain) -> Tensor:
+        """Mix x of shape (B, *grid, C); the result has the same shape."""
+        return sum(self._along(x, axis, periodic) for axis, periodic in enumerate(domain.periodic))
+
+    def _along(self, x: Tensor, axis: int, periodic: bool) -> Tensor:
+        analysis, synthesis = fourier_basis(x.shape[axis + 1], self.modes, periodic, x.device)
+        num_modes = analysis.shape[0] // 2
+        real, imaginary = self.weight[axis, :num_modes].unbind(1)
+        weight = torch.cat([torch.cat([real, imaginary], -1), torch.cat([-imaginary, real], -1)], -2)  # (M, 2C, 2C)
+        x = x.movedim(axis + 1, 1)
+        shape, channels = x.shape, x.shape[-1]
+        x_hat = (analysis @ x.flatten(2)).unflatten(1, (2, num_modes)).unflatten(-1, (-1, channels))
+        x_hat = x_hat.permute(2, 0, 3, 1, 4).reshape(num_modes, -1, 2 * channels) @ weight
+        x_hat = x_hat.unflatten(1, (shape[0], -1)).unflatten(-1, (2, channels)).permute(1, 3, 0, 2, 4)
+        return (synthesis @ x_hat.reshape(shape[0], 2 * num_modes, -1)).view(shape).movedim(1, axis + 1)
+
+
+class LocalMixing(nn.Module):
+    """A depthwise 3-point convolution along each axis, summed; periodic axes wrap, others repeat the edge."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(MAX_AXES, 3, channels) * 0.3)
+
+    def forward(self, x: Tensor, domain: Domain) -> Tensor:
+        mixed = torch.zeros_like(x)
+        for axis, periodic in enumerate(domain.periodic):
+            before, after = _neighbours(x, axis + 1, periodic)
+            left, centre, right = self.weight[axis]
+            mixed = mixed + left * before + centre * x + right * after
+        return mixed
+
+
+def _neighbours(x: Tensor, axis: int, periodic: bool) -> tuple[Tensor, Tensor]:
+    if periodic:
+        return x.roll(1, axis), x.roll(-1, axis)
+    last = x.shape[axis] - 1
+    before = torch.cat([x.narrow(axis, 0, 1), x.narrow(axis, 0, last)], axis)
+    after = torch.cat([x.narrow(axis, 1, last), x.narrow(axis, last, 1)], axis)
+    return before, after
+
+
+class Block(nn.Module):
+    """Spatial mixing, then a pointwise MLP; both modulated by the condition (adaLN-zero, Peebles & Xie 2022)."""
+
+    def __init__(self, channels: int, modes: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(channels, elementwise_affine=False)
+        self.fourier = FourierMixing(channels, modes)
+        self.local = LocalMixing(channels)
+        self.mlp = nn.Sequential(nn.Linear(channels, 2 * channels), nn.GELU(), nn.Linear(2 * channels, channels))
+        self.modulation = nn.Linear(channels, 6 * channels)
+        nn.init.zeros_(self.modulation.weight)
+        with torch.no_grad():
+            self.modulation.bias.copy_(torch.tensor([0.0, 0.0, 1.0]).repeat(2).repeat_interleave(channels))
+
+    def forward(self, x: Tensor, condition: Tensor, domain: Domain) -> Tensor:
+        modulation = self.modulation(condition).unflatten(-1, (6, -1)).unbind(1)
+        shift, scale, gain, shift_mlp, scale_mlp, gain_mlp = (_over_grid(m, len(domain.grid)) for m in modulation)
+        h = self.norm(x) * (1 + scale) + shift
+        x = x + gain * nn.functional.gelu(self.fourier(h, domain) + self.local(h, domain))
+        h = self.norm(x) * (1 + scale_mlp) + shift_mlp
+        return x + gain_mlp * self.mlp(h)
+
+
+def _over_grid(modulation: Tensor, num_axes: int) -> Tensor:
+    return modulation.view(modulation.shape[0], *[1] * num_axes, -1)
+
+
+class FamilyLinear(nn.Module):
+    """A linear map per family in one tensor, so that every batch uses every parameter of the model.
+
+    Families have different numbers of channels; the surplus rows and columns of the stack are unused.
+    """
+
+    def __init__(self, num_families: int, in_channels: int, out_channels: int, std: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(num_families, in_channels, out_channels) * std)
+        self.bias = nn.Parameter(torch.zeros(num_families, out_channels))
+
+    def forward(self, x: Tensor, family: int, out_channels: int) -> Tensor:
+        weight = self.weight[family, : x.shape[-1], :out_channels]
+        return x @ weight + self.bias[family, :out_channels]
+
+
+class TokenMixer(nn.Module):
+    """Tokens (B, N, in) and a condition (B, K) to tokens (B, N, out): family stem, blocks, family head (zero at first).
+
+    `in_channels` and `out_channels` are the largest over the families.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_families: int,
+        in_channels: int,
+        out_channels: int,
+        num_conditions: int,
+        hidden_channels: int,
+        num_layers: int,
+        modes: int,
+    ) -> None:
+        super().__init__()
+        self.stem = FamilyLinear(num_families, in_channels, hidden_channels, std=in_channels**-0.5)
+        self.family = nn.Embedding(num_families, hidden_channels)
+        self.condition = nn.Sequential(
+            nn.Linear(num_conditions, hidden_channels), nn.SiLU(), nn.Linear(hidden_channels, hidden_channels)
+        )
+        self.blocks = nn.ModuleList(Block(hidden_channels, modes) for _ in range(num_layers))
+        self.norm = nn.RMSNorm(hidden_channels)
+        self.head = FamilyLinear(num_families, hidden_channels, out_channels, std=0.0)
+
+    def forward(self, tokens: Tensor, condition: Tensor, domain: Domain, out_channels: int) -> Tensor:
+        hidden = self.condition(condition) + self.family.weight[domain.family]
+        hidden = nn.functional.silu(hidden)
+        x = self.stem(tokens, domain.family, self.norm.normalized_shape[0]).unflatten(1, domain.grid)
+        for block in self.blocks:
+            x = block(x, hidden, domain)
+        return self.head(self.norm(x).flatten(1, -2), domain.family, out_channels)

@@ -1,0 +1,1 @@
+"""The Kedro pipelines: `pipeline.py` is the table of contents, `nodes.py` its paragraphs."""

@@ -1,0 +1,66 @@
+"""Nodes of pipeline `data`: raw files from one of three sources, described, split and measured."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from ups.config import DownloadConfig, SimulateConfig, SplitConfig
+from ups.data.download import select
+from ups.data.normalization import fit_normalization as fit
+from ups.data.sources import Files, download_files, list_files, simulate_files
+from ups.data.splits import split
+from ups.data.trajectories import Dataset, describe
+from ups.fingerprint import code_digest, fingerprint
+from ups.progress import ProgressBar
+from ups.receipts import Receipt, once
+
+
+def simulate_pdebench(source: str, config: SimulateConfig, raw: Path) -> Files:
+    """Simulate PDEBench's families into files of PDEBench's own layout."""
+    if source != "simulate":
+        return {}
+    recipes = [dataset.model_dump() | {"seed": config.seed} for dataset in config.datasets]
+    total = sum(dataset.num_trajectories * dataset.num_snapshots for dataset in config.datasets)
+    with ProgressBar("simulate", total, "snapshots") as bar:
+        return simulate_files(raw, recipes, code_digest("ups.data.simulate"), bar.advance)
+
+
+def download_pdebench(source: str, config: DownloadConfig, raw: Path) -> Files:
+    """Fetch published PDEBench files, verified by their MD5 sums."""
+    if source != "pdebench":
+        return {}
+    files = select(config.families, config.files)
+    with ProgressBar("download", sum(file.bytes for file in files), "bytes") as bar:
+        return download_files(raw, files, bar.advance)
+
+
+def list_folder(source: str, raw: Path, data_root: Path) -> Files:
+    """Take the PDEBench files that lie in the user's folder."""
+    return list_files(raw, data_root / "01_raw" / "checksums.json") if source == "folder" else {}
+
+
+def describe_datasets(
+    simulated: Files, downloaded: Files, listed: Files, config: SplitConfig, raw: Path, data_root: Path
+) -> Receipt:
+    """Open and check every file; hold out trajectories by initial condition."""
+    files = simulated | downloaded | listed
+
+    def work(folder: Path) -> Receipt:
+        datasets = describe(raw, sorted(files))
+        splits = split(raw, datasets, config.seed, config.valid_fraction, config.test_fraction)
+        return {"files": files, "datasets": {name: asdict(dataset) for name, dataset in datasets.items()}, "splits": splits}
+
+    identity = fingerprint("ups.data.splits", config, files)
+    return once("describe_datasets", data_root / "04_feature" / "datasets", identity, work, root=data_root)
+
+
+def fit_normalization(datasets: Receipt, raw: Path, data_root: Path) -> Receipt:
+    """Read all values once: refuse what is not finite, take statistics from the training split."""
+
+    def work(folder: Path) -> Receipt:
+        described = {name: Dataset.from_json(entry) for name, entry in datasets["datasets"].items()}
+        total = sum(dataset.num_trajectories for dataset in described.values())
+        with ProgressBar("fit_normalization", total, "trajectories") as bar:
+            return {"statistics": fit(raw, described, datasets["splits"], bar.advance)}
+
+    identity = fingerprint("ups.data.normalization", None, datasets)
+    return once("fit_normalization", data_root / "04_feature" / "normalization", identity, work, root=data_root)

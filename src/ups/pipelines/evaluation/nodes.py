@@ -1,0 +1,61 @@
+"""Nodes of pipeline `evaluation`: scores, figures, verdict."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ups.config import EvaluationConfig, JudgeConfig
+from ups.data.pdebench import FAMILIES
+from ups.errors import GateFailed
+from ups.evaluation.judge import judge as judge_records
+from ups.fingerprint import fingerprint
+from ups.receipts import Receipt, once
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def evaluate(
+    latent_cache: Receipt,
+    codec: Receipt,
+    operator: Receipt,
+    diffusion: Receipt,
+    consistency: Receipt,
+    steady: Receipt,
+    config: EvaluationConfig,
+    raw: Path,
+    data_root: Path,
+) -> tuple[list[dict[str, Any]], Receipt]:
+    """Score every method on the test split, in physical units."""
+    from ups.evaluation.score import score
+
+    stages = {"codec": codec, "operator": operator, "diffusion": diffusion, "consistency": consistency, "steady": steady}
+    identity = fingerprint("ups.evaluation.score", config, {"latent_cache": latent_cache, **stages})
+    receipt = once(
+        "evaluate",
+        data_root / "07_model_output",
+        identity,
+        lambda folder: score(folder, latent_cache, stages, config, raw, data_root),
+        root=data_root,
+    )
+    return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
+
+
+def plot(rollouts: Receipt, data_root: Path) -> tuple[dict[str, "Figure"], list[str]]:
+    """Error over time, spectra, and snapshots of truth, prediction and error."""
+    from ups.evaluation.figures import draw_figures
+
+    figures = draw_figures(data_root / rollouts["path"], rollouts["datasets"])
+    return figures, sorted(figures)
+
+
+def judge(metrics: list[dict[str, Any]], latent_cache: Receipt, config: JudgeConfig) -> dict[str, Any]:
+    """Hold the scores against the gates; a missing score is a failed gate."""
+    families = {name: FAMILIES[name].steady for name in latent_cache["transient"] + latent_cache["steady"]}
+    return judge_records(metrics, config.gates, families)
+
+
+def require_pass(verdict: dict[str, Any], figure_names: list[str]) -> None:
+    """Fail the run if a gate failed, after everything else is written."""
+    failed = [f"{gate['name']} on {gate['family']}: {gate['value']}" for gate in verdict["gates"] if not gate["passed"]]
+    if not verdict["passed"]:
+        raise GateFailed(f"{len(failed)} of {len(verdict['gates'])} gates failed ({'; '.join(failed)}); see verdict.json")

@@ -1,0 +1,65 @@
+"""Pipeline `training`: codec, latents, then operator, diffusion, consistency; steady beside them."""
+
+from kedro.pipeline import Pipeline, node
+
+from ups.pipelines.training.nodes import (
+    encode_latents,
+    train_codec,
+    train_consistency,
+    train_diffusion,
+    train_operator,
+    train_steady,
+)
+
+PLACES = ["raw", "data_root"]
+
+
+def create_pipeline() -> Pipeline:
+    """Every stage is a torchrun child process, skipped where section, inputs and code are unchanged."""
+    return Pipeline(
+        [
+            node(
+                train_codec,
+                inputs=["datasets", "normalization", "params:codec", "params:launch", *PLACES],
+                outputs="codec_receipt",
+                name="train_codec",
+            ),
+            node(
+                encode_latents,
+                inputs=["datasets", "codec_receipt", "params:latents", *PLACES],
+                outputs="latent_cache",
+                name="encode_latents",
+            ),
+            node(
+                train_operator,
+                inputs=["latent_cache", "params:operator", "params:launch", *PLACES],
+                outputs="operator_receipt",
+                name="train_operator",
+            ),
+            node(
+                train_diffusion,
+                inputs=["latent_cache", "operator_receipt", "params:diffusion", "params:launch", *PLACES],
+                outputs="diffusion_receipt",
+                name="train_diffusion",
+            ),
+            node(
+                train_consistency,
+                inputs=[
+                    "latent_cache",
+                    "operator_receipt",
+                    "diffusion_receipt",
+                    "params:consistency",
+                    "params:launch",
+                    *PLACES,
+                ],
+                outputs="consistency_receipt",
+                name="train_consistency",
+            ),
+            node(
+                train_steady,
+                inputs=["latent_cache", "params:steady", "params:launch", *PLACES],
+                outputs="steady_receipt",
+                name="train_steady",
+            ),
+        ]
+    )

@@ -1,0 +1,59 @@
+"""What a person sees while a step works: a bar in a terminal, a line now and then in a log file."""
+
+import logging
+import time
+from types import TracebackType
+
+from rich import get_console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+log = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LINES = 15.0
+
+
+class ProgressBar:
+    """Progress of one step towards `total` units; a context manager."""
+
+    def __init__(self, name: str, total: int, unit: str) -> None:
+        self.name, self.total, self.unit = name, total, unit
+        self.done, self.started, self.spoken = 0, time.monotonic(), time.monotonic()
+        self.first: int | None = None
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> "ProgressBar":
+        if get_console().is_terminal:
+            columns = (MofNCompleteColumn(), TextColumn(self.unit), TimeElapsedColumn(), TextColumn("left"))
+            text = TextColumn("{task.description:<34}")
+            self._bar = Progress(text, BarColumn(), *columns, TimeRemainingColumn(), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(self.name, total=self.total)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, count: int) -> None:
+        """`count` more units are done."""
+        self.reach(self.done + count)
+
+    def reach(self, done: int, note: str = "") -> None:
+        """`done` units are done in all; `note` says how it goes."""
+        if self.first is None:
+            self.first, self.started = done, time.monotonic()
+        self.done = done
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, description=f"{self.name} {note}".strip())
+        elif time.monotonic() - self.spoken > SECONDS_BETWEEN_LINES:
+            self.spoken = time.monotonic()
+            log.info("%s: %d of %d %s, %s left %s", self.name, done, self.total, self.unit, self._left(), note)
+
+    def _left(self) -> str:
+        done = self.done - (self.first or 0)
+        if done <= 0:
+            return "?"
+        seconds = (time.monotonic() - self.started) / done * (self.total - self.done)
+        return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

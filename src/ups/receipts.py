@@ -1,0 +1,94 @@
+"""Steps done once: a folder per fingerprint, a lock while it is worked in, a receipt when it is finished."""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ups.errors import Locked
+from ups.files import digest_of, read_json, write_json
+
+log = logging.getLogger(__name__)
+
+RECEIPT = "receipt.json"
+Receipt = dict[str, Any]
+
+
+def once(
+    name: str, folder: Path, identity: str, work: Callable[[Path], Receipt], *, root: Path, force: bool = False
+) -> Receipt:
+    """The receipt of step `name`: the stored one if it is up to date, else that of doing `work` in its folder.
+
+    The step's folder is `folder/<first 12 digits of identity>`. `work` may find there what an interrupted run left and
+    go on from it. The receipt adds to what `work` returns: path relative to `root`, fingerprint, sizes of all files.
+
+    Raises:
+        Locked: another process works in the same folder.
+    """
+    place = folder / identity[:12]
+    place.mkdir(parents=True, exist_ok=True)
+    with _lock(name, place):
+        stored = None if force else _finished(place)
+        if stored is not None:
+            log.info("%s: up to date (%s)", name, identity[:12])
+            return stored
+        if force and (place / RECEIPT).exists():
+            _empty(place)
+        log.info("%s: running (%s)", name, identity[:12])
+        result = work(place)
+        receipt = {"step": name, "fingerprint": identity, "path": str(place.relative_to(root)), **result}
+        write_json(place / RECEIPT, receipt | {"files": _sizes(place)})
+        return read_json(place / RECEIPT)
+
+
+def _finished(place: Path) -> Receipt | None:
+    if not (place / RECEIPT).is_file():
+        return None
+    receipt = read_json(place / RECEIPT)
+    changed = [name for name, size in receipt["files"].items() if _size(place / name) != size]
+    if changed:
+        log.warning("%s has lost or changed %s: done again", place, ", ".join(changed[:3]))
+        _empty(place)
+        return None
+    return receipt
+
+
+def _empty(place: Path) -> None:
+    for path in place.iterdir():
+        if path.name != LOCK:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _sizes(place: Path) -> dict[str, int]:
+    files = (path for path in sorted(place.rglob("*")) if path.is_file())
+    return {str(path.relative_to(place)): path.stat().st_size for path in files if path.name not in (LOCK, RECEIPT)}
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
+
+
+LOCK = ".lock"
+
+
+@contextmanager
+def _lock(name: str, place: Path) -> Iterator[None]:
+    path = place / LOCK
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        holder = path.read_text(encoding="utf-8").strip() or "unknown"
+        raise Locked(f"{name}: process {holder} works in {place}; wait for it or stop it, then run again") from None
+    try:
+        path.write_text(str(os.getpid()), encoding="utf-8")
+        yield
+    finally:
+        lock.release()
+
+

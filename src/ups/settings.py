@@ -1,0 +1,15 @@
+"""Kedro's settings: parameters of an environment are merged into the base, section by section."""
+
+from omegaconf.resolvers import oc
+
+from ups.hooks import ParameterHooks, TrackingHooks
+
+HOOKS = (ParameterHooks(), TrackingHooks())
+# Their hooks write beside the project and post usage data: a run writes below data_root and nowhere else.
+DISABLE_HOOKS_FOR_PLUGINS = ("kedro-viz", "kedro-telemetry")
+CONFIG_LOADER_ARGS = {
+    "base_env": "base",
+    "default_run_env": "local",
+    "merge_strategy": {"parameters": "soft"},
+    "custom_resolvers": {"oc.env": oc.env},
+}

@@ -1,0 +1,7 @@
+"""PDEBench's equations: random initial states and their solutions, without files or configuration."""
+
+from ups.solvers.families import SIMULATED_FAMILIES
+from ups.solvers.initial_conditions import draw
+from ups.solvers.solution import solve
+
+__all__ = ["SIMULATED_FAMILIES", "draw", "solve"]

@@ -1,0 +1,67 @@
+"""Shallow water over a flat floor: MUSCL finite volumes with the HLL flux and open walls."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ups.solvers.transient import Limit, Step, largest, limited_slope
+
+GRAVITY = 1.0
+
+
+def split(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Height and velocities (B, ...) of a state h, hu, hv (B, 3, ...)."""
+    h = state[:, 0]
+    return h, state[:, 1] / h, state[:, 2] / h
+
+
+def flux(h: Tensor, normal: Tensor, tangential: Tensor) -> Tensor:
+    """Flux of (h, h normal, h tangential) through a face across the normal velocity."""
+    return torch.stack((h * normal, h * normal**2 + 0.5 * GRAVITY * h**2, h * normal * tangential), dim=1)
+
+
+def hll(left: Tensor, right: Tensor) -> Tensor:
+    """HLL flux between the primitive states h, normal, tangential (B, 3, ...) of the two sides."""
+    c_left, c_right = (GRAVITY * left[:, 0]).sqrt(), (GRAVITY * right[:, 0]).sqrt()
+    slowest = torch.minimum(left[:, 1] - c_left, right[:, 1] - c_right).clamp(max=0)[:, None]
+    fastest = torch.maximum(left[:, 1] + c_left, right[:, 1] + c_right).clamp(min=0)[:, None]
+    jump = conserved(right) - conserved(left)
+    flux_left, flux_right = flux(*left.unbind(1)), flux(*right.unbind(1))
+    return (fastest * flux_left - slowest * flux_right + fastest * slowest * jump) / (fastest - slowest)
+
+
+def conserved(primitive: Tensor) -> Tensor:
+    """h, hu, hv of h, u, v (B, 3, ...)."""
+    return torch.cat((primitive[:, :1], primitive[:, :1] * primitive[:, 1:]), dim=1)
+
+
+def divergence(state: Tensor, dx: float) -> Tensor:
+    """(F_{i+1/2} - F_{i-1/2}) / dx along the last axis of h, h normal, h tangential, with zero-gradient walls."""
+    primitive = torch.stack(split(functional.pad(state, (2, 2, 0, 0), mode="replicate")), dim=1)
+    difference = primitive.diff(dim=-1)
+    half_slope = 0.5 * limited_slope(difference[..., :-1], difference[..., 1:])
+    centre = primitive[..., 1:-1]
+    face = hll((centre + half_slope)[..., :-1], (centre - half_slope)[..., 1:])
+    return face.diff(dim=-1) / dx
+
+
+def shallow_water(length: float, grid: tuple[int, int]) -> tuple[Step, Limit]:
+    """h_t + div(h v) = 0, (h v)_t + div(h v v) + grad(g h^2/2) = 0 with SSP-RK2, CFL number 0.4."""
+    dx, dy = (length / points for points in grid)
+    swap = [0, 2, 1]
+
+    def rate(state: Tensor) -> Tensor:
+        along_x = divergence(state.transpose(-1, -2), dx).transpose(-1, -2)
+        along_y = divergence(state[:, swap], dy)[:, swap]
+        return -along_x - along_y
+
+    def step(u: Tensor, dt: Tensor) -> Tensor:
+        u_star = u + dt * rate(u)
+        return 0.5 * (u + u_star + dt * rate(u_star))
+
+    def limit(state: Tensor) -> Tensor:
+        h, v_x, v_y = split(state)
+        c = (GRAVITY * h).sqrt()
+        return 0.4 / largest((v_x.abs() + c) / dx + (v_y.abs() + c) / dy)[:, None]
+
+    return step, limit

@@ -1,0 +1,1 @@
+"""Training: one loop, five stages, any number of processes."""

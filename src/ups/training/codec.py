@@ -1,0 +1,67 @@
+"""Stage `codec`: learn the patch bases in which the first components say most."""
+
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor, nn
+
+from ups.config import CodecConfig
+from ups.data.loader import FieldBatch, FieldSamples, batch_size
+from ups.data.pdebench import FAMILIES
+from ups.data.trajectories import Dataset
+from ups.models.codec import Codec, FieldGroup, choose_patch, group_name
+from ups.training.distributed import Draw
+from ups.training.loop import Stage
+from ups.training.run import Run
+
+
+def build(config: CodecConfig, run: Run) -> Stage:
+    """Nested dropout: reconstruct each snapshot from its first k components, k drawn anew for each."""
+    datasets = {name: Dataset.from_json(entry) for name, entry in run.inputs["datasets"]["datasets"].items()}
+    splits = run.inputs["datasets"]["splits"]
+    groups = field_groups(config, datasets, run.inputs["normalization"]["statistics"])
+    codec = Codec(groups)
+
+    def loss(model: nn.Module, batch: FieldBatch, draw: Draw) -> Tensor:
+        keep = draw.integers(groups[batch.group].components)
+        u, u_pred = model(batch.u, batch.group, keep)
+        return (u_pred - u).square().flatten(1).mean(1)
+
+    return Stage(
+        model=codec,
+        settings={"groups": {name: asdict(group) for name, group in groups.items()}},
+        loss=loss,
+        train=FieldSamples(run.raw, datasets, splits, "train"),
+        valid=FieldSamples(run.raw, datasets, splits, "valid"),
+        batch_sizes={name: batch_size(config.batch_tokens, group.num_tokens) for name, group in groups.items()},
+    )
+
+
+def field_groups(config: CodecConfig, datasets: dict[str, Dataset], statistics: dict) -> dict[str, FieldGroup]:
+    """A group for the state of every family, and one for its coefficient fields where it has them."""
+    groups: dict[str, FieldGroup] = {}
+    first = 0
+    for dataset in datasets.values():
+        family, grid = FAMILIES[dataset.family], dataset.grid
+        patch = choose_patch(
+            grid, config.model.patch_size[len(grid) - 1], config.model.max_tokens[len(grid) - 1]
+        )
+        for kind, names in (("fields", family.fields), ("coefficients", family.coefficients)):
+            if names and group_name(family.name, kind) not in groups:
+                fields = [statistics[family.name][kind][name] for name in names]
+                groups[group_name(family.name, kind)] = FieldGroup(
+                    grid=grid,
+                    patch=patch,
+                    components=min(patch ** len(grid), config.model.components),
+                    log=tuple(field["log"] for field in fields),
+                    mean=tuple(field["mean"] for field in fields),
+                    std=tuple(field["std"] for field in fields),
+                    first=first,
+                )
+                first += len(names)
+    return groups
+
+
+def codec_from(groups: dict[str, dict[str, Any]]) -> Codec:
+    """Rebuild a codec from the settings saved with its weights."""
+    return Codec({name: FieldGroup(**group) for name, group in groups.items()})

@@ -1,0 +1,47 @@
+"""Stage `consistency`: tune a copy of the denoiser until one or two evaluations do the work of many."""
+
+from torch import Tensor, nn
+
+from ups.config import ConsistencyConfig
+from ups.data.loader import LatentBatch, LatentSamples
+from ups.diffusion.losses import consistency_loss, next_sigma
+from ups.models.denoiser import Denoiser
+from ups.models.operator import Operator
+from ups.training.diffusion import Residual
+from ups.training.distributed import Draw
+from ups.training.loop import Stage
+from ups.training.operator import open_cache
+from ups.training.run import Run, load_model, load_settings
+
+LARGEST_SIGMA = 80.0
+
+
+def build(config: ConsistencyConfig, run: Run) -> Stage:
+    """Easy consistency tuning: the student starts as the teacher and becomes consistent along its own noise levels."""
+    cache = open_cache(run)
+    teacher = load_model(Denoiser, run.data_root, run.inputs["diffusion"])
+    settings = load_settings(run.data_root, run.inputs["diffusion"])
+    student = Denoiser(**settings)
+    student.load_state_dict(teacher.state_dict())
+    residual = Residual(load_model(Operator, run.data_root, run.inputs["operator"]), teacher.scale.clone())
+
+    def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
+        y, context = residual(batch)
+        sigma = (config.P_mean + config.P_std * draw.normal()).exp().clamp(1e-3, LARGEST_SIGMA)
+        noise = draw.normal(*y.shape[1:])
+        sigma_next = next_sigma(sigma, config.q, config.k, config.b, stage=0)
+
+        def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+            return model(x, sigma, context, batch.condition, batch.domain)
+
+        return consistency_loss(denoise, y, noise, sigma, sigma_next)
+
+    train = LatentSamples(cache, "train", steady=False)
+    return Stage(
+        model=student,
+        settings=settings,
+        loss=loss,
+        train=train,
+        valid=LatentSamples(cache, "valid", steady=False),
+        batch_sizes=train.batch_sizes(config.batch_tokens),
+    )

@@ -1,0 +1,56 @@
+"""Encode all trajectories with a trained codec into the latent cache."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ups.config import LatentsConfig
+from ups.data.latent_cache import write_latents, write_manifest
+from ups.data.pdebench import FAMILIES
+from ups.data.trajectories import Dataset
+from ups.models.codec import Codec, group_name
+from ups.progress import ProgressBar
+from ups.training.codec import codec_from
+from ups.training.run import load_model
+
+SNAPSHOTS_AT_ONCE = 16
+
+
+def encode_datasets(
+    folder: Path,
+    datasets: dict[str, Any],
+    codec_receipt: dict[str, Any],
+    config: LatentsConfig,
+    raw: Path,
+    data_root: Path,
+) -> dict[str, Any]:
+    """Write or complete the cache in `folder`; its key names codec weights, normalization, source files and options."""
+    codec = load_model(codec_from, data_root, codec_receipt)
+    described = {name: Dataset.from_json(entry) for name, entry in datasets["datasets"].items()}
+    total = sum(dataset.num_trajectories for dataset in described.values())
+
+    with ProgressBar("encode_latents", total, "trajectories") as bar:
+        write_latents(folder, raw, described, lambda *snapshots: _encode(codec, *snapshots), config.dtype, bar.advance)
+    key = {
+        "codec weights": codec_receipt["weights"],
+        "normalization": {name: [group.log, group.mean, group.std] for name, group in codec.groups.items()},
+        "source files": {name: file["md5"] for name, file in datasets["files"].items()},
+        "splits": datasets["fingerprint"],
+        "options": config.model_dump(),
+    }
+    token_grids = {d.family: list(codec.groups[group_name(d.family, "fields")].token_grid) for d in described.values()}
+    write_manifest(folder, key, described, datasets["splits"], token_grids)
+    steady = {family: FAMILIES[family].steady for family in sorted(token_grids)}
+    return {
+        "key": key,
+        "steady": [family for family, is_steady in steady.items() if is_steady],
+        "transient": [family for family, is_steady in steady.items() if not is_steady],
+    }
+
+
+@torch.no_grad()
+def _encode(codec: Codec, u: np.ndarray, family: str, kind: str) -> np.ndarray:
+    parts = torch.from_numpy(u).split(SNAPSHOTS_AT_ONCE)
+    return torch.cat([codec.encode(part, group_name(family, kind)) for part in parts]).numpy()

@@ -1,0 +1,33 @@
+"""Stage `steady`: coefficient fields to steady solutions."""
+
+from torch import Tensor, nn
+
+from ups.config import SteadyConfig
+from ups.data.loader import LatentBatch, LatentSamples
+from ups.models.steady import SteadyModel
+from ups.training.distributed import Draw
+from ups.training.loop import Stage
+from ups.training.operator import BOUND_OVER_TRAINING, field_rms, model_settings, open_cache, per_channel
+from ups.training.run import Run
+
+
+def build(config: SteadyConfig, run: Run) -> Stage:
+    """Regress the solution; the loss is the RMS error of the normalized field, per sample."""
+    cache = open_cache(run)
+    settings = model_settings(cache, config.model)
+    model = SteadyModel(**settings)
+    model.bound.copy_(BOUND_OVER_TRAINING * per_channel(cache, "max", settings["latent_channels"]))
+
+    def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
+        z_pred = model(batch.coefficients, batch.condition, batch.domain, batch.z_next.shape[-1])
+        return field_rms(z_pred - batch.z_next, batch.domain.family).mean(1)
+
+    train = LatentSamples(cache, "train", steady=True)
+    return Stage(
+        model=model,
+        settings=settings,
+        loss=loss,
+        train=train,
+        valid=LatentSamples(cache, "valid", steady=True),
+        batch_sizes=train.batch_sizes(config.batch_tokens),
+    )

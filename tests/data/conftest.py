@@ -1,0 +1,92 @@
+"""Small PDEBench files in all four layouts, sound or damaged on purpose."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ups.data.pdebench import FAMILIES, Family
+
+NAMES = {
+    "advection_1d": "1D_Advection_Sols_beta0.4.hdf5",
+    "burgers_1d": "1D_Burgers_Sols_Nu0.01.hdf5",
+    "diffusion_reaction_1d": "ReacDiff_Nu0.5_Rho1.0.hdf5",
+    "diffusion_sorption_1d": "1D_diff-sorp_NA_NA.h5",
+    "compressible_ns_1d": "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5",
+    "darcy_2d": "2D_DarcyFlow_beta1.0_Train.hdf5",
+    "compressible_ns_2d": "2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_8_Train.hdf5",
+    "diffusion_reaction_2d": "2D_diff-react_NA_NA.h5",
+    "shallow_water_2d": "2D_rdb_NA_NA.h5",
+    "incompressible_ns_2d": "ns_incom_inhom_2d_8-0.h5",
+    "compressible_ns_3d": "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5",
+}
+
+
+def write_file(
+    folder: Path,
+    family: str,
+    name: str | None = None,
+    *,
+    count: int = 4,
+    grid: tuple[int, ...] = (8, 6, 4),
+    edit: Callable[[h5py.File], None] = lambda file: None,
+) -> Path:
+    """A file of five snapshots with values in [0.5, 1.5), the same for the same name and size."""
+    path = folder / (name or NAMES[family])
+    generator = np.random.default_rng(list(path.name.encode()))
+    with h5py.File(path, "w") as file:
+        _write_layout(file, FAMILIES[family], count, grid[: len(FAMILIES[family].axes)], generator)
+        edit(file)
+    return path
+
+
+def _write_layout(file: h5py.File, family: Family, count: int, grid: tuple[int, ...], generator) -> None:
+    def values(*shape: int) -> np.ndarray:
+        return generator.uniform(0.5, 1.5, shape).astype(np.float32)
+
+    if family.layout == "groups":
+        stored = grid[::-1] if family.name == "diffusion_reaction_2d" else grid
+        for key in range(count):
+            file[f"{2 * key:04d}/data"] = values(5, *stored, len(family.fields))
+            _write_coordinates(file, family, grid, f"{2 * key:04d}/grid/", "", 5)
+    elif family.layout == "batch":
+        file["velocity"], file["particles"] = values(count, 5, *grid, 2), values(count, 5, *grid, 1)
+        file["force"] = values(count, *grid, 2)
+        file["t"] = np.tile(np.arange(5, dtype=np.float32) / 4, (count, 1))
+        file.attrs["latestIndex"] = 4
+    else:
+        for field in ("tensor",) if family.layout == "tensor" else family.fields:
+            file[field] = values(count, 1 if family.steady else 5, *grid)
+        for coefficient in family.coefficients:
+            file[coefficient] = values(count, *grid)
+        _write_coordinates(file, family, grid, "", "-coordinate", 6)
+
+
+def _write_coordinates(file, family: Family, grid: tuple[int, ...], prefix: str, suffix: str, num_times: int) -> None:
+    file[f"{prefix}t{suffix}"] = np.arange(num_times, dtype=np.float32) / 4
+    for axis, n in zip(family.axes, grid, strict=True):
+        file[f"{prefix}{axis}{suffix}"] = ((np.arange(n) + 0.5) / n).astype(np.float32)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """`write(family, name, count=, grid=, edit=)` writes one file into the test's folder."""
+    return partial(write_file, tmp_path)
+
+
+@pytest.fixture
+def write_all(write: Callable[..., Path]) -> Callable[[], list[Path]]:
+    """`write_all()` writes one file of each family."""
+    return lambda: [write(family) for family in FAMILIES]
+
+
+@pytest.fixture
+def samples() -> Path:
+    """Folder with real files of all families, made by PDEBench's own generators."""
+    folder = Path(__file__).parents[2].parent / "shared" / "pdebench"
+    if not folder.is_dir():
+        pytest.skip("the sample files are not on this machine")
+    return folder

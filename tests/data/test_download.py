@@ -1,0 +1,326 @@
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from ups.data import download
+from ups.data.checksums import md5_of
+from ups.data.download import download_file, read_table, select
+from ups.data.hdf5 import SIGNATURE
+from ups.data.pdebench import FAMILIES
+from ups.errors import ConfigFault, DataFault
+
+CONTENT = SIGNATURE + bytes(range(256)) * 400
+MD5 = hashlib.md5(CONTENT).hexdigest()
+NAME = "1D_Advection_Sols_beta0.4.hdf5"
+
+Answer = Callable[["Handler"], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Gives the answers of a script, one per request, then serves the file."""
+
+    script: list[Answer]
+    ranges: list[str | None]
+
+    def do_GET(self) -> None:
+        self.ranges.append(self.headers.get("Range"))
+        (self.script.pop(0) if self.script else serve)(self)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def reply(status: int, body: bytes = b"", cut: int | None = None, **headers: str) -> Answer:
+    """Answer with these headers; `cut` closes the connection after so many bytes of the body."""
+
+    def answer(handler: Handler) -> None:
+        handler.send_response(status)
+        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body[:cut])
+
+    return answer
+
+
+def serve(handler: Handler) -> None:
+    """Serve the file as a good server does, from the byte the client asks for."""
+    start = int((handler.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+    if start >= len(CONTENT):
+        reply(416, Content_Range=f"bytes */{len(CONTENT)}")(handler)
+    elif start:
+        content_range = f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}"
+        reply(206, CONTENT[start:], Content_Range=content_range)(handler)
+    else:
+        reply(200, CONTENT)(handler)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """`server(*answers)` scripts a local server and returns its URL; `Handler.ranges` has what it was asked."""
+    monkeypatch.setattr(download, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(download, "TIMEOUT_SECONDS", 0.5)
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Handler.script, Handler.ranges = [], []
+    threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def start(*answers: Answer) -> str:
+        Handler.script[:] = answers
+        return f"http://127.0.0.1:{httpd.server_port}/file"
+
+    yield start
+    httpd.shutdown()
+    httpd.server_close()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Where the file shall be."""
+    return tmp_path / "deep" / NAME
+
+
+def visible(target: Path) -> list[str]:
+    """What a download leaves in the folder, locks apart."""
+    return sorted(path.name for path in target.parent.iterdir() if not path.name.startswith("."))
+
+
+def fetch(url: str, target: Path, md5: str = MD5) -> int:
+    """Download and return the sum of the reported bytes."""
+    seen: list[int] = []
+    download_file(url, md5, target, seen.append, num_bytes=len(CONTENT))
+    return sum(seen)
+
+
+def expect_fault(url: str, target: Path, match: str, md5: str = MD5) -> None:
+    """The download fails in one line, with nothing under the final name."""
+    with pytest.raises(DataFault, match=match) as caught:
+        fetch(url, target, md5)
+    assert "\n" not in str(caught.value)
+    assert not target.exists()
+
+
+def drop(bytes_sent: int) -> Answer:
+    """Send a part of what was asked, then close the connection."""
+
+    def answer(handler: Handler) -> None:
+        start = int((handler.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        content_range = f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}"
+        reply(206 if start else 200, CONTENT[start:], bytes_sent, Content_Range=content_range)(handler)
+
+    return answer
+
+
+def test_file_arrives_whole(server, target):
+    """The file is there with the right content, no partial file is left, all bytes were reported."""
+    assert fetch(server(), target) == len(CONTENT)
+    assert target.read_bytes() == CONTENT
+    assert visible(target) == [NAME]
+
+
+def test_drops_are_resumed(server, target):
+    """After each drop the transfer goes on at the byte where it stopped."""
+    assert fetch(server(drop(1000), drop(2000), drop(3000)), target) == len(CONTENT)
+    assert Handler.ranges == [None, "bytes=1000-", "bytes=3000-", "bytes=6000-"]
+    assert target.read_bytes() == CONTENT
+
+
+def test_killed_download_is_resumed(server, target):
+    """A partial file of an earlier process is continued."""
+    target.parent.mkdir()
+    target.with_name(f"{NAME}.part").write_bytes(CONTENT[:5000])
+    assert fetch(server(), target) == len(CONTENT)
+    assert Handler.ranges == ["bytes=5000-"]
+    assert target.read_bytes() == CONTENT
+
+
+def test_complete_partial_file_is_only_checked(server, target):
+    """If the process died between the last byte and the renaming, nothing is fetched again."""
+    target.parent.mkdir()
+    target.with_name(f"{NAME}.part").write_bytes(CONTENT)
+    fetch(server(), target)
+    assert Handler.ranges == []
+    assert target.read_bytes() == CONTENT
+
+
+def test_unknown_size_is_no_obstacle(server, target):
+    """Without a size from the table a complete partial file is recognized by the server's answer 416."""
+    target.parent.mkdir()
+    target.with_name(f"{NAME}.part").write_bytes(CONTENT)
+    download_file(server(), MD5, target, lambda n: None)
+    assert Handler.ranges == [f"bytes={len(CONTENT)}-"]
+    assert target.read_bytes() == CONTENT
+
+
+BAD_RESUMES = {
+    "whole file instead of the range": reply(200, CONTENT),
+    "another range": reply(206, CONTENT[10:], Content_Range=f"bytes 10-{len(CONTENT) - 1}/{len(CONTENT)}"),
+    "no range": reply(206, CONTENT[5000:]),
+    "range refused": reply(416, Content_Range="bytes */17"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RESUMES)
+def test_server_that_cannot_resume_starts_over(server, target, case):
+    """If the server does not send the range that was asked, the file is fetched anew and never pasted together."""
+    target.parent.mkdir()
+    target.with_name(f"{NAME}.part").write_bytes(CONTENT[:5000])
+    assert fetch(server(BAD_RESUMES[case]), target) == len(CONTENT)
+    assert target.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_busy_server_is_asked_again(server, target, status):
+    """Too many requests and errors of the server are repaired by waiting."""
+    fetch(server(reply(status), reply(status)), target)
+    assert len(Handler.ranges) == 3
+    assert target.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("value", ["7", "Fri, 31 Dec 2100 23:59:59 GMT"])
+def test_retry_after_is_honoured(server, target, monkeypatch, value):
+    """The server's wish for a pause counts, up to a limit."""
+    pauses: list[float] = []
+    monkeypatch.setattr(download.time, "sleep", pauses.append)
+    fetch(server(reply(503, Retry_After=value)), target)
+    assert pauses == [7.0 if value == "7" else download.MAX_PAUSE_SECONDS]
+
+
+@pytest.mark.parametrize("status", [403, 404, 410])
+def test_refusal_is_final(server, target, status):
+    """A file that is missing or forbidden is not asked for twice."""
+    expect_fault(server(reply(status)), target, f"HTTP {status}")
+    assert len(Handler.ranges) == 1
+
+
+def test_retries_end(server, target):
+    """A server that never recovers is given up, with the byte where the next run resumes."""
+    expect_fault(server(drop(2000), *[reply(503)] * download.ATTEMPTS), target, "503.*resume at byte 2000")
+
+
+def test_silent_server_times_out(server, target, monkeypatch):
+    """A server that accepts and says nothing is asked again."""
+    monkeypatch.setattr(download, "TIMEOUT_SECONDS", 0.1)
+    silence = threading.Event()
+    fetch(server(lambda handler: silence.wait(1)), target)
+    assert target.read_bytes() == CONTENT
+
+
+def test_slow_server_is_left(server, target, monkeypatch):
+    """A transfer below the minimum speed is broken off, even if bytes still trickle in."""
+    monkeypatch.setattr(download, "SPEED_WINDOW_SECONDS", 0)
+    monkeypatch.setattr(download, "MIN_BYTES_PER_SECOND", 10**12)
+    monkeypatch.setattr(download, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    expect_fault(server(reply(200, CONTENT), *[reply(503)] * 200), target, "503.*resume at byte 1000")
+
+
+def test_web_page_is_refused(server, target):
+    """A login page with status 200 is recognized by its first bytes and leaves nothing behind."""
+    page = b"<!DOCTYPE html><title>Sign in</title>" * 1000
+    expect_fault(server(reply(200, page)), target, "HTML page.*Sign in")
+    assert visible(target) == []
+
+
+def test_wrong_size_is_refused_early(server, target):
+    """A server that offers another size than the table is refused before the transfer."""
+    expect_fault(server(reply(200, CONTENT + b"more")), target, f"offers {len(CONTENT) + 4} bytes")
+    assert visible(target) == []
+
+
+def test_wrong_md5_leaves_nothing(server, target):
+    """The message has expected and actual MD5, the wrong bytes are deleted."""
+    expect_fault(server(), target, f"MD5 is {MD5}, expected {'0' * 32}", md5="0" * 32)
+    assert visible(target) == []
+
+
+def test_foreign_partial_file_is_not_continued(server, target):
+    """A partial file that is no HDF5 is thrown away."""
+    target.parent.mkdir()
+    target.with_name(f"{NAME}.part").write_bytes(b"<html>" * 100)
+    fetch(server(), target)
+    assert Handler.ranges == [None]
+
+
+def test_existing_file_is_checked_and_kept(server, target):
+    """A file that is there is not fetched again; a wrong one is reported, not overwritten."""
+    url = server()
+    fetch(url, target)
+    assert fetch(url, target) == len(CONTENT)
+    assert len(Handler.ranges) == 1
+    with pytest.raises(DataFault, match="delete it"):
+        fetch(url, target, md5="0" * 32)
+    assert target.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/file", "/etc/passwd"])
+def test_other_schemes_are_refused(target, url):
+    """Only http and https are fetched."""
+    expect_fault(url, target, "only http and https")
+
+
+def test_redirects_to_other_schemes_are_refused(server, target):
+    """A redirect to a local file is not followed."""
+    expect_fault(server(reply(302, Location="file:///etc/passwd")), target, "only http and https")
+
+
+def test_endless_redirects_end(server, target):
+    """A redirect that leads to itself is given up."""
+    expect_fault(server(*[reply(302, Location="/file")] * 40), target, "redirects")
+
+
+def test_two_downloads_fetch_once(server, target):
+    """Of two that want the same file one waits and finds it."""
+    url = server()
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda _: fetch(url, target), range(2))) == [len(CONTENT)] * 2
+    assert len(Handler.ranges) == 1
+
+
+def test_random_drops_arrive_whole(server, target):
+    """Whatever the pattern of drops, the content is right and hardly a byte is sent twice."""
+    sizes = [1 + int.from_bytes(os.urandom(2)) % 20000 for _ in range(20)]
+    assert fetch(server(*map(drop, sizes)), target) == len(CONTENT)
+    assert md5_of(target) == MD5
+
+
+def test_table_covers_all_families():
+    """The published files of all families have URL, MD5 and size; no name or URL occurs twice."""
+    files = read_table().values()
+    assert {file.family for file in files} == set(FAMILIES)
+    assert all(len(file.md5) == 32 and file.bytes > 10**9 and file.url.startswith("https://") for file in files)
+    assert len({file.url for file in files}) == len(files) == 335
+
+
+def test_select_takes_families_and_names():
+    """Whole families and single files, each once."""
+    files = select(["darcy_2d"], [NAME, "2D_DarcyFlow_beta1.0_Train.hdf5"])
+    assert [file.name for file in files].count("2D_DarcyFlow_beta1.0_Train.hdf5") == 1
+    assert len(files) == 6
+    assert files[0].name == NAME
+
+
+def test_select_skips_byte_copies():
+    """Of the 275 incompressible Navier-Stokes files 250 differ."""
+    assert len(select(["incompressible_ns_2d"], [])) == 250
+
+
+@pytest.mark.parametrize(("families", "names", "near"), [(["darcy"], [], "darcy_2d"), ([], [NAME[:-1]], NAME)])
+def test_select_refuses_unknown_names(families, names, near):
+    """A misspelt family or file is answered with its neighbours."""
+    with pytest.raises(ConfigFault, match=near):
+        select(families, names)
+
+
+def test_md5_is_reported_block_by_block(tmp_path):
+    """The sum agrees with hashlib, the progress with the size."""
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    seen: list[int] = []
+    assert md5_of(path, seen.append) == MD5
+    assert sum(seen) == len(CONTENT)

@@ -1,0 +1,164 @@
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from ups.data import simulate as module
+from ups.data.pdebench import FAMILIES
+from ups.data.simulate import file_name, simulate
+from ups.errors import ConfigFault, DataFault
+from ups.solvers import SIMULATED_FAMILIES, draw
+
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "pdebench"
+PARAMETERS = {"beta": 0.4, "nu": 0.5, "rho": 1.0}
+SHARED_PARAMETERS = {
+    "advection_1d": {"beta": 0.4},
+    "burgers_1d": {"nu": 0.01},
+    "diffusion_reaction_1d": {"nu": 0.5, "rho": 1.0},
+    "darcy_2d": {"beta": 1.0},
+    "diffusion_reaction_2d": {},
+    "shallow_water_2d": {},
+}
+
+
+def write(folder: Path, family: str, parameters: dict | None = None, **changes) -> Path:
+    """A small file of a family under PDEBench's name."""
+    if parameters is None:
+        parameters = {name: PARAMETERS[name] for name in FAMILIES[family].parameters}
+    sizes = {"num_trajectories": 3, "resolution": 8, "num_snapshots": 4, "duration": 0.3, "seed": 0}
+    if FAMILIES[family].steady:
+        sizes["num_snapshots"] = 1
+    path = folder / file_name(family, parameters)
+    simulate(path, family=family, parameters=parameters, **{**sizes, **changes})
+    return path
+
+
+def layout(file: h5py.File) -> dict:
+    """Every dataset with its dtype and number of axes, every group, and their attributes with their types."""
+    found = {"": {name: type(value) for name, value in file.attrs.items()}}
+
+    def visit(name, item):
+        if name[:4].isdigit() and not name.startswith("0000"):
+            return
+        kind = (item.dtype, item.ndim) if isinstance(item, h5py.Dataset) else "group"
+        found[name] = (kind, {key: type(value) for key, value in item.attrs.items()})
+
+    file.visititems(visit)
+    return found
+
+
+@pytest.mark.parametrize("family", SIMULATED_FAMILIES)
+@pytest.mark.skipif(not SHARED.is_dir(), reason="PDEBench's sample files are not here")
+def test_a_file_has_the_name_and_layout_of_pdebench(family, tmp_path):
+    """Names, dtypes, axes and attributes of a written file equal those of PDEBench's file of the same name."""
+    path = write(tmp_path, family, SHARED_PARAMETERS[family])
+    with h5py.File(path) as written, h5py.File(SHARED / path.name) as real:
+        assert layout(written) == layout(real)
+        assert dict(written.attrs) == dict(real.attrs)
+
+
+@pytest.mark.parametrize("family", SIMULATED_FAMILIES)
+def test_the_same_arguments_write_the_same_bytes(family, tmp_path):
+    """A file depends on the arguments alone, and another seed changes it."""
+    first, second, other = tmp_path / "first", tmp_path / "second", tmp_path / "other"
+    expected = write(first, family).read_bytes()
+    assert write(second, family).read_bytes() == expected
+    assert write(other, family, seed=1).read_bytes() != expected
+
+
+def test_the_batch_size_does_not_change_trajectories(tmp_path, monkeypatch):
+    """Written in one batch or one by one, a file holds the same trajectories in the same order."""
+    together = write(tmp_path / "together", "burgers_1d")
+    monkeypatch.setattr(module, "BATCH_VALUES", 1)
+    one_by_one = write(tmp_path / "one_by_one", "burgers_1d")
+    with h5py.File(together) as a, h5py.File(one_by_one) as b:
+        np.testing.assert_allclose(a["tensor"][:], b["tensor"][:], atol=1e-6)
+
+
+def test_tensor_files_have_cell_centres_and_one_time_more(tmp_path):
+    """Coordinates are cell centres, the times are the snapshots' and one step beyond, and row i is trajectory i."""
+    with h5py.File(write(tmp_path, "advection_1d")) as file:
+        assert file["tensor"].shape == (3, 4, 8)
+        np.testing.assert_allclose(file["x-coordinate"], (np.arange(8) + 0.5) / 8)
+        np.testing.assert_allclose(file["t-coordinate"], [0.0, 0.1, 0.2, 0.3, 0.4], rtol=1e-6)
+        np.testing.assert_array_equal(file["tensor"][2, 0], draw("advection_1d", [2], (8,), 0)[0][0, 0])
+        assert file["tensor"].chunks is None
+
+
+def test_darcy_files_hold_permeability_and_solution(tmp_path):
+    """A Darcy file has the permeability beside the solution and no time axis of coordinates."""
+    with h5py.File(write(tmp_path, "darcy_2d")) as file:
+        assert file["tensor"].shape == (3, 1, 8, 8)
+        np.testing.assert_array_equal(file["nu"][:], draw("darcy_2d", range(3), (8, 8), 0)[1]["nu"])
+        assert "t-coordinate" not in file
+
+
+def test_group_files_store_y_before_x_for_reaction_diffusion(tmp_path):
+    """Two-dimensional reaction-diffusion is stored (T, Y, X, 2) with exact times, one group per trajectory."""
+    with h5py.File(write(tmp_path, "diffusion_reaction_2d")) as file:
+        assert list(file) == ["0000", "0001", "0002"]
+        u_0 = draw("diffusion_reaction_2d", [1], (8, 8), 0)[0][0]
+        np.testing.assert_array_equal(file["0001/data"][0], u_0.permute(2, 1, 0))
+        np.testing.assert_allclose(file["0001/grid/t"], [0.0, 0.1, 0.2, 0.3], rtol=1e-6)
+        np.testing.assert_allclose(file["0001/grid/y"], -1 + (np.arange(8) + 0.5) / 4)
+
+
+def test_groups_tell_their_equation(tmp_path):
+    """The YAML text of a shallow-water group names the domain and the radius of its dam."""
+    with h5py.File(write(tmp_path, "shallow_water_2d")) as file:
+        sim = yaml.safe_load(file["0002"].attrs["config"])["sim"]
+    radius = draw("shallow_water_2d", [2], (8, 8), 0)[1]["dam_radius"].item()
+    assert sim["dam_radius"] == pytest.approx(radius)
+    assert (sim["x_left"], sim["y_top"], sim["xdim"], sim["n_time_steps"]) == (-2.5, 2.5, 8, 3)
+
+
+def test_names_fit_the_registry():
+    """Every name is one that the registry recognises as its family."""
+    for family in SIMULATED_FAMILIES:
+        name = file_name(family, dict.fromkeys(FAMILIES[family].parameters, 1))
+        assert re.fullmatch(FAMILIES[family].file_pattern, name)
+    assert file_name("burgers_1d", {"nu": 1}) == "1D_Burgers_Sols_Nu1.0.hdf5"
+
+
+def test_a_solution_that_is_not_finite_is_not_written(tmp_path, monkeypatch):
+    """NaN in the solution is a DataFault and leaves no file behind."""
+    monkeypatch.setattr(module, "solve", lambda family, u_0, *_: torch.full((3, 4, 1, 8), torch.nan))
+    with pytest.raises(DataFault, match="not finite"):
+        write(tmp_path, "burgers_1d")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path):
+    """While it is being written the file has no final name, and a half-written one from before does not matter."""
+    path = tmp_path / file_name("burgers_1d", {"nu": 0.5})
+    (tmp_path / f".{path.name}.partial").write_bytes(b"half")
+    seen = []
+    write(tmp_path, "burgers_1d", advance=lambda n: seen.append(path.exists()))
+    assert len(seen) > 0
+    assert not any(seen)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("family", "parameters", "changes", "message"),
+    [
+        ("compressible_ns_3d", {}, {}, "cannot be simulated; families that can"),
+        ("burgers_1d", {"beta": 1.0}, {}, r"has the parameters \['nu'\]"),
+        ("burgers_1d", {"nu": -1.0}, {}, "not negative"),
+        ("burgers_1d", {"nu": 1.0}, {"num_snapshots": 1}, "num_snapshots >= 2"),
+        ("burgers_1d", {"nu": 1.0}, {"duration": 0.0}, "duration > 0"),
+        ("burgers_1d", {"nu": 1.0}, {"num_trajectories": 0}, "num_trajectories >= 1"),
+        ("darcy_2d", {"beta": 1.0}, {"num_snapshots": 2}, "steady"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_written(family, parameters, changes, message, tmp_path):
+    """A wrong family, parameter or size is a ConfigFault, and the folder stays empty."""
+    with pytest.raises(ConfigFault, match=message):
+        write(tmp_path, family, parameters, **changes)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,177 @@
+from itertools import combinations
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ups.data import splits as splits_module
+from ups.data.splits import split
+from ups.data.trajectories import TrajectoryReader, describe, find_files
+from ups.errors import ConfigFault, DataFault
+
+
+def split_folder(folder: Path, seed: int = 0, valid: float = 0.25, test: float = 0.25) -> dict:
+    """Splits of everything in a folder."""
+    return split(folder, describe(folder, find_files(folder)), seed, valid, test)
+
+
+def place(splits: dict[str, list[int]], index: int) -> str:
+    """Split a trajectory is in."""
+    (kind,) = (kind for kind, indices in splits.items() if index in indices)
+    return kind
+
+
+def copy_first_snapshot(name: str, source: int, target: int, scale: float = 1.0):
+    """Edit that makes a trajectory start like another one."""
+
+    def edit(file: h5py.File) -> None:
+        file[name][target, 0] = scale * file[name][source, 0]
+
+    return edit
+
+
+def test_every_trajectory_is_in_one_split(write, tmp_path):
+    """Train, valid and test are disjoint, complete and have the sizes the fractions ask for."""
+    path = write("advection_1d", count=20)
+    splits = split_folder(tmp_path, valid=0.1, test=0.2)[path.stem]
+    assert sorted(sum(splits.values(), [])) == list(range(20))
+    assert {kind: len(indices) for kind, indices in splits.items()} == {"train": 14, "valid": 2, "test": 4}
+
+
+def test_split_depends_only_on_seed(write, tmp_path):
+    """The same seed gives the same split, another seed another one."""
+    write("advection_1d", count=20)
+    assert split_folder(tmp_path, seed=1) == split_folder(tmp_path, seed=1) != split_folder(tmp_path, seed=2)
+
+
+def test_families_of_one_stream_split_alike(write, tmp_path):
+    """Advection, Burgers and 1D reaction-diffusion start trajectory i alike, so i is in one split for all of them."""
+    stems = [write(family, count=12).stem for family in ("advection_1d", "burgers_1d", "diffusion_reaction_1d")]
+    first, *others = (split_folder(tmp_path)[stem] for stem in stems)
+    assert all(other == first for other in others)
+
+
+def test_files_of_one_family_split_alike(write, tmp_path):
+    """Files with other parameters repeat the initial conditions; extra trajectories do not disturb the common ones."""
+    few = write("compressible_ns_2d", count=8).stem
+    many = write("compressible_ns_2d", "2D_CFD_Rand_M1.0_Eta0.1_Zeta0.1_periodic_8_Train.hdf5", count=14).stem
+    splits = split_folder(tmp_path)
+    assert all(place(splits[few], index) == place(splits[many], index) for index in range(8))
+    assert len(splits[many]["test"]) == 4
+
+
+def test_equal_initial_snapshots_stay_together(write, tmp_path):
+    """Trajectories of one dataset that start from the same field are in the same split, whatever the seed."""
+    path = write("compressible_ns_1d", count=9, edit=copy_first_snapshot("Vx", 2, 7))
+    for seed in range(8):
+        splits = split_folder(tmp_path, seed)[path.stem]
+        assert place(splits, 2) == place(splits, 7)
+
+
+def test_constant_fields_do_not_link(write, tmp_path):
+    """A field that is the same constant in all trajectories says nothing about their initial conditions."""
+
+    def level(file: h5py.File) -> None:
+        file["density"][:, 0] = 1
+
+    path = write("compressible_ns_1d", count=8, edit=level)
+    assert len(split_folder(tmp_path)[path.stem]["test"]) == 2
+
+
+def test_equal_constant_states_stay_together(write, tmp_path):
+    """Diffusion-sorption starts from constants: equal ones are duplicates, different ones are not."""
+
+    def level(file: h5py.File) -> None:
+        for number, key in enumerate(sorted(file)):
+            file[key]["data"][0] = max(number, 1)
+
+    path = write("diffusion_sorption_1d", count=9, edit=level)
+    for seed in range(8):
+        splits = split_folder(tmp_path, seed)[path.stem]
+        assert place(splits, 0) == place(splits, 1)
+        assert len(splits["test"]) >= 2
+
+
+def test_copied_batch_files_stay_together(write, tmp_path):
+    """A byte copy of an incompressible Navier-Stokes file, as there are 24, adds no trajectory to other splits."""
+    paths = [write("incompressible_ns_2d", f"ns_incom_inhom_2d_8-{k}.h5", count=3) for k in range(3)]
+    paths[2].write_bytes(paths[0].read_bytes())
+    for seed in range(8):
+        splits = split_folder(tmp_path, seed)["ns_incom_inhom_2d_8"]
+        assert all(place(splits, index) == place(splits, index + 6) for index in range(3))
+    assert sum(map(len, splits.values())) == 9
+
+
+def test_steady_problems_are_compared_by_coefficient(write, tmp_path):
+    """Two Darcy problems with the same permeability are the same problem, whatever their solutions."""
+
+    def repeat(file: h5py.File) -> None:
+        file["nu"][5] = file["nu"][1]
+
+    path = write("darcy_2d", count=8, edit=repeat)
+    for seed in range(8):
+        splits = split_folder(tmp_path, seed)[path.stem]
+        assert place(splits, 1) == place(splits, 5)
+
+
+def test_blocks_of_compressible_flow_are_linked(write, tmp_path, monkeypatch):
+    """Where every block repeats the fields of the one before, trajectories one block apart stay together."""
+    monkeypatch.setitem(splits_module.BLOCKS, "compressible_ns_1d", 4)
+    path = write("compressible_ns_1d", count=12)
+    splits = split_folder(tmp_path)[path.stem]
+    assert all(place(splits, index) == place(splits, index + 4) == place(splits, index + 8) for index in range(4))
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_few_trajectories_reach_every_split(write, tmp_path, count):
+    """Three trajectories are enough for one in each split, even with greedy fractions."""
+    path = write("compressible_ns_3d", count=count)
+    splits = split_folder(tmp_path, valid=0.45, test=0.45)[path.stem]
+    assert all(splits.values())
+
+
+def test_small_strata_still_fill_every_split(write, tmp_path):
+    """A dataset whose trajectories fall into strata of fewer than three groups is split all the same."""
+    counts = {"0.4": 3, "1.0": 5}
+    stems = [write("advection_1d", f"1D_Advection_Sols_beta{beta}.hdf5", count=n).stem for beta, n in counts.items()]
+    stems.append(write("burgers_1d", count=4).stem)
+    splits = split_folder(tmp_path)
+    assert all(all(splits[stem].values()) for stem in stems)
+
+
+def test_too_few_initial_conditions_are_refused(write, tmp_path):
+    """Two distinct initial conditions cannot fill three splits."""
+    path = write("shallow_water_2d", count=2)
+    with pytest.raises(DataFault, match=f"{path.name}: needs at least 3 .* has 2"):
+        split_folder(tmp_path)
+
+
+@pytest.mark.parametrize("fractions", [(0.0, 0.1), (0.5, 0.5), (-0.1, 0.2), (float("nan"), 0.1)])
+def test_impossible_fractions_are_refused(write, tmp_path, fractions):
+    """Fractions must leave something for each split."""
+    write("advection_1d")
+    with pytest.raises(ConfigFault, match="fractions"):
+        split_folder(tmp_path, 0, *fractions)
+
+
+def test_real_files_share_no_initial_condition(samples):
+    """No state in two splits of advection, Burgers and 1D reaction-diffusion, even after rescaling to [0, 1]."""
+    datasets = describe(samples, find_files(samples))
+    splits = split(samples, datasets, 0, 0.1, 0.1)
+    states: dict[str, list[np.ndarray]] = {"train": [], "valid": [], "test": []}
+    for name in ("1D_Advection_Sols_beta0.4", "1D_Burgers_Sols_Nu0.01", "ReacDiff_Nu0.5_Rho1.0"):
+        with TrajectoryReader(samples, datasets[name]) as reader:
+            for kind, indices in splits[name].items():
+                u_0 = [reader.read(index, 0, 1).reshape(128, -1).mean(1) for index in indices]
+                states[kind] += [(u - u.min()) / (u.max() - u.min()) for u in u_0]
+    for one, other in combinations(states.values(), 2):
+        assert min(abs(np.stack(one)[:, None] - np.stack(other)).max(-1).ravel()) > 0.01
+
+
+def test_real_files_are_all_split(samples):
+    """Each real dataset has trajectories in all splits."""
+    datasets = describe(samples, find_files(samples))
+    splits = split(samples, datasets, 0, 0.1, 0.1)
+    assert all(all(splits[name].values()) for name in datasets)
+    assert all(sum(map(len, splits[name].values())) == datasets[name].num_trajectories for name in datasets)

@@ -1,0 +1,41 @@
+import torch
+
+from ups.solvers import draw, solve
+from ups.solvers.shallow_water import hll
+
+torch.set_num_threads(1)
+
+
+def test_still_water_stays_still():
+    """Water of constant height does not move."""
+    u_0 = torch.full((1, 1, 8, 8), 1.5, dtype=torch.float64)
+    assert torch.equal(solve("shallow_water_2d", u_0, {}, [0.0, 1.0])[:, 1], u_0)
+
+
+def test_water_is_not_lost_before_it_reaches_the_walls():
+    """While the wave is inside the domain the volume of water stays what it was to round-off."""
+    u_0, _ = draw("shallow_water_2d", range(2), (32, 32), seed=0)
+    u = solve("shallow_water_2d", u_0.double(), {}, [0.0, 0.5])
+    assert torch.allclose(u[:, 1].mean((-1, -2)), u[:, 0].mean((-1, -2)), atol=1e-9)
+
+
+def test_a_radial_dam_breaks_radially():
+    """The solution has the symmetries of the square: it equals its mirror images and its transpose."""
+    u_0, _ = draw("shallow_water_2d", [0], (24, 24), seed=0)
+    u = solve("shallow_water_2d", u_0.double(), {}, [0.0, 1.0])[0, 1, 0]
+    for image in (u.flip(0), u.flip(1), u.T):
+        assert torch.allclose(u, image, atol=1e-12)
+
+
+def test_a_straight_dam_follows_stoker():
+    """Behind a broken dam of heights 2 and 1 the water at the dam stands at Stoker's 1.4537."""
+    x = torch.arange(200)[None, None, :, None].expand(1, 1, 200, 4)
+    u = solve("shallow_water_2d", torch.where(x < 100, 2.0, 1.0).double(), {}, [0.0, 0.5])
+    assert (u[0, 1, 0, 100:106] - 1.4537).abs().max() < 2e-3
+
+
+def test_hll_is_consistent():
+    """Between equal states the numerical flux is the physical flux."""
+    h, v, w = 2.0, 0.3, -0.4
+    state = torch.tensor([h, v, w])[None, :, None]
+    assert torch.allclose(hll(state, state)[0, :, 0], torch.tensor([h * v, h * v**2 + h**2 / 2, h * v * w]))
