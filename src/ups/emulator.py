@@ -53,12 +53,14 @@ class Emulator:
         return self.codec.decode(z.flatten(0, -3), group_name(family, "fields")).unflatten(0, z.shape[:-2])
 
     def operator_step(self, setting: Setting) -> Callable[[Tensor], Tensor]:
-        """z -> z_next without corrector."""
+        """Map z -> z_next without corrector."""
         assert self.operator is not None
         return lambda z: self.operator(z, setting.coefficients, setting.condition, setting.domain)
 
-    def diffusion_step(self, setting: Setting, num_steps: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-        """z -> z_next with a residual sampled by the denoiser in `num_steps` evaluations."""
+    def diffusion_step(
+        self, setting: Setting, num_steps: int, generator: torch.Generator
+    ) -> Callable[[Tensor], Tensor]:
+        """Map z -> z_next with a residual sampled by the denoiser in `num_steps` evaluations."""
         assert self.denoiser is not None
         sigmas = karras_grid(num_steps, *self.sigma_range)
 
@@ -71,7 +73,7 @@ class Emulator:
     def consistency_step(
         self, setting: Setting, num_steps: int, generator: torch.Generator
     ) -> Callable[[Tensor], Tensor]:
-        """z -> z_next with a residual sampled by the student in `num_steps` (1 or 2) evaluations."""
+        """Map z -> z_next with a residual sampled by the student in `num_steps` (1 or 2) evaluations."""
         assert self.student is not None
         sigmas = torch.tensor([self.sigma_range[1], SECOND_SIGMA])[:num_steps]
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-PACKAGE = __package__.split(".")[0]
-
 
 def fingerprint(module: str, config: BaseModel | None, inputs: dict[str, Any]) -> str:
     """SHA-256 over the typed section, the receipts of the inputs and the code reachable from `module`."""
@@ -22,12 +20,12 @@ def fingerprint(module: str, config: BaseModel | None, inputs: dict[str, Any]) -
 
 @cache
 def code_digest(module: str) -> str:
-    """SHA-256 of the syntax trees of `module` and of all it imports from this package; prose does not count.
+    """SHA-256 of the syntax trees of `module` and of all it imports from its own package; prose does not count.
 
     The configuration's types are left out: its values are part of the fingerprint.
     """
     digest = hashlib.sha256()
-    for name in sorted(_reachable(module) - {f"{PACKAGE}.config"}):
+    for name in sorted(_reachable(module) - {f"{_package(module)}.config"}):
         digest.update(f"{name}\n{ast.dump(_without_docstrings(_tree(name)))}\n".encode())
     return digest.hexdigest()
 
@@ -50,20 +48,21 @@ def _imports(module: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             submodules = [f"{node.module}.{alias.name}" for alias in node.names]
             names += [node.module, *submodules]
-    return [name for name in names if name.startswith(f"{PACKAGE}.") and _source(name) is not None]
+    return [name for name in names if _package(name) == _package(module) and _source(name) is not None]
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 @cache
-def _source(module: str) -> Path | None:
-    parent, _, _ = module.rpartition(".")
-    if parent != PACKAGE and _source(parent) is None or _is_plain_module(parent):
-        return None
-    spec = find_spec(module)
-    return Path(spec.origin) if spec is not None and spec.origin else None
-
-
-def _is_plain_module(module: str) -> bool:
-    return module != PACKAGE and (source := _source(module)) is not None and source.name != "__init__.py"
+def _source(name: str) -> Path | None:
+    """The file of a module, found without importing it; None for what a module merely contains."""
+    root = find_spec(_package(name))
+    assert root is not None and root.origin is not None, name
+    place = Path(root.origin).parent.joinpath(*name.split(".")[1:])
+    candidates = (place / "__init__.py", place.with_suffix(".py"))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 @cache

@@ -114,9 +114,6 @@ def _explain(problem: dict[str, Any]) -> str:
 def _fields_at(place: tuple[int | str, ...]) -> list[str]:
     section: Any = Parameters
     for part in place:
-        if isinstance(part, str):
-            section = section.model_fields[part].annotation
-        else:
-            section = section.__args__[0]
+        section = section.model_fields[part].annotation if isinstance(part, str) else section.__args__[0]
     assert issubclass(section, BaseModel)
     return list(section.model_fields)

@@ -15,10 +15,10 @@ from ups.config import LaunchConfig, TrainingSection
 from ups.errors import ConfigFault, Fault, LostWorker
 from ups.files import digest_of, read_json, write_json
 from ups.fingerprint import fingerprint
+from ups.processes import die_with_parent
 from ups.progress import ProgressBar
 from ups.receipts import Receipt, once
 from ups.tracking import StageRun
-from ups.training.distributed import die_with_parent
 
 log = logging.getLogger(__name__)
 

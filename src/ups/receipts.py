@@ -11,7 +11,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ups.errors import Locked
-from ups.files import digest_of, read_json, write_json
+from ups.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 
@@ -90,5 +90,3 @@ def _lock(name: str, place: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-

@@ -1,8 +1,13 @@
 """Kedro's settings: parameters of an environment are merged into the base, section by section."""
 
+import warnings
+
+from kedro import KedroDeprecationWarning
 from omegaconf.resolvers import oc
 
 from ups.hooks import ParameterHooks, TrackingHooks
+
+warnings.filterwarnings("ignore", "Option '--pipeline'", KedroDeprecationWarning)  # both spellings are ours
 
 HOOKS = (ParameterHooks(), TrackingHooks())
 # Their hooks write beside the project and post usage data: a run writes below data_root and nowhere else.

@@ -32,7 +32,7 @@ Encode = Callable[[np.ndarray, str, str], np.ndarray]
 def write_latents(
     folder: Path, raw: Path, datasets: dict[str, Dataset], encode: Encode, dtype: str, advance: Callable[[int], None]
 ) -> None:
-    """Encode every trajectory that `folder` does not hold yet: kinds `fields` (T, N, D) and `coefficients` (1, N, D)."""
+    """Encode each trajectory that `folder` does not hold yet: kinds `fields` (T, N, D), `coefficients` (1, N, D)."""
     for name, dataset in datasets.items():
         kinds = ("fields", "coefficients") if FAMILIES[dataset.family].coefficients else ("fields",)
         with TrajectoryReader(raw, dataset) as reader:
@@ -167,7 +167,9 @@ class LatentCache:
         shape, dtype = tuple(array["shape"][1:]), np.dtype(array["dtype"])
         num_bytes = int(np.prod(shape)) * dtype.itemsize
         if not chunk.is_file() or chunk.stat().st_size != num_bytes + CHECKSUM_BYTES:
-            raise DataFault(f"latent cache damaged: {chunk} is missing or truncated; delete {self.folder} and run again")
+            raise DataFault(
+                f"latent cache damaged: {chunk} is missing or truncated; delete {self.folder} and run again"
+            )
         content = np.memmap(chunk, np.uint8, "r")
         if not _checksum_agrees(content):
             raise DataFault(f"latent cache damaged: wrong checksum in {chunk}; delete {self.folder} and run again")

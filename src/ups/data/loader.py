@@ -120,7 +120,9 @@ class FieldSamples:
         for name, trajectory, time in map(self._index[key].find, samples):
             reader = self._readers[name]
             is_field = key.endswith("/fields")
-            snapshots.append(reader.read(trajectory, time, time + 1)[0] if is_field else reader.read_coefficients(trajectory))
+            snapshots.append(
+                reader.read(trajectory, time, time + 1)[0] if is_field else reader.read_coefficients(trajectory)
+            )
         return FieldBatch(key, torch.from_numpy(np.stack(snapshots)).to(device))
 
 
@@ -155,7 +157,9 @@ class LatentSamples:
             states.append(z[time : time + 2])
             conditions.append(self.cache.datasets[name]["condition"])
             has_coefficients = "coefficients" in self.cache.datasets[name]["arrays"]
-            coefficients.append(self.cache.read(name, "coefficients", trajectory)[0] if has_coefficients else z[0, :, :0])
+            coefficients.append(
+                self.cache.read(name, "coefficients", trajectory)[0] if has_coefficients else z[0, :, :0]
+            )
         z = torch.from_numpy(np.stack(states).astype(np.float32)).to(device)
         return LatentBatch(
             domain=self._domains[family],

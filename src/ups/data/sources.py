@@ -6,7 +6,6 @@ from typing import Any
 
 from ups.data.checksums import md5_of
 from ups.data.download import RemoteFile, download_file
-from ups.data.simulate import file_name, simulate
 from ups.data.trajectories import find_files
 from ups.errors import ConfigFault
 from ups.files import read_json, write_json
@@ -17,11 +16,15 @@ Files = dict[str, dict[str, Any]]
 SIMULATED = "simulated.json"
 
 
-def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, advance: Callable[[int], object]) -> Files:
+def simulate_files(
+    folder: Path, recipes: list[dict[str, Any]], identity: str, advance: Callable[[int], object]
+) -> Files:
     """Simulate what `folder` does not hold yet; `recipes` are the arguments of `simulate`.
 
     `simulated.json` remembers with which recipe, and which solvers (`identity`), each file was made.
     """
+    from ups.data.simulate import file_name, simulate
+
     names = [file_name(recipe["family"], recipe["parameters"]) for recipe in recipes]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

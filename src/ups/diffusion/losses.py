@@ -21,7 +21,7 @@ def denoising_loss(denoise: Denoise, y: Tensor, noise: Tensor, sigma: Tensor) ->
 def next_sigma(sigma: Tensor, q: float, k: float, b: float, stage: int) -> Tensor:
     """The adjacent smaller noise level of easy consistency tuning.
 
-    s = max(0, t (1 - q^-(stage+1) n(t))) with n(t) = 1 + k / (1 + e^(b t)); Geng et al. 2024 (arXiv:2406.14548), eq. 11.
+    s = max(0, t (1 - q^-(stage+1) n(t))) with n(t) = 1 + k / (1 + e^(b t)); Geng et al. 2024 (arXiv:2406.14548).
     """
     return (sigma * (1 - (1 + k * torch.sigmoid(-b * sigma)) / q ** (stage + 1))).clamp(min=0.0)
 
@@ -30,7 +30,7 @@ def consistency_loss(denoise: Denoise, y: Tensor, noise: Tensor, sigma: Tensor, 
     """|D(y + t n; t) - stopgrad D(y + s n; s)|^2 / (t - s) per sample (B,) for t = sigma > s = sigma_next.
 
     The target is y itself where s = 0. The student is its own teacher at the lower noise level, with the same noise
-    (arXiv:2406.14548, eq. 8).
+    (arXiv:2406.14548).
     """
     student = denoise(y + _like(sigma, y) * noise, sigma)
     with torch.no_grad():

@@ -7,12 +7,12 @@ from ups.config import EvaluationConfig
 from ups.data.latent_cache import LatentCache
 from ups.emulator import Emulator
 from ups.evaluation.evaluate import evaluate
+from ups.models.codec import codec_from
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator
 from ups.models.steady import SteadyModel
+from ups.models.weights import load_model
 from ups.progress import ProgressBar
-from ups.training.codec import codec_from
-from ups.training.run import load_model
 
 MODELS = {
     "codec": codec_from,

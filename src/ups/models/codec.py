@@ -9,6 +9,7 @@ that of the normalized fields.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,9 @@ class Codec(nn.Module):
         self.groups = groups
         points = max(group.patch_points for group in groups.values())
         if points > MAX_PATCH_POINTS:
-            raise ConfigFault(f"a patch of {points} points is too large for a dense basis: raise codec.model.max_tokens")
+            raise ConfigFault(
+                f"a patch of {points} points is too large for a dense basis: raise codec.model.max_tokens"
+            )
         num_bases = sum(len(group.mean) for group in groups.values())
         self.skew = nn.Parameter(torch.zeros(num_bases, points, points))
 
@@ -161,3 +164,8 @@ def from_patches(patches: Tensor, group: FieldGroup) -> Tensor:
 def group_name(family: str, kind: str) -> str:
     """The key of a family's `fields` or `coefficients` among the codec's groups."""
     return f"{family}/{kind}"
+
+
+def codec_from(groups: dict[str, dict[str, Any]]) -> Codec:
+    """Rebuild a codec from the settings saved with its weights."""
+    return Codec({name: FieldGroup(**group) for name, group in groups.items()})

@@ -1,7 +1,6 @@
 """Stage `codec`: learn the patch bases in which the first components say most."""
 
 from dataclasses import asdict
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -43,9 +42,7 @@ def field_groups(config: CodecConfig, datasets: dict[str, Dataset], statistics: 
     first = 0
     for dataset in datasets.values():
         family, grid = FAMILIES[dataset.family], dataset.grid
-        patch = choose_patch(
-            grid, config.model.patch_size[len(grid) - 1], config.model.max_tokens[len(grid) - 1]
-        )
+        patch = choose_patch(grid, config.model.patch_size[len(grid) - 1], config.model.max_tokens[len(grid) - 1])
         for kind, names in (("fields", family.fields), ("coefficients", family.coefficients)):
             if names and group_name(family.name, kind) not in groups:
                 fields = [statistics[family.name][kind][name] for name in names]
@@ -60,8 +57,3 @@ def field_groups(config: CodecConfig, datasets: dict[str, Dataset], statistics: 
                 )
                 first += len(names)
     return groups
-
-
-def codec_from(groups: dict[str, dict[str, Any]]) -> Codec:
-    """Rebuild a codec from the settings saved with its weights."""
-    return Codec({name: FieldGroup(**group) for name, group in groups.items()})

@@ -7,11 +7,12 @@ from ups.data.loader import LatentBatch, LatentSamples
 from ups.diffusion.losses import consistency_loss, next_sigma
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator
+from ups.models.weights import load_model, load_settings
 from ups.training.diffusion import Residual
 from ups.training.distributed import Draw
+from ups.training.inputs import open_cache
 from ups.training.loop import Stage
-from ups.training.operator import open_cache
-from ups.training.run import Run, load_model, load_settings
+from ups.training.run import Run
 
 LARGEST_SIGMA = 80.0
 

@@ -9,10 +9,11 @@ from ups.data.pdebench import FAMILIES
 from ups.diffusion.losses import denoising_loss
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator
+from ups.models.weights import load_model
 from ups.training.distributed import Draw
+from ups.training.inputs import field_rms, model_settings, open_cache
 from ups.training.loop import Stage
-from ups.training.operator import field_rms, model_settings, open_cache
-from ups.training.run import Run, load_model
+from ups.training.run import Run
 
 SMALLEST_RESIDUAL = 1e-5
 

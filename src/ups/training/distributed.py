@@ -1,26 +1,13 @@
 """Ranks: who takes part, which share of a batch is mine, what all of them agree on."""
 
-import ctypes
 import os
-import signal
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends (Linux), so that no worker outlives its launcher."""
-    if sys.platform != "linux":
-        return
-    parent = os.getppid()
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0 or os.getppid() != parent:
-        os._exit(9)
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -29,14 +16,11 @@ class Ranks:
 
     rank: int
     world_size: int
-    device: "torch.device"
+    device: torch.device
 
     @classmethod
     def join(cls, device: str, timeout_seconds: int) -> "Ranks":
         """Join the process group that torchrun describes in the environment: NCCL on GPUs, gloo on CPUs."""
-        import torch
-        import torch.distributed as dist
-
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device("cpu")
         if device == "cuda":
@@ -50,11 +34,9 @@ class Ranks:
         """This rank's contiguous share of a global batch of `size` samples."""
         return slice(self.rank * size // self.world_size, (self.rank + 1) * size // self.world_size)
 
-    def total(self, value: "torch.Tensor") -> "torch.Tensor":
+    def total(self, value: Tensor) -> Tensor:
         """The sum of `value` over all ranks."""
         if self.world_size > 1:
-            import torch.distributed as dist
-
             value = value.clone()
             dist.all_reduce(value)
         return value
@@ -62,8 +44,6 @@ class Ranks:
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.world_size > 1:
-            import torch.distributed as dist
-
             dist.barrier()
 
 
@@ -73,22 +53,15 @@ class Draw:
     So a sample meets the same noise whatever the number of processes.
     """
 
-    def __init__(self, seed: tuple[int, ...], size: int, share: slice, device: "torch.device") -> None:
-        import numpy as np
-        import torch
-
+    def __init__(self, seed: tuple[int, ...], size: int, share: slice, device: torch.device) -> None:
         state = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1)
         self.generator = torch.Generator(device).manual_seed(state)
         self.size, self.share, self.device = size, share, device
 
-    def normal(self, *shape: int) -> "torch.Tensor":
+    def normal(self, *shape: int) -> Tensor:
         """Unit normal numbers (B, *shape) for this rank's B samples."""
-        import torch
-
         return torch.randn(self.size, *shape, generator=self.generator, device=self.device)[self.share]
 
-    def integers(self, high: int) -> "torch.Tensor":
+    def integers(self, high: int) -> Tensor:
         """Uniform integers in [1, high], one for each of this rank's samples."""
-        import torch
-
         return torch.randint(1, high + 1, (self.size,), generator=self.generator, device=self.device)[self.share]

@@ -10,10 +10,9 @@ from ups.config import LatentsConfig
 from ups.data.latent_cache import write_latents, write_manifest
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import Dataset
-from ups.models.codec import Codec, group_name
+from ups.models.codec import Codec, codec_from, group_name
+from ups.models.weights import load_model
 from ups.progress import ProgressBar
-from ups.training.codec import codec_from
-from ups.training.run import load_model
 
 SNAPSHOTS_AT_ONCE = 16
 

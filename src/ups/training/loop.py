@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ups.config import TrainingSection
 from ups.data.loader import BatchSampler, fixed_batches
 from ups.errors import ConfigFault, Diverged
-from ups.training import run as runs
+from ups.models.weights import WEIGHTS, load, save
 from ups.training.distributed import Draw, Ranks
-from ups.training.run import Run
+from ups.training.run import METRICS, STATE, Run, append_metrics
 
 
 class Samples(Protocol):
@@ -66,7 +66,7 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
         return stage.loss(parallel, stage.train.load(key, samples[share], ranks.device), draw), len(samples)
 
     _settle_buckets(parallel, losses, ranks)
-    state = runs.load(run.folder / runs.STATE) if (run.folder / runs.STATE).is_file() else None
+    state = load(run.folder / STATE) if (run.folder / STATE).is_file() else None
     first = _restore(state, model, average, optimizer) if state else 0
     if ranks.rank == 0:
         _forget_after(run, first)
@@ -87,7 +87,9 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
         if done % config.log_every == 0 or done == config.steps:
             loss = (ranks.total(loss_sum) / since).item()
             if not math.isfinite(loss) or not math.isfinite(norm.item()):
-                raise Diverged(f"{run.stage}: loss {loss}, gradient norm {norm.item()} at step {done}; lower learning_rate")
+                raise Diverged(
+                    f"{run.stage}: loss {loss}, gradient norm {norm.item()} at step {done}; lower learning_rate"
+                )
             speed = since / (time.perf_counter() - started)
             metrics = {"loss": loss, "gradient_norm": norm.item(), "learning_rate": learning_rate(config, step)}
             _record(run, ranks, done, metrics | {"steps_per_second": speed})
@@ -96,11 +98,11 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             _record(run, ranks, done, validate(stage, average, config, ranks))
             started = time.perf_counter()
         if done % config.checkpoint_every == 0 and ranks.rank == 0:
-            runs.save(run.folder / runs.STATE, _state(done, model, average, optimizer))
+            save(run.folder / STATE, _state(done, model, average, optimizer))
 
     if ranks.rank == 0:
-        runs.save_model(run.folder / runs.WEIGHTS, stage.settings, average.state_dict())
-        (run.folder / runs.STATE).unlink(missing_ok=True)
+        save(run.folder / WEIGHTS, {"settings": stage.settings, "weights": average.state_dict()})
+        (run.folder / STATE).unlink(missing_ok=True)
     ranks.barrier()
 
 
@@ -162,9 +164,7 @@ def _state(step: int, model: nn.Module, average: nn.Module, optimizer: torch.opt
     return {"step": step, **{name: part.state_dict() for name, part in parts.items()}}
 
 
-def _restore(
-    state: dict[str, Any], model: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer
-) -> int:
+def _restore(state: dict[str, Any], model: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     for name, part in (("model", model), ("average", average), ("optimizer", optimizer)):
         part.load_state_dict(state[name])
     return state["step"]
@@ -172,12 +172,12 @@ def _restore(
 
 def _record(run: Run, ranks: Ranks, step: int, metrics: dict[str, float]) -> None:
     if ranks.rank == 0:
-        runs.append_metrics(run.folder, step, metrics)
+        append_metrics(run.folder, step, metrics)
 
 
 def _forget_after(run: Run, step: int) -> None:
     """Drop the metrics of steps that will be repeated, and a line that a kill cut short."""
-    path = run.folder / runs.METRICS
+    path = run.folder / METRICS
     if path.is_file():
         kept = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
         kept = [line for line in kept if json.loads(line)["step"] <= step]

@@ -6,8 +6,8 @@ from ups.config import SteadyConfig
 from ups.data.loader import LatentBatch, LatentSamples
 from ups.models.steady import SteadyModel
 from ups.training.distributed import Draw
+from ups.training.inputs import BOUND_OVER_TRAINING, field_rms, model_settings, open_cache, per_channel
 from ups.training.loop import Stage
-from ups.training.operator import BOUND_OVER_TRAINING, field_rms, model_settings, open_cache, per_channel
 from ups.training.run import Run
 
 

@@ -1,6 +1,6 @@
 """Entry point of every training process: `torchrun ... -m ups.training.train RUN_DIR`."""
 
-from ups.training.distributed import die_with_parent
+from ups.processes import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()

@@ -47,7 +47,11 @@ def describe_datasets(
     def work(folder: Path) -> Receipt:
         datasets = describe(raw, sorted(files))
         splits = split(raw, datasets, config.seed, config.valid_fraction, config.test_fraction)
-        return {"files": files, "datasets": {name: asdict(dataset) for name, dataset in datasets.items()}, "splits": splits}
+        return {
+            "files": files,
+            "datasets": {name: asdict(dataset) for name, dataset in datasets.items()},
+            "splits": splits,
+        }
 
     identity = fingerprint("ups.data.splits", config, files)
     return once("describe_datasets", data_root / "04_feature" / "datasets", identity, work, root=data_root)

@@ -1,7 +1,7 @@
 """Nodes of pipeline `evaluation`: scores, figures, verdict."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups.config import EvaluationConfig, JudgeConfig
 from ups.data.pdebench import FAMILIES
@@ -9,9 +9,6 @@ from ups.errors import GateFailed
 from ups.evaluation.judge import judge as judge_records
 from ups.fingerprint import fingerprint
 from ups.receipts import Receipt, once
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def evaluate(
@@ -28,7 +25,13 @@ def evaluate(
     """Score every method on the test split, in physical units."""
     from ups.evaluation.score import score
 
-    stages = {"codec": codec, "operator": operator, "diffusion": diffusion, "consistency": consistency, "steady": steady}
+    stages = {
+        "codec": codec,
+        "operator": operator,
+        "diffusion": diffusion,
+        "consistency": consistency,
+        "steady": steady,
+    }
     identity = fingerprint("ups.evaluation.score", config, {"latent_cache": latent_cache, **stages})
     receipt = once(
         "evaluate",
@@ -40,7 +43,7 @@ def evaluate(
     return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
 
 
-def plot(rollouts: Receipt, data_root: Path) -> tuple[dict[str, "Figure"], list[str]]:
+def plot(rollouts: Receipt, data_root: Path) -> tuple[dict[str, Any], list[str]]:
     """Error over time, spectra, and snapshots of truth, prediction and error."""
     from ups.evaluation.figures import draw_figures
 
@@ -58,4 +61,6 @@ def require_pass(verdict: dict[str, Any], figure_names: list[str]) -> None:
     """Fail the run if a gate failed, after everything else is written."""
     failed = [f"{gate['name']} on {gate['family']}: {gate['value']}" for gate in verdict["gates"] if not gate["passed"]]
     if not verdict["passed"]:
-        raise GateFailed(f"{len(failed)} of {len(verdict['gates'])} gates failed ({'; '.join(failed)}); see verdict.json")
+        raise GateFailed(
+            f"{len(failed)} of {len(verdict['gates'])} gates failed ({'; '.join(failed)}); see verdict.json"
+        )

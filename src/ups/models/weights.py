@@ -1,0 +1,50 @@
+"""Finished models on disk: constructor arguments and weights in one file, checked by its hash when read."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ups.errors import DataFault
+from ups.files import digest_of, publish
+
+WEIGHTS = "weights.pt"
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def save(path: Path, content: dict[str, Any]) -> None:
+    """Write tensors and plain values atomically."""
+    with publish(path) as temporary:
+        torch.save(content, temporary)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read what `save` wrote, on the CPU; only tensors and plain values are accepted."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def load_model(make: Callable[..., Model], data_root: Path, receipt: dict[str, Any]) -> Model:
+    """Rebuild a finished, frozen model from a stage's receipt; `make` takes the settings saved with the weights.
+
+    Raises:
+        DataFault: the weights are missing or not those of the receipt.
+    """
+    content = _finished(data_root, receipt)
+    model = make(**content["settings"])
+    model.load_state_dict(content["weights"])
+    return model.requires_grad_(False).eval()
+
+
+def load_settings(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
+    """The constructor arguments of a finished model."""
+    return _finished(data_root, receipt)["settings"]
+
+
+def _finished(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
+    path, stage = data_root / receipt["path"] / WEIGHTS, receipt["stage"]
+    if not path.is_file() or digest_of(path) != receipt["weights"]:
+        raise DataFault(f"{path} does not hold what {stage} trained; run `kedro run --from-nodes train_{stage}`")
+    return load(path)
