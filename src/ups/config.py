@@ -11,12 +11,13 @@ Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Seed = Annotated[int, Field(ge=0)]
 Steps = PositiveInt
+PerDimension = Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field(strict=False)]  # YAML knows lists only
 
 
 class Section(BaseModel):
-    """A closed section: no unknown keys, no defaults, finite numbers."""
+    """A closed section: no unknown keys, no defaults, finite numbers; text or a truth value is not a number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class SimulatedDataset(Section):
@@ -74,8 +75,8 @@ class CodecModel(Section):
     Both are given for 1D, 2D and 3D grids. `components` is the largest number of latent channels kept per field.
     """
 
-    patch_size: tuple[PositiveInt, PositiveInt, PositiveInt]
-    max_tokens: tuple[PositiveInt, PositiveInt, PositiveInt]
+    patch_size: PerDimension
+    max_tokens: PerDimension
     components: PositiveInt
 
 
@@ -199,4 +200,6 @@ class Parameters(Section):
             raise ValueError("source = folder needs the folder of PDEBench files: --params raw_root=DIR")
         if self.split.valid_fraction + self.split.test_fraction >= 1:
             raise ValueError("split.valid_fraction + split.test_fraction must stay below 1: training needs a share too")
+        if self.evaluation.sigma_min >= self.evaluation.sigma_max:
+            raise ValueError("evaluation.sigma_min must be below evaluation.sigma_max")
         return self

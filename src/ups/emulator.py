@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ups.diffusion.samplers import consistency_sampler, karras_grid, multistep_sampler
 from ups.models.codec import Codec, group_name
-from ups.models.denoiser import Denoiser
+from ups.models.denoiser import Denoiser, predict
 from ups.models.mixing import Domain
 from ups.models.operator import Operator
 from ups.models.steady import SteadyModel
@@ -89,15 +89,13 @@ class Emulator:
         setting: Setting,
         sample: Callable[[Callable[[Tensor, Tensor], Tensor], Tensor], Tensor],
     ) -> Callable[[Tensor], Tensor]:
-        step = self.operator_step(setting)
+        operator, condition, domain = self.operator, setting.condition, setting.domain
+        assert operator is not None
 
         def corrected_step(z: Tensor) -> Tensor:
-            z_pred = step(z)
-            context = torch.cat([z, z_pred, setting.coefficients], -1)
-            family, channels = setting.domain.family, z.shape[-1]
-            y = sample(lambda x, sigma: denoiser(x, sigma, context, setting.condition, setting.domain), z)
-            bound = self.operator.bound[family, :channels]
-            return torch.clamp(z_pred + denoiser.scale[family, :channels] * y, -bound, bound)
+            context = predict(operator, z, setting.coefficients, condition, domain)
+            y = sample(lambda x, sigma: denoiser(x, sigma, context, condition, domain), z)
+            return operator.amplitude.clip(context.z_pred + denoiser.units(context, domain) * y, domain)
 
         return corrected_step
 

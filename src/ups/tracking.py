@@ -26,10 +26,10 @@ PATIENCE = {
 def client() -> "MlflowClient":
     """A client of the store in MLFLOW_TRACKING_URI, impatient with a dead server."""
     os.environ.update({name: value for name, value in PATIENCE.items() if name not in os.environ})
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
     from mlflow import MlflowClient
 
+    for name in ("alembic", "mlflow"):  # after the import, which sets them to INFO
+        logging.getLogger(name).setLevel(logging.WARNING)
     return MlflowClient()
 
 

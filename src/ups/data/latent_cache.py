@@ -24,6 +24,8 @@ from ups.files import read_json, write_json
 MANIFEST = "manifest.json"
 CHECKSUM_BYTES = 4
 OPEN_CHUNKS = 4096
+BOUND = 1.5
+WRITE_ALL = {"write_empty_chunks": True}  # else latents that are all NaN, the fill value, would look like a lost chunk
 
 Encode = Callable[[np.ndarray, str, str], np.ndarray]
 """Snapshots (T, C, *grid) of a family's `fields` or `coefficients` to latents (T, N, D)."""
@@ -48,7 +50,7 @@ def write_latents(
 def _array(folder: Path, name: str, kind: str, count: int, shape: tuple[int, ...], dtype: str) -> zarr.Array:
     path = folder / f"{name}.zarr" / kind
     if (path / "zarr.json").is_file():
-        return zarr.open_array(path, mode="r+")
+        return zarr.open_array(path, mode="r+", config=WRITE_ALL)
     return zarr.create_array(
         path,
         shape=(count, *shape),
@@ -56,6 +58,7 @@ def _array(folder: Path, name: str, kind: str, count: int, shape: tuple[int, ...
         dtype=dtype,
         fill_value=np.nan,
         compressors=Crc32cCodec(),
+        config=WRITE_ALL,
     )
 
 
@@ -105,20 +108,25 @@ def write_manifest(
 
 
 def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, list[float]]:
-    """Per field: RMS of one step's change and largest magnitude of a latent channel, over the training split."""
-    peak, change, num_values = np.zeros(num_fields), np.zeros(num_fields), 0
+    """Per field over the training split.
+
+    `fluctuation`: RMS of z minus its mean over tokens, `change`: RMS of one step's change, `bound`: what no prediction
+    may exceed, 1.5 times the largest magnitude of a latent channel.
+    """
+    peak, squares, counts = np.zeros(num_fields), np.zeros((2, num_fields)), np.zeros(2)
     train = set(cache.datasets[name]["split"]["train"])
     for index in range(cache.datasets[name]["arrays"]["fields"]["shape"][0]):
         z = cache.read(name, "fields", index).astype(np.float64)
         if not np.isfinite(z).all():
             raise DataFault(f"latents of {name}, trajectory {index}, are not finite: the codec diverged")
         if index in train:
-            z = z.reshape(*z.shape[:2], num_fields, -1)
-            step = np.diff(z, axis=0)
+            z = z.reshape(*z.shape[:2], num_fields, -1)  # (T, N, C, components)
             peak = np.maximum(peak, np.abs(z).max(axis=(0, 1, 3)))
-            change += (step**2).sum(axis=(0, 1, 3))
-            num_values += step.size // num_fields
-    return {"max": peak.tolist(), "change": np.sqrt(change / max(num_values, 1)).tolist()}
+            for kind, part in enumerate((z - z.mean(axis=1, keepdims=True), np.diff(z, axis=0))):
+                squares[kind] += np.square(part).sum(axis=(0, 1, 3))
+                counts[kind] += part.size // num_fields
+    fluctuation, change = np.sqrt(squares / np.maximum(counts, 1)[:, None])
+    return {"fluctuation": fluctuation.tolist(), "change": change.tolist(), "bound": (BOUND * peak).tolist()}
 
 
 class LatentCache:

@@ -1,9 +1,13 @@
 """A denoiser of the operator's standardised residual, with EDM's preconditioning for unit variance."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
+from ups.models.amplitude import Amplitude
 from ups.models.mixing import Domain, TokenMixer
+from ups.models.operator import Operator
 
 NUM_NOISE_FEATURES = 8
 
@@ -17,11 +21,34 @@ def precondition(sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return 1 / norm**2, sigma / norm, 1 / norm, sigma.log() / 4
 
 
-class Denoiser(nn.Module):
-    """D(x; sigma) = c_skip x + c_out F(c_in x; c_noise, context) for x = y + sigma n.
+@dataclass(frozen=True)
+class Prediction:
+    """An operator's step and what a denoiser is told about it.
 
-    y = (z_next - z_operator) / scale is the residual of the operator in units of `scale` (families, D), its RMS on the
-    validation split. The context is the state z, the operator's prediction, the coefficients and the condition.
+    z_pred (B, N, D); tokens (B, N, 2 D + D_c): the state at unit amplitude, the predicted change in its unit, the
+    coefficients; summary (B, 2 D); unit (B, 1, D), in which residuals are measured.
+    """
+
+    z_pred: Tensor
+    tokens: Tensor
+    summary: Tensor
+    unit: Tensor
+
+
+def predict(operator: Operator, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Prediction:
+    """Advance z (B, N, D) by one step of the operator and describe the step."""
+    z_pred = operator(z, coefficients, condition, domain)
+    amplitude: Amplitude = operator.amplitude
+    x, summary = amplitude.standardize(z, domain)
+    unit = amplitude.unit(z, domain)
+    return Prediction(z_pred, torch.cat([x, (z_pred - z) / unit, coefficients], -1), summary, unit)
+
+
+class Denoiser(nn.Module):
+    """D(y + sigma n; sigma) = c_skip x + c_out F(c_in x; c_noise, context) for x = y + sigma n.
+
+    y = (z_next - z_pred) / (scale * unit) is the residual of the operator; `scale` (families, D) is its RMS on the
+    validation split, one value per field. The context is the operator's `Prediction`.
     """
 
     def __init__(
@@ -40,6 +67,7 @@ class Denoiser(nn.Module):
             num_families=num_families,
             in_channels=3 * latent_channels + coefficient_channels,
             out_channels=latent_channels,
+            summary_channels=2 * latent_channels,
             num_conditions=num_conditions + NUM_NOISE_FEATURES,
             hidden_channels=hidden_channels,
             num_layers=num_layers,
@@ -47,12 +75,16 @@ class Denoiser(nn.Module):
         )
         self.register_buffer("scale", torch.ones(num_families, latent_channels))
 
-    def forward(self, x: Tensor, sigma: Tensor, context: Tensor, condition: Tensor, domain: Domain) -> Tensor:
-        """Denoise x (B, N, D) at levels sigma (B,); context (B, N, ...) is stacked on the channels."""
+    def forward(self, x: Tensor, sigma: Tensor, context: Prediction, condition: Tensor, domain: Domain) -> Tensor:
+        """Denoise x (B, N, D) at levels sigma (B,)."""
         c_skip, c_out, c_in, c_noise = precondition(sigma)
         frequencies = 2.0 ** torch.arange(NUM_NOISE_FEATURES // 2, device=x.device) / 2
         angle = c_noise[:, None] * frequencies
         condition = torch.cat([condition, angle.sin(), angle.cos()], -1)
-        tokens = torch.cat([c_in[:, None, None] * x, context], -1)
-        F = self.mixer(tokens, condition, domain, x.shape[-1])
+        tokens = torch.cat([c_in[:, None, None] * x, context.tokens], -1)
+        F = self.mixer(tokens, context.summary, condition, domain, x.shape[-1])
         return c_skip[:, None, None] * x + c_out[:, None, None] * F
+
+    def units(self, context: Prediction, domain: Domain) -> Tensor:
+        """What a residual of one is in latents, (B, 1, D)."""
+        return self.scale[domain.family, : context.z_pred.shape[-1]] * context.unit

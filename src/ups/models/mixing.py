@@ -135,9 +135,10 @@ class FamilyLinear(nn.Module):
 
 
 class TokenMixer(nn.Module):
-    """Tokens (B, N, in) and a condition (B, K) to tokens (B, N, out): family stem, blocks, family head (zero at first).
+    """Tokens (B, N, in) to tokens (B, N, out): family stem, blocks, family head (zero at first).
 
-    `in_channels` and `out_channels` are the largest over the families.
+    Blocks are told the family, the condition (B, K) and a summary of the state (B, S), which each family reads in its
+    own way. `in_channels`, `out_channels` and `summary_channels` are the largest over the families.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class TokenMixer(nn.Module):
         num_families: int,
         in_channels: int,
         out_channels: int,
+        summary_channels: int,
         num_conditions: int,
         hidden_channels: int,
         num_layers: int,
@@ -153,7 +155,7 @@ class TokenMixer(nn.Module):
     ) -> None:
         super().__init__()
         self.stem = FamilyLinear(num_families, in_channels, hidden_channels, std=in_channels**-0.5)
-        self.family = nn.Embedding(num_families, hidden_channels)
+        self.summary = FamilyLinear(num_families, summary_channels, hidden_channels, std=0.1)
         self.condition = nn.Sequential(
             nn.Linear(num_conditions, hidden_channels), nn.SiLU(), nn.Linear(hidden_channels, hidden_channels)
         )
@@ -161,10 +163,10 @@ class TokenMixer(nn.Module):
         self.norm = nn.RMSNorm(hidden_channels)
         self.head = FamilyLinear(num_families, hidden_channels, out_channels, std=0.0)
 
-    def forward(self, tokens: Tensor, condition: Tensor, domain: Domain, out_channels: int) -> Tensor:
-        hidden = self.condition(condition) + self.family.weight[domain.family]
-        hidden = nn.functional.silu(hidden)
-        x = self.stem(tokens, domain.family, self.norm.normalized_shape[0]).unflatten(1, domain.grid)
+    def forward(self, tokens: Tensor, summary: Tensor, condition: Tensor, domain: Domain, out_channels: int) -> Tensor:
+        channels = self.norm.normalized_shape[0]
+        hidden = nn.functional.silu(self.condition(condition) + self.summary(summary, domain.family, channels))
+        x = self.stem(tokens, domain.family, channels).unflatten(1, domain.grid)
         for block in self.blocks:
             x = block(x, hidden, domain)
         return self.head(self.norm(x).flatten(1, -2), domain.family, out_channels)

@@ -3,14 +3,15 @@
 import torch
 from torch import Tensor, nn
 
+from ups.models.amplitude import Amplitude
 from ups.models.mixing import Domain, TokenMixer
 
 
 class Operator(nn.Module):
-    """z_next = clip(z + change * F(z, coefficients; condition), -bound, bound).
+    """z_next = clip(z + change * a * F(z / a, coefficients; a, condition)).
 
-    `change` (families, D) is the RMS of one step's change per latent channel, so that F has unit scale everywhere;
-    `bound` (families, D) keeps a rollout inside a multiple of what training showed, hence finite for any horizon.
+    F sees the state at unit amplitude and has unit scale itself; `change` and the amplitude a are those of `Amplitude`,
+    and so is the bound that keeps any rollout finite.
     """
 
     def __init__(
@@ -25,21 +26,20 @@ class Operator(nn.Module):
         modes: int,
     ) -> None:
         super().__init__()
+        self.amplitude = Amplitude(num_families, latent_channels)
         self.mixer = TokenMixer(
             num_families=num_families,
             in_channels=latent_channels + coefficient_channels,
             out_channels=latent_channels,
+            summary_channels=2 * latent_channels,
             num_conditions=num_conditions,
             hidden_channels=hidden_channels,
             num_layers=num_layers,
             modes=modes,
         )
-        self.register_buffer("change", torch.ones(num_families, latent_channels))
-        self.register_buffer("bound", torch.ones(num_families, latent_channels))
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance z (B, N, D) by one time step; coefficients (B, N, D_c), condition (B, K)."""
-        channels = z.shape[-1]
-        change, bound = self.change[domain.family, :channels], self.bound[domain.family, :channels]
-        step = self.mixer(torch.cat([z, coefficients], -1), condition, domain, channels)
-        return torch.clamp(z + change * step, -bound, bound)
+        x, summary = self.amplitude.standardize(z, domain)
+        step = self.mixer(torch.cat([x, coefficients], -1), summary, condition, domain, z.shape[-1])
+        return self.amplitude.clip(z + self.amplitude.unit(z, domain) * step, domain)

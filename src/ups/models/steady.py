@@ -1,13 +1,13 @@
 """The steady model: coefficient fields to the steady solution, in latent space."""
 
-import torch
 from torch import Tensor, nn
 
+from ups.models.amplitude import Amplitude
 from ups.models.mixing import Domain, TokenMixer
 
 
 class SteadyModel(nn.Module):
-    """z = bound-clipped F(coefficients; condition); deterministic, for the solution is a function of its inputs."""
+    """z = clip(F(coefficients; condition)); deterministic, for the solution is a function of its inputs."""
 
     def __init__(
         self,
@@ -25,14 +25,15 @@ class SteadyModel(nn.Module):
             num_families=num_families,
             in_channels=coefficient_channels,
             out_channels=latent_channels,
+            summary_channels=coefficient_channels,
             num_conditions=num_conditions,
             hidden_channels=hidden_channels,
             num_layers=num_layers,
             modes=modes,
         )
-        self.register_buffer("bound", torch.ones(num_families, latent_channels))
+        self.amplitude = Amplitude(num_families, latent_channels)
 
     def forward(self, coefficients: Tensor, condition: Tensor, domain: Domain, latent_channels: int) -> Tensor:
         """Solutions z (B, N, D) for coefficients (B, N, D_c)."""
-        bound = self.bound[domain.family, :latent_channels]
-        return torch.clamp(self.mixer(coefficients, condition, domain, latent_channels), -bound, bound)
+        summary = coefficients.mean(1)
+        return self.amplitude.clip(self.mixer(coefficients, summary, condition, domain, latent_channels), domain)

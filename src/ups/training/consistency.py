@@ -8,7 +8,7 @@ from ups.diffusion.losses import consistency_loss, next_sigma
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator
 from ups.models.weights import load_model, load_settings
-from ups.training.diffusion import Residual
+from ups.training.diffusion import residual
 from ups.training.distributed import Draw
 from ups.training.inputs import open_cache
 from ups.training.loop import Stage
@@ -24,10 +24,10 @@ def build(config: ConsistencyConfig, run: Run) -> Stage:
     settings = load_settings(run.data_root, run.inputs["diffusion"])
     student = Denoiser(**settings)
     student.load_state_dict(teacher.state_dict())
-    residual = Residual(load_model(Operator, run.data_root, run.inputs["operator"]), teacher.scale.clone())
+    operator = load_model(Operator, run.data_root, run.inputs["operator"])
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
-        y, context = residual(batch)
+        y, context = residual(operator, student, batch)
         sigma = (config.P_mean + config.P_std * draw.normal()).exp().clamp(1e-3, LARGEST_SIGMA)
         noise = draw.normal(*y.shape[1:])
         sigma_next = next_sigma(sigma, config.q, config.k, config.b, stage=0)

@@ -7,7 +7,7 @@ from ups.config import DiffusionConfig
 from ups.data.loader import LatentBatch, LatentSamples, fixed_batches
 from ups.data.pdebench import FAMILIES
 from ups.diffusion.losses import denoising_loss
-from ups.models.denoiser import Denoiser
+from ups.models.denoiser import Denoiser, Prediction, predict
 from ups.models.operator import Operator
 from ups.models.weights import load_model
 from ups.training.distributed import Draw
@@ -15,7 +15,7 @@ from ups.training.inputs import field_rms, model_settings, open_cache
 from ups.training.loop import Stage
 from ups.training.run import Run
 
-SMALLEST_RESIDUAL = 1e-5
+SMALLEST_RESIDUAL = 1e-3
 
 
 def build(config: DiffusionConfig, run: Run) -> Stage:
@@ -27,10 +27,9 @@ def build(config: DiffusionConfig, run: Run) -> Stage:
     batch_sizes = train.batch_sizes(config.batch_tokens)
     denoiser = Denoiser(**settings)
     denoiser.scale.copy_(residual_scale(operator, valid, batch_sizes))
-    residual = Residual(operator, denoiser.scale.clone())
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
-        y, context = residual(batch)
+        y, context = residual(operator, denoiser, batch)
         sigma = (config.P_mean + config.P_std * draw.normal()).exp()
         noise = draw.normal(*y.shape[1:])
         return denoising_loss(lambda x, sigma: model(x, sigma, context, batch.condition, batch.domain), y, noise, sigma)
@@ -38,19 +37,12 @@ def build(config: DiffusionConfig, run: Run) -> Stage:
     return Stage(model=denoiser, settings=settings, loss=loss, train=train, valid=valid, batch_sizes=batch_sizes)
 
 
-class Residual:
-    """The operator's residual in units of `scale`, and the context in which it is denoised."""
-
-    def __init__(self, operator: Operator, scale: Tensor) -> None:
-        self.operator, self.scale = operator, scale
-
-    @torch.no_grad()
-    def __call__(self, batch: LatentBatch) -> tuple[Tensor, Tensor]:
-        """Residual y (B, N, D) and context (B, N, 2 D + D_c)."""
-        operator = self.operator.to(batch.z.device)
-        z_pred = operator(batch.z, batch.coefficients, batch.condition, batch.domain)
-        scale = self.scale[batch.domain.family, : batch.z.shape[-1]].to(batch.z)
-        return (batch.z_next - z_pred) / scale, torch.cat([batch.z, z_pred, batch.coefficients], -1)
+@torch.no_grad()
+def residual(operator: Operator, denoiser: Denoiser, batch: LatentBatch) -> tuple[Tensor, Prediction]:
+    """Residual y (B, N, D) of unit variance, and the prediction it belongs to."""
+    operator = operator.to(batch.z.device)
+    prediction = predict(operator, batch.z, batch.coefficients, batch.condition, batch.domain)
+    return (batch.z_next - prediction.z_pred) / denoiser.units(prediction, batch.domain), prediction
 
 
 @torch.no_grad()
@@ -59,11 +51,12 @@ def residual_scale(operator: Operator, valid: LatentSamples, batch_sizes: dict[s
 
     Training residuals would be too small where the operator has learned the training set by heart.
     """
-    scale = torch.ones_like(operator.change)
+    scale = torch.ones_like(operator.amplitude.change)
     for family, samples in fixed_batches(valid.num_samples, batch_sizes):
         batch = valid.load(family, samples, torch.device("cpu"))
-        z_pred = operator(batch.z, batch.coefficients, batch.condition, batch.domain)
-        rms = field_rms(batch.z_next - z_pred, batch.domain.family).square().mean(0).sqrt()
+        prediction = predict(operator, batch.z, batch.coefficients, batch.condition, batch.domain)
+        error = (batch.z_next - prediction.z_pred) / prediction.unit
+        rms = field_rms(error, batch.domain.family).square().mean(0).sqrt()
         channels = batch.z.shape[-1]
         scale[list(FAMILIES).index(family), :channels] = rms.repeat_interleave(channels // len(rms))
     return scale.clamp(min=SMALLEST_RESIDUAL)

@@ -9,9 +9,10 @@ from ups.config import Backbone
 from ups.data.condition import NUM_CONDITIONS
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
+from ups.models.amplitude import Amplitude
 from ups.training.run import Run
 
-BOUND_OVER_TRAINING = 1.5
+SMALLEST_SCALE = 1e-3
 
 
 def open_cache(run: Run) -> LatentCache:
@@ -32,15 +33,27 @@ def model_settings(cache: LatentCache, model: Backbone) -> dict[str, Any]:
     }
 
 
-def per_channel(cache: LatentCache, statistic: str, latent_channels: int) -> Tensor:
-    """A statistic of the cache for every family and latent channel (families, D): the largest over its datasets."""
-    result = torch.zeros(len(FAMILIES), latent_channels)
+def set_amplitude(amplitude: Amplitude, cache: LatentCache) -> None:
+    """Fill in the statistics of the cache's training split; of several datasets of a family the largest counts."""
+    for family, statistics in _statistics_by_family(cache).items():
+        index, num_components = list(FAMILIES).index(family), statistics.pop("components")
+        for name, values in statistics.items():
+            row = values.clamp(min=SMALLEST_SCALE).repeat_interleave(num_components)
+            getattr(amplitude, name)[index, : len(row)] = row
+        blocks = [torch.full((num_components, num_components), 1 / num_components)] * len(FAMILIES[family].fields)
+        amplitude.pool[index, : len(row), : len(row)] = torch.block_diag(*blocks)
+
+
+def _statistics_by_family(cache: LatentCache) -> dict[str, dict[str, Any]]:
+    families: dict[str, dict[str, Any]] = {}
     for entry in cache.datasets.values():
-        family = list(FAMILIES).index(entry["dataset"]["family"])
-        values = torch.tensor(entry["statistics"][statistic])
-        values = values.repeat_interleave(entry["arrays"]["fields"]["shape"][-1] // len(values))
-        result[family, : len(values)] = torch.maximum(result[family, : len(values)], values)
-    return result
+        family, found = entry["dataset"]["family"], entry["statistics"]
+        merged = families.setdefault(family, {})
+        for name in ("fluctuation", "change", "bound"):
+            values = torch.tensor(found[name])
+            merged[name] = torch.maximum(merged.get(name, values), values)
+        merged["components"] = entry["arrays"]["fields"]["shape"][-1] // len(FAMILIES[family].fields)
+    return families
 
 
 def field_rms(error: Tensor, family: int) -> Tensor:

@@ -6,7 +6,7 @@ from ups.config import SteadyConfig
 from ups.data.loader import LatentBatch, LatentSamples
 from ups.models.steady import SteadyModel
 from ups.training.distributed import Draw
-from ups.training.inputs import BOUND_OVER_TRAINING, field_rms, model_settings, open_cache, per_channel
+from ups.training.inputs import field_rms, model_settings, open_cache, set_amplitude
 from ups.training.loop import Stage
 from ups.training.run import Run
 
@@ -16,7 +16,7 @@ def build(config: SteadyConfig, run: Run) -> Stage:
     cache = open_cache(run)
     settings = model_settings(cache, config.model)
     model = SteadyModel(**settings)
-    model.bound.copy_(BOUND_OVER_TRAINING * per_channel(cache, "max", settings["latent_channels"]))
+    set_amplitude(model.amplitude, cache)
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
         z_pred = model(batch.coefficients, batch.condition, batch.domain, batch.z_next.shape[-1])

@@ -1,0 +1,49 @@
+"""Scales of latents: a state's own amplitude, in which networks see it and in which its change is predicted."""
+
+import torch
+from torch import Tensor, nn
+
+from ups.models.mixing import Domain
+
+SMALLEST, LARGEST = 0.2, 20.0
+
+
+class Amplitude(nn.Module):
+    """Statistics of the training split per family and latent channel, and what follows from them for a given state.
+
+    - `fluctuation`: RMS of z minus its mean over tokens, `change`: RMS of one step's change, per field;
+    - `bound`: the largest magnitude that a prediction may have, so that any rollout stays finite;
+    - `pool` (families, D, D): averages over the channels of each field.
+
+    The amplitude a (B, 1, D) of a state is the RMS of its fluctuation over `fluctuation`, one value per field, kept in
+    [0.2, 20]. Decaying and scaled solutions then look alike to a network (reversible instance normalization as in
+    McCabe et al. 2023, arXiv:2310.02994, section 4.1).
+    """
+
+    def __init__(self, num_families: int, latent_channels: int) -> None:
+        super().__init__()
+        for name in ("fluctuation", "change", "bound"):
+            self.register_buffer(name, torch.ones(num_families, latent_channels))
+        self.register_buffer("pool", torch.eye(latent_channels).repeat(num_families, 1, 1))
+
+    def measure(self, z: Tensor, domain: Domain) -> Tensor:
+        """Amplitude a (B, 1, D) of states z (B, N, D)."""
+        channels = z.shape[-1]
+        variance = (z - z.mean(1, keepdim=True)).square().mean(1, keepdim=True)
+        rms = (variance @ self.pool[domain.family, :channels, :channels]).sqrt()
+        return (rms / self.fluctuation[domain.family, :channels]).clamp(SMALLEST, LARGEST)
+
+    def unit(self, z: Tensor, domain: Domain) -> Tensor:
+        """What one step is expected to change in states z: `change` times amplitude, (B, 1, D)."""
+        return self.change[domain.family, : z.shape[-1]] * self.measure(z, domain)
+
+    def standardize(self, z: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
+        """States of zero mean and unit amplitude (B, N, D), and what that took away: means and log a, (B, 2 D)."""
+        a, mean = self.measure(z, domain), z.mean(1, keepdim=True)
+        x = (z - mean) / (self.fluctuation[domain.family, : z.shape[-1]] * a)
+        return x, torch.cat([mean, a.log()], -1).squeeze(1)
+
+    def clip(self, z: Tensor, domain: Domain) -> Tensor:
+        """Keep z within `bound`."""
+        bound = self.bound[domain.family, : z.shape[-1]]
+        return torch.clamp(z, -bound, bound)
