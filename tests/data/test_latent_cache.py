@@ -1,0 +1,178 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from ups.data import latent_cache
+from ups.data.latent_cache import LatentCache, write_latents, write_manifest
+from ups.data.trajectories import Dataset, TrajectoryReader, describe
+from ups.errors import DataFault
+
+ADVECTION, DARCY = "1D_Advection_Sols_beta0.4", "2D_DarcyFlow_beta1.0_Train"
+SPLITS = {name: {"train": [0, 2, 3], "valid": [4], "test": [1, 5]} for name in (ADVECTION, DARCY)}
+GRIDS = {"advection_1d": [8], "darcy_2d": [8, 6]}
+KEY = {"codec weights": "abc", "normalization": {"mean": 0.5}, "source files": {ADVECTION: "def"}}
+
+
+def points_as_tokens(u: np.ndarray, family: str, kind: str) -> np.ndarray:
+    """A codec that makes every grid point a token and every field a latent channel."""
+    return u.reshape(*u.shape[:2], -1).swapaxes(1, 2)
+
+
+@pytest.fixture
+def datasets(write: Callable[..., Path]) -> dict[str, Dataset]:
+    """Six trajectories of a transient and of a steady family."""
+    paths = [write(family, count=6) for family in GRIDS]
+    return describe(paths[0].parent, [path.name for path in paths])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, datasets: dict[str, Dataset]) -> Path:
+    """A finished cache of these datasets."""
+    write_cache(tmp_path / "cache", tmp_path, datasets)
+    return tmp_path / "cache"
+
+
+def write_cache(folder: Path, raw: Path, datasets: dict[str, Dataset], dtype: str = "float32") -> None:
+    write_latents(folder, raw, datasets, points_as_tokens, dtype, lambda count: None)
+    write_manifest(folder, KEY, datasets, SPLITS, GRIDS)
+
+
+def chunks(folder: Path) -> dict[Path, int]:
+    """Every chunk file and the time of its last change."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("c/*/0/0/0")}
+
+
+def chunk(folder: Path, index: int) -> Path:
+    return folder / f"{ADVECTION}.zarr/fields/c/{index}/0/0/0"
+
+
+@pytest.mark.parametrize(("name", "kind"), [(ADVECTION, "fields"), (DARCY, "fields"), (DARCY, "coefficients")])
+def test_reads_what_zarr_reads(folder: Path, name: str, kind: str):
+    """The memory-mapped read of each trajectory equals a plain zarr read of the same cache."""
+    cache, array = LatentCache.open(folder, KEY), zarr.open_array(folder / f"{name}.zarr" / kind, mode="r")
+    assert array.shape[0] == 6
+    for index in range(6):
+        np.testing.assert_array_equal(cache.read(name, kind, index), array[index])
+
+
+def test_holds_the_encoded_trajectories(folder: Path, tmp_path: Path, datasets: dict[str, Dataset]):
+    """The cache gives back, bit for bit, what the codec made of each trajectory."""
+    cache = LatentCache.open(folder, KEY)
+    with TrajectoryReader(tmp_path, datasets[ADVECTION]) as reader:
+        for index in range(6):
+            z = points_as_tokens(reader.read(index), "advection_1d", "fields")
+            np.testing.assert_array_equal(cache.read(ADVECTION, "fields", index), z)
+
+
+def test_interrupted_write_goes_on_where_it_stopped(tmp_path: Path, datasets: dict[str, Dataset]):
+    """After an interruption only trajectories that are not stored yet are encoded."""
+    encoded = []
+
+    def interrupted(u: np.ndarray, family: str, kind: str) -> np.ndarray:
+        if len(encoded) == 4:
+            raise KeyboardInterrupt
+        encoded.append(u)
+        return points_as_tokens(u, family, kind)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_latents(tmp_path / "cache", tmp_path, datasets, interrupted, "float32", lambda count: None)
+    before = chunks(tmp_path / "cache")
+    write_cache(tmp_path / "cache", tmp_path, datasets)
+    after = chunks(tmp_path / "cache")
+    assert len(before) == 4 and len(after) == 18
+    assert {path: after[path] for path in before} == before
+
+
+def test_only_broken_chunks_are_written_again(folder: Path, tmp_path: Path, datasets: dict[str, Dataset]):
+    """A missing, a truncated and an altered chunk are replaced; the others keep their time of change."""
+    content, before = chunk(folder, 0).read_bytes(), chunks(folder)
+    broken = {chunk(folder, 0), chunk(folder, 1), chunk(folder, 2)}
+    chunk(folder, 0).unlink()
+    chunk(folder, 1).write_bytes(chunk(folder, 1).read_bytes()[:50])
+    flip(chunk(folder, 2))
+    write_cache(folder, tmp_path, datasets)
+    after = chunks(folder)
+    assert {path for path in before if after[path] != before[path]} == broken
+    assert chunk(folder, 0).read_bytes() == content
+
+
+def flip(path: Path) -> None:
+    """Alter one byte in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [flip, Path.unlink, lambda path: os.truncate(path, path.stat().st_size - 1), lambda path: os.truncate(path, 0)],
+    ids=["flipped", "missing", "truncated", "emptied"],
+)
+def test_damaged_chunk_is_refused(folder: Path, damage: Callable[[Path], None]):
+    """A chunk with an altered byte, a missing end or no file at all is a fault that names the file."""
+    damage(chunk(folder, 3))
+    with pytest.raises(DataFault, match=r"fields/c/3/0/0/0.*delete .*cache and run again"):
+        LatentCache.open(folder, KEY).read(ADVECTION, "fields", 3)
+
+
+def test_unfinished_cache_is_refused(folder: Path):
+    """Without its manifest a cache is not opened."""
+    (folder / "manifest.json").unlink()
+    with pytest.raises(DataFault, match="no finished latent cache"):
+        LatentCache.open(folder, KEY)
+
+
+@pytest.mark.parametrize("part", KEY)
+def test_cache_of_something_else_is_refused(folder: Path, part: str):
+    """A cache made from other inputs is not opened, and the fault names the part that differs and no other."""
+    others = set(KEY) - {part}
+    with pytest.raises(DataFault, match=f"another {part}:") as fault:
+        LatentCache.open(folder, KEY | {part: "something else"})
+    assert not any(other in str(fault.value) for other in others)
+
+
+def test_half_precision(tmp_path: Path, datasets: dict[str, Dataset]):
+    """Option float16 halves the chunks and keeps three digits."""
+    for dtype in ("float16", "float32"):
+        write_cache(tmp_path / dtype, tmp_path, datasets, dtype)
+    half, full = (LatentCache.open(tmp_path / d, KEY).read(ADVECTION, "fields", 0) for d in ("float16", "float32"))
+    assert half.dtype == np.float16 and 2 * half.nbytes == full.nbytes
+    np.testing.assert_allclose(half, full, rtol=1e-3)
+
+
+def test_statistics_are_of_the_training_split(folder: Path):
+    """RMS change per step and largest magnitude equal numpy's over the train trajectories alone."""
+    z = zarr.open_array(folder / f"{ADVECTION}.zarr/fields", mode="r")[:].astype(np.float64)
+    train = z[SPLITS[ADVECTION]["train"]]
+    statistics = LatentCache.open(folder, KEY).datasets[ADVECTION]["statistics"]
+    assert np.abs(z).max() > np.abs(train).max()
+    np.testing.assert_allclose(statistics["max"], [np.abs(train).max()])
+    np.testing.assert_allclose(statistics["change"], [np.sqrt((np.diff(train, axis=1) ** 2).mean())])
+
+
+@pytest.mark.parametrize("bad", [slice(None), slice(1)], ids=["all", "first snapshot"])
+def test_latents_that_are_not_finite_are_refused(tmp_path: Path, datasets: dict[str, Dataset], bad: slice):
+    """A codec that gives NaN leaves no manifest, and the fault names dataset and trajectory."""
+
+    def diverged(u: np.ndarray, family: str, kind: str) -> np.ndarray:
+        z = points_as_tokens(u, family, kind).copy()
+        z[bad] = np.nan
+        return z
+
+    write_latents(tmp_path / "cache", tmp_path, datasets, diverged, "float32", lambda count: None)
+    with pytest.raises(DataFault, match=f"{ADVECTION}, trajectory 0, are not finite"):
+        write_manifest(tmp_path / "cache", KEY, datasets, SPLITS, GRIDS)
+    assert not (tmp_path / "cache/manifest.json").exists()
+
+
+def test_number_of_open_maps_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """More trajectories than may be open at once are read all the same, and read again."""
+    monkeypatch.setattr(latent_cache, "OPEN_CHUNKS", 2)
+    cache = LatentCache.open(folder, KEY)
+    first = [cache.read(ADVECTION, "fields", index).copy() for index in range(6)]
+    for index in range(6):
+        np.testing.assert_array_equal(cache.read(ADVECTION, "fields", index), first[index])

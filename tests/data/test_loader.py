@@ -1,0 +1,128 @@
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ups.data.latent_cache import LatentCache, write_latents, write_manifest
+from ups.data.loader import BatchSampler, FieldSamples, LatentSamples, fixed_batches
+from ups.data.trajectories import Dataset, TrajectoryReader, describe
+
+CPU = torch.device("cpu")
+NUM_SAMPLES = {"advection_1d": 30, "burgers_1d": 7, "darcy_2d": 100}
+BATCH_SIZES = {"advection_1d": 8, "burgers_1d": 16, "darcy_2d": 4}
+SPLIT = {"train": [0, 3, 4], "valid": [1], "test": [2, 5]}
+GRIDS = {"advection_1d": [8], "burgers_1d": [8], "darcy_2d": [8, 6]}
+
+
+def sampler(seed: int = 0) -> BatchSampler:
+    return BatchSampler(NUM_SAMPLES, BATCH_SIZES, seed)
+
+
+def test_batch_depends_on_seed_and_step_alone():
+    """A batch is the same for a new sampler that starts at its step, and another for another seed."""
+    past = sampler()
+    batches = [past.draw(step) for step in range(12)]
+    for step in (11, 5, 0):
+        key, samples = sampler().draw(step)
+        assert key == batches[step][0]
+        np.testing.assert_array_equal(samples, batches[step][1])
+    assert any(not np.array_equal(sampler(1).draw(step)[1], batches[step][1]) for step in range(12))
+
+
+def test_each_key_comes_once_per_cycle():
+    """Every cycle of as many batches as keys has each key once, and not always in the same order."""
+    keys = [sampler().draw(step)[0] for step in range(30)]
+    cycles = [tuple(keys[start : start + 3]) for start in range(0, 30, 3)]
+    assert all(Counter(cycle) == Counter(NUM_SAMPLES.keys()) for cycle in cycles)
+    assert len(set(cycles)) > 1
+
+
+def test_batches_reach_every_sample():
+    """Batches have the size of their key, stay within its samples and reach all of them."""
+    seen = {key: set() for key in NUM_SAMPLES}
+    for step in range(600):
+        key, samples = sampler().draw(step)
+        assert samples.shape == (BATCH_SIZES[key],)
+        seen[key] |= set(samples.tolist())
+    assert seen == {key: set(range(number)) for key, number in NUM_SAMPLES.items()}
+
+
+def test_validation_batches_are_spread_evenly():
+    """There is one validation batch per key, without repetition, from the first sample to the last."""
+    batches = dict(fixed_batches(NUM_SAMPLES, BATCH_SIZES))
+    assert {key: len(samples) for key, samples in batches.items()} == {
+        "advection_1d": 8,
+        "burgers_1d": 7,
+        "darcy_2d": 4,
+    }
+    for key, samples in batches.items():
+        assert len(set(samples)) == len(samples)
+        assert (samples[0], samples[-1]) == (0, NUM_SAMPLES[key] - 1)
+
+
+@pytest.fixture
+def datasets(write: Callable[..., Path]) -> dict[str, Dataset]:
+    """Six trajectories of two transient families and a steady one."""
+    names = [write(family, count=6).name for family in GRIDS]
+    return describe(write("darcy_2d", count=6).parent, names)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, datasets: dict[str, Dataset]) -> LatentCache:
+    """Their latents: every grid point a token, every field a channel."""
+
+    def encode(u: np.ndarray, family: str, kind: str) -> np.ndarray:
+        return u.reshape(*u.shape[:2], -1).swapaxes(1, 2)
+
+    write_latents(tmp_path / "cache", tmp_path, datasets, encode, "float32", lambda count: None)
+    write_manifest(tmp_path / "cache", {}, datasets, dict.fromkeys(datasets, SPLIT), GRIDS)
+    return LatentCache.open(tmp_path / "cache", {})
+
+
+@pytest.mark.parametrize("split", SPLIT)
+def test_pairs_are_consecutive_snapshots(cache: LatentCache, split: str):
+    """The samples of a split are exactly its pairs of neighbouring snapshots of one trajectory."""
+    name = "1D_Burgers_Sols_Nu0.01"
+    samples = LatentSamples(cache, split, steady=False)
+    batch = samples.load("burgers_1d", np.arange(samples.num_samples["burgers_1d"]), CPU)
+    trajectories = [cache.read(name, "fields", index) for index in SPLIT[split]]
+    np.testing.assert_array_equal(batch.z, np.concatenate([z[:-1] for z in trajectories]))
+    np.testing.assert_array_equal(batch.z_next, np.concatenate([z[1:] for z in trajectories]))
+
+
+def test_transient_and_steady_families_are_kept_apart(cache: LatentCache):
+    """Samples of steps have the transient families alone, samples of solutions the steady ones."""
+    assert LatentSamples(cache, "train", steady=False).families == ["advection_1d", "burgers_1d"]
+    assert LatentSamples(cache, "train", steady=True).families == ["darcy_2d"]
+
+
+def test_steady_samples_are_coefficients_and_solutions(cache: LatentCache):
+    """A steady sample is the solution as z_next, its own coefficients, and no state before it."""
+    name = "2D_DarcyFlow_beta1.0_Train"
+    batch = LatentSamples(cache, "train", steady=True).load("darcy_2d", np.array([2]), CPU)
+    assert batch.z.shape == (1, 48, 0)
+    np.testing.assert_array_equal(batch.z_next, cache.read(name, "fields", 4))
+    np.testing.assert_array_equal(batch.coefficients, cache.read(name, "coefficients", 4))
+
+
+@pytest.mark.parametrize(("key", "length"), [("advection_1d/fields", 5), ("darcy_2d/fields", 1)])
+def test_field_samples_equal_the_reader(tmp_path: Path, datasets: dict[str, Dataset], key: str, length: int):
+    """The samples of a field group are the snapshots that the reader gives for the split."""
+    samples = FieldSamples(tmp_path, datasets, dict.fromkeys(datasets, SPLIT), "train")
+    assert samples.num_samples[key] == 3 * length
+    batch = samples.load(key, np.arange(3 * length), CPU)
+    dataset = next(dataset for dataset in datasets.values() if key.startswith(dataset.family))
+    with TrajectoryReader(tmp_path, dataset) as reader:
+        np.testing.assert_array_equal(batch.u, np.concatenate([reader.read(index) for index in SPLIT["train"]]))
+
+
+def test_coefficient_samples_equal_the_reader(tmp_path: Path, datasets: dict[str, Dataset]):
+    """Coefficient fields form a group of their own, one sample per trajectory."""
+    samples = FieldSamples(tmp_path, datasets, dict.fromkeys(datasets, SPLIT), "test")
+    batch = samples.load("darcy_2d/coefficients", np.array([1, 0]), CPU)
+    with TrajectoryReader(tmp_path, datasets["2D_DarcyFlow_beta1.0_Train"]) as reader:
+        np.testing.assert_array_equal(batch.u, np.stack([reader.read_coefficients(index) for index in (5, 2)]))
+    assert samples.num_samples["darcy_2d/coefficients"] == 2

@@ -1,0 +1,104 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ups.data import sources
+from ups.data.checksums import md5_of
+from ups.data.sources import list_files, simulate_files
+from ups.errors import ConfigFault, DataFault
+
+NAME = "1D_Advection_Sols_beta0.4.hdf5"
+RECIPE: dict[str, Any] = {
+    "family": "advection_1d",
+    "parameters": {"beta": 0.4},
+    "num_trajectories": 3,
+    "resolution": 8,
+    "num_snapshots": 3,
+    "duration": 0.5,
+    "seed": 0,
+}
+
+
+def simulated(folder: Path, recipe: dict[str, Any], identity: str = "solvers 1") -> dict[str, Any]:
+    """The entry of the one file that the recipe describes, as simulated in `folder`."""
+    return simulate_files(folder, [recipe], identity, lambda count: None)[NAME]
+
+
+def inode(path: Path) -> int:
+    """What changes when a file is made again and renamed over the old one."""
+    return path.stat().st_ino
+
+
+def test_simulated_file_is_described(tmp_path: Path):
+    """The entry of a simulated file has its true size and MD5 sum."""
+    entry = simulated(tmp_path, RECIPE)
+    assert entry == {"bytes": (tmp_path / NAME).stat().st_size, "md5": md5_of(tmp_path / NAME)}
+
+
+def test_simulated_file_is_reused(tmp_path: Path):
+    """The same recipe simulates nothing the second time and gives the same entry."""
+    entry, first = simulated(tmp_path, RECIPE), inode(tmp_path / NAME)
+    assert simulated(tmp_path, RECIPE) == entry
+    assert inode(tmp_path / NAME) == first
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"num_trajectories": 4}, {"duration": 1.0}])
+def test_changed_recipe_simulates_again(tmp_path: Path, change: dict[str, Any]):
+    """A file made with another recipe is made again under its name."""
+    entry = simulated(tmp_path, RECIPE)
+    again = simulated(tmp_path, RECIPE | change)
+    assert again["md5"] != entry["md5"]
+    assert again["md5"] == md5_of(tmp_path / NAME)
+
+
+def test_changed_solvers_simulate_again(tmp_path: Path):
+    """A file made by other solvers is made again."""
+    simulated(tmp_path, RECIPE)
+    first = inode(tmp_path / NAME)
+    simulated(tmp_path, RECIPE, "solvers 2")
+    assert inode(tmp_path / NAME) != first
+
+
+def test_lost_file_is_simulated_again(tmp_path: Path):
+    """A file that was deleted comes back with the same content."""
+    entry = simulated(tmp_path, RECIPE)
+    (tmp_path / NAME).unlink()
+    assert simulated(tmp_path, RECIPE) == entry
+    assert md5_of(tmp_path / NAME) == entry["md5"]
+
+
+def test_duplicates_are_refused(tmp_path: Path):
+    """Two datasets with one file name are refused before anything is simulated."""
+    with pytest.raises(ConfigFault, match=f"{NAME} twice"):
+        simulate_files(tmp_path, [RECIPE, RECIPE | {"seed": 1}], "solvers 1", lambda count: None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sums_of_a_folder_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file whose size and time of change are known is not read a second time."""
+    simulated(tmp_path / "raw", RECIPE)
+    first = list_files(tmp_path / "raw", tmp_path / "sums.json")
+    monkeypatch.setattr(sources, "md5_of", lambda path: pytest.fail("read again"))
+    assert list_files(tmp_path / "raw", tmp_path / "sums.json") == first
+
+
+@pytest.mark.parametrize("keep_time", [True, False], ids=["other size", "other time"])
+def test_sums_of_changed_files_are_taken_anew(tmp_path: Path, keep_time: bool):
+    """A file with another size, or with another time of change, is read again."""
+    path = tmp_path / "raw" / NAME
+    simulated(tmp_path / "raw", RECIPE)
+    list_files(tmp_path / "raw", tmp_path / "sums.json")
+    time = path.stat().st_mtime_ns
+    content = bytearray(path.read_bytes() + b"0" * keep_time)
+    content[-100] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(time, time if keep_time else time + 1))
+    assert list_files(tmp_path / "raw", tmp_path / "sums.json")[NAME]["md5"] == md5_of(path)
+
+
+def test_empty_folder_is_refused(tmp_path: Path):
+    """A folder without PDEBench files is a fault that names it."""
+    with pytest.raises(DataFault, match=f"{tmp_path}: holds no"):
+        list_files(tmp_path, tmp_path / "sums.json")
