@@ -43,7 +43,12 @@ def refuse_under_torchrun() -> None:
 
 
 def train_stage(
-    stage: str, config: TrainingSection, inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path, raw: Path
+    stage: str,
+    config: TrainingSection,
+    inputs: dict[str, Receipt],
+    launch: LaunchConfig,
+    data_root: Path,
+    raw: Path | None = None,
 ) -> Receipt:
     """Train `stage` unless its section, inputs and code are unchanged; resume it where it was interrupted.
 
@@ -56,7 +61,8 @@ def train_stage(
     identity = fingerprint(f"ups.training.{stage}", config, inputs)
 
     def work(folder: Path) -> Receipt:
-        places = {"data_root": os.path.relpath(data_root, folder), "raw": os.path.relpath(raw, folder)}
+        places = {"data_root": os.path.relpath(data_root, folder)}
+        places |= {"raw": os.path.relpath(raw, folder)} if raw is not None else {}
         settings = launch.model_dump() | {"device": device(launch)}
         content = {"stage": stage, "fingerprint": identity, "config": config.model_dump(mode="json"), "inputs": inputs}
         write_json(folder / RUN, content | {"launch": settings} | places)

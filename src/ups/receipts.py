@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,12 +38,14 @@ def once(
         if stored is not None:
             log.info("%s: up to date (%s)", name, identity[:12])
             return stored
-        if force and (place / RECEIPT).exists():
+        if force:
             _empty(place)
         log.info("%s: running (%s)", name, identity[:12])
+        started = time.monotonic()
         result = work(place)
         receipt = {"step": name, "fingerprint": identity, "path": str(place.relative_to(root)), **result}
         write_json(place / RECEIPT, receipt | {"files": _sizes(place)})
+        log.info("%s: done in %.0f s", name, time.monotonic() - started)
         return read_json(place / RECEIPT)
 
 

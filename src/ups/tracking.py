@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
+from ups.files import publish
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
@@ -23,20 +27,20 @@ PATIENCE = {
 }
 
 
-def client() -> "MlflowClient":
-    """A client of the store in MLFLOW_TRACKING_URI, impatient with a dead server."""
+def client(uri: str | None = None) -> "MlflowClient":
+    """A client of the store at `uri`, by default that in MLFLOW_TRACKING_URI, impatient with a dead server."""
     os.environ.update({name: value for name, value in PATIENCE.items() if name not in os.environ})
     from mlflow import MlflowClient
 
     for name in ("alembic", "mlflow"):  # after the import, which sets them to INFO
         logging.getLogger(name).setLevel(logging.WARNING)
-    return MlflowClient()
+    return MlflowClient(uri)
 
 
 def open_run(name: str, data_root: Path, tags: dict[str, str]) -> str:
     """Open the run of one `kedro run` in the embedded store below `data_root`, unless MLFLOW_TRACKING_URI is set."""
-    data_root.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{data_root / 'mlflow.db'}")
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{_store(data_root / 'mlflow.db')}"
     tracker = client()
     experiment = tracker.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
@@ -47,6 +51,16 @@ def open_run(name: str, data_root: Path, tags: dict[str, str]) -> str:
     run = tracker.create_run(experiment_id, run_name=name, tags=tags | {"pid": str(os.getpid())})
     os.environ[PARENT_RUN] = run.info.run_id
     return run.info.run_id
+
+
+def _store(path: Path) -> Path:
+    """The sqlite store at `path`; it gets its name when its tables are made, so that a kill leaves none half made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(".mlflow.lock")):
+        if not path.is_file():
+            with publish(path) as temporary:
+                client(f"sqlite:///{temporary}").search_experiments()
+    return path
 
 
 def _close_orphans(tracker: "MlflowClient", experiment_id: str) -> None:
@@ -91,6 +105,8 @@ class StageRun:
 
         if self.run_id is None:
             return
+        if len(lines) < self.sent:  # a resumed stage drops the lines of steps it repeats
+            self.sent = 0
         metrics = [metric for line in lines[self.sent :] for metric in self._metrics(json.loads(line))]
         try:
             for start in range(0, len(metrics), BATCH):

@@ -32,11 +32,11 @@ def datasets(write: Callable[..., Path]) -> dict[str, Dataset]:
 @pytest.fixture
 def folder(tmp_path: Path, datasets: dict[str, Dataset]) -> Path:
     """A finished cache of these datasets."""
-    write_cache(tmp_path / "cache", tmp_path, datasets)
+    _write_cache(tmp_path / "cache", tmp_path, datasets)
     return tmp_path / "cache"
 
 
-def write_cache(folder: Path, raw: Path, datasets: dict[str, Dataset], dtype: str = "float32") -> None:
+def _write_cache(folder: Path, raw: Path, datasets: dict[str, Dataset], dtype: str = "float32") -> None:
     write_latents(folder, raw, datasets, points_as_tokens, dtype, lambda count: None)
     write_manifest(folder, KEY, datasets, SPLITS, GRIDS)
 
@@ -46,7 +46,7 @@ def chunks(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("c/*/0/0/0")}
 
 
-def chunk(folder: Path, index: int) -> Path:
+def _chunk(folder: Path, index: int) -> Path:
     return folder / f"{ADVECTION}.zarr/fields/c/{index}/0/0/0"
 
 
@@ -81,7 +81,7 @@ def test_interrupted_write_goes_on_where_it_stopped(tmp_path: Path, datasets: di
     with pytest.raises(KeyboardInterrupt):
         write_latents(tmp_path / "cache", tmp_path, datasets, interrupted, "float32", lambda count: None)
     before = chunks(tmp_path / "cache")
-    write_cache(tmp_path / "cache", tmp_path, datasets)
+    _write_cache(tmp_path / "cache", tmp_path, datasets)
     after = chunks(tmp_path / "cache")
     assert len(before) == 4 and len(after) == 18
     assert {path: after[path] for path in before} == before
@@ -89,15 +89,15 @@ def test_interrupted_write_goes_on_where_it_stopped(tmp_path: Path, datasets: di
 
 def test_only_broken_chunks_are_written_again(folder: Path, tmp_path: Path, datasets: dict[str, Dataset]):
     """A missing, a truncated and an altered chunk are replaced; the others keep their time of change."""
-    content, before = chunk(folder, 0).read_bytes(), chunks(folder)
-    broken = {chunk(folder, 0), chunk(folder, 1), chunk(folder, 2)}
-    chunk(folder, 0).unlink()
-    chunk(folder, 1).write_bytes(chunk(folder, 1).read_bytes()[:50])
-    flip(chunk(folder, 2))
-    write_cache(folder, tmp_path, datasets)
+    content, before = _chunk(folder, 0).read_bytes(), chunks(folder)
+    broken = {_chunk(folder, 0), _chunk(folder, 1), _chunk(folder, 2)}
+    _chunk(folder, 0).unlink()
+    _chunk(folder, 1).write_bytes(_chunk(folder, 1).read_bytes()[:50])
+    flip(_chunk(folder, 2))
+    _write_cache(folder, tmp_path, datasets)
     after = chunks(folder)
     assert {path for path in before if after[path] != before[path]} == broken
-    assert chunk(folder, 0).read_bytes() == content
+    assert _chunk(folder, 0).read_bytes() == content
 
 
 def flip(path: Path) -> None:
@@ -114,7 +114,7 @@ def flip(path: Path) -> None:
 )
 def test_damaged_chunk_is_refused(folder: Path, damage: Callable[[Path], None]):
     """A chunk with an altered byte, a missing end or no file at all is a fault that names the file."""
-    damage(chunk(folder, 3))
+    damage(_chunk(folder, 3))
     with pytest.raises(DataFault, match=r"fields/c/3/0/0/0.*delete .*cache and run again"):
         LatentCache.open(folder, KEY).read(ADVECTION, "fields", 3)
 
@@ -138,7 +138,7 @@ def test_cache_of_something_else_is_refused(folder: Path, part: str):
 def test_half_precision(tmp_path: Path, datasets: dict[str, Dataset]):
     """Option float16 halves the chunks and keeps three digits."""
     for dtype in ("float16", "float32"):
-        write_cache(tmp_path / dtype, tmp_path, datasets, dtype)
+        _write_cache(tmp_path / dtype, tmp_path, datasets, dtype)
     half, full = (LatentCache.open(tmp_path / d, KEY).read(ADVECTION, "fields", 0) for d in ("float16", "float32"))
     assert half.dtype == np.float16 and 2 * half.nbytes == full.nbytes
     np.testing.assert_allclose(half, full, rtol=1e-3)

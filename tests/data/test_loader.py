@@ -17,24 +17,24 @@ SPLIT = {"train": [0, 3, 4], "valid": [1], "test": [2, 5]}
 GRIDS = {"advection_1d": [8], "burgers_1d": [8], "darcy_2d": [8, 6]}
 
 
-def sampler(seed: int = 0) -> BatchSampler:
+def _sampler(seed: int = 0) -> BatchSampler:
     return BatchSampler(NUM_SAMPLES, BATCH_SIZES, seed)
 
 
 def test_batch_depends_on_seed_and_step_alone():
     """A batch is the same for a new sampler that starts at its step, and another for another seed."""
-    past = sampler()
+    past = _sampler()
     batches = [past.draw(step) for step in range(12)]
     for step in (11, 5, 0):
-        key, samples = sampler().draw(step)
+        key, samples = _sampler().draw(step)
         assert key == batches[step][0]
         np.testing.assert_array_equal(samples, batches[step][1])
-    assert any(not np.array_equal(sampler(1).draw(step)[1], batches[step][1]) for step in range(12))
+    assert any(not np.array_equal(_sampler(1).draw(step)[1], batches[step][1]) for step in range(12))
 
 
 def test_each_key_comes_once_per_cycle():
     """Every cycle of as many batches as keys has each key once, and not always in the same order."""
-    keys = [sampler().draw(step)[0] for step in range(30)]
+    keys = [_sampler().draw(step)[0] for step in range(30)]
     cycles = [tuple(keys[start : start + 3]) for start in range(0, 30, 3)]
     assert all(Counter(cycle) == Counter(NUM_SAMPLES.keys()) for cycle in cycles)
     assert len(set(cycles)) > 1
@@ -44,7 +44,7 @@ def test_batches_reach_every_sample():
     """Batches have the size of their key, stay within its samples and reach all of them."""
     seen = {key: set() for key in NUM_SAMPLES}
     for step in range(600):
-        key, samples = sampler().draw(step)
+        key, samples = _sampler().draw(step)
         assert samples.shape == (BATCH_SIZES[key],)
         seen[key] |= set(samples.tolist())
     assert seen == {key: set(range(number)) for key, number in NUM_SAMPLES.items()}

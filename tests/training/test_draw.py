@@ -6,7 +6,7 @@ from ups.training.distributed import Draw, Ranks
 CPU = torch.device("cpu")
 
 
-def shares(world_size: int, size: int) -> list[slice]:
+def _shares(world_size: int, size: int) -> list[slice]:
     return [Ranks(rank, world_size, CPU).share(size) for rank in range(world_size)]
 
 
@@ -14,7 +14,7 @@ def shares(world_size: int, size: int) -> list[slice]:
 @pytest.mark.parametrize("size", [7, 8, 64])
 def test_shares_are_disjoint_and_complete(world_size: int, size: int):
     """The shares of all ranks are the global batch, each sample once, and differ by at most one sample."""
-    parts = [list(range(size))[share] for share in shares(world_size, size)]
+    parts = [list(range(size))[share] for share in _shares(world_size, size)]
     assert sum(parts, []) == list(range(size))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -27,7 +27,7 @@ def test_a_sample_meets_the_same_numbers_on_any_number_of_ranks(world_size: int)
         return [draw.normal(), draw.integers(64), draw.normal(5, 2)]
 
     whole = numbers(Draw((0, 2, 11), 8, slice(0, 8), CPU))
-    parts = [numbers(Draw((0, 2, 11), 8, share, CPU)) for share in shares(world_size, 8)]
+    parts = [numbers(Draw((0, 2, 11), 8, share, CPU)) for share in _shares(world_size, 8)]
     for expected, *drawn in zip(whole, *parts, strict=True):
         assert torch.equal(torch.cat(drawn), expected)
 

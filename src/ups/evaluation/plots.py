@@ -38,9 +38,19 @@ def plot_errors(curves: dict[str, Arrays], times: dict[str, np.ndarray]) -> Figu
             panel.plot(times[name], _positive(errors), color=_colour(method), marker=marker, label=method)
         if steady:
             panel.set(xticks=[], xlabel="")
-        _log_axis(panel, np.concatenate(list(curves[name].values())))
+        _frame_errors(panel, curves[name])
     _common_legend(figure)
     return figure
+
+
+def _frame_errors(panel: Axes, curves: Arrays) -> None:
+    """Scale the axis to the methods that predict; a codec floor far below them is told in words."""
+    predicted = [errors for method, errors in curves.items() if method != "codec"]
+    _log_axis(panel, np.concatenate(predicted or list(curves.values())))
+    floor = np.nanmax(curves["codec"]) if "codec" in curves else np.inf
+    if floor < panel.get_ylim()[0]:
+        place = {"xy": (0.98, 0.03), "xycoords": "axes fraction", "ha": "right", "va": "bottom"}
+        panel.annotate(f"codec below {floor:.0e}", color=_colour("codec"), fontsize=8, **place)
 
 
 def plot_spectra(spectra: dict[str, Arrays]) -> Figure:

@@ -118,8 +118,8 @@ class Codec(nn.Module):
 
 def _cosine_basis(patch: int, num_dims: int) -> Tensor:
     """The orthonormal cosine transform of a patch, lowest frequencies first: where training starts."""
-    k, i = torch.meshgrid(torch.arange(patch), torch.arange(patch), indexing="ij")
-    basis = torch.cos(torch.pi * k * (i + 0.5) / patch).double()
+    k, i = torch.meshgrid(*[torch.arange(patch, dtype=torch.float64)] * 2, indexing="ij")
+    basis = torch.cos(torch.pi * k * (i + 0.5) / patch)
     basis = basis / basis.norm(dim=1, keepdim=True)
     full, frequency = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
     for _ in range(num_dims):

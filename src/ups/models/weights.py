@@ -16,9 +16,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Write tensors and plain values atomically."""
-    with publish(path) as temporary:
-        torch.save(content, temporary)
+    """Write tensors and plain values atomically; the same content gives the same bytes."""
+    # Given a path, torch puts its name, here with our process id, into the file.
+    with publish(path) as temporary, temporary.open("wb") as file:
+        torch.save(content, file)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ups.training.run import Run
 
 def build(config: CodecConfig, run: Run) -> Stage:
     """Nested dropout: reconstruct each snapshot from its first k components, k drawn anew for each."""
+    assert run.raw is not None
     datasets = {name: Dataset.from_json(entry) for name, entry in run.inputs["datasets"]["datasets"].items()}
     splits = run.inputs["datasets"]["splits"]
     groups = field_groups(config, datasets, run.inputs["normalization"]["statistics"])

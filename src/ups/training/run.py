@@ -13,7 +13,10 @@ RUN, METRICS, STATE = "run.json", "metrics.jsonl", "state.pt"
 
 @dataclass(frozen=True)
 class Run:
-    """Contents of `run.json`: the stage, its section, the receipts of its inputs and where their files are."""
+    """Contents of `run.json`: the stage, its section, the receipts of its inputs and where their files are.
+
+    Only the codec reads `raw` files; the other stages learn from latents below `data_root`.
+    """
 
     folder: Path
     stage: str
@@ -22,13 +25,13 @@ class Run:
     inputs: dict[str, Any]
     launch: dict[str, Any]
     data_root: Path
-    raw: Path
+    raw: Path | None = None
 
     @classmethod
     def read(cls, folder: Path) -> "Run":
-        """Read `folder/run.json`; the two places in it are relative to the folder."""
+        """Read `folder/run.json`; the places in it are relative to the folder."""
         content = read_json(folder / RUN)
-        places = {name: (folder / content.pop(name)).resolve() for name in ("data_root", "raw")}
+        places = {name: (folder / content.pop(name)).resolve() for name in ("data_root", "raw") if name in content}
         return cls(folder=folder, **content, **places)
 
 

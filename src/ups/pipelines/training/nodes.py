@@ -38,23 +38,21 @@ def encode_latents(datasets: Receipt, codec: Receipt, config: LatentsConfig, raw
     )
 
 
-def train_operator(
-    latent_cache: Receipt, config: OperatorConfig, launch: LaunchConfig, raw: Path, data_root: Path
-) -> Receipt:
+def train_operator(latent_cache: Receipt, config: OperatorConfig, launch: LaunchConfig, data_root: Path) -> Receipt:
     """Train the operator that advances a latent by one time step."""
     if not latent_cache["transient"]:
         return _untrained("operator", "transient")
-    return train_stage("operator", config, {"latent_cache": latent_cache}, launch, data_root, raw)
+    return train_stage("operator", config, {"latent_cache": latent_cache}, launch, data_root)
 
 
 def train_diffusion(
-    latent_cache: Receipt, operator: Receipt, config: DiffusionConfig, launch: LaunchConfig, raw: Path, data_root: Path
+    latent_cache: Receipt, operator: Receipt, config: DiffusionConfig, launch: LaunchConfig, data_root: Path
 ) -> Receipt:
     """Train the residual denoiser on top of a trained operator."""
     if not latent_cache["transient"]:
         return _untrained("diffusion", "transient")
     inputs = {"latent_cache": latent_cache, "operator": operator}
-    return train_stage("diffusion", config, inputs, launch, data_root, raw)
+    return train_stage("diffusion", config, inputs, launch, data_root)
 
 
 def train_consistency(
@@ -63,23 +61,20 @@ def train_consistency(
     diffusion: Receipt,
     config: ConsistencyConfig,
     launch: LaunchConfig,
-    raw: Path,
     data_root: Path,
 ) -> Receipt:
     """Tune a copy of the denoiser to sample in one or two steps."""
     if not latent_cache["transient"]:
         return _untrained("consistency", "transient")
     inputs = {"latent_cache": latent_cache, "operator": operator, "diffusion": diffusion}
-    return train_stage("consistency", config, inputs, launch, data_root, raw)
+    return train_stage("consistency", config, inputs, launch, data_root)
 
 
-def train_steady(
-    latent_cache: Receipt, config: SteadyConfig, launch: LaunchConfig, raw: Path, data_root: Path
-) -> Receipt:
+def train_steady(latent_cache: Receipt, config: SteadyConfig, launch: LaunchConfig, data_root: Path) -> Receipt:
     """Train the regression of steady solutions on coefficient fields."""
     if not latent_cache["steady"]:
         return _untrained("steady", "steady")
-    return train_stage("steady", config, {"latent_cache": latent_cache}, launch, data_root, raw)
+    return train_stage("steady", config, {"latent_cache": latent_cache}, launch, data_root)
 
 
 def _untrained(stage: str, kind: str) -> Receipt:

@@ -11,8 +11,6 @@ from ups.pipelines.training.nodes import (
     train_steady,
 )
 
-PLACES = ["raw", "data_root"]
-
 
 def create_pipeline() -> Pipeline:
     """Every stage is a torchrun child process, skipped where section, inputs and code are unchanged."""
@@ -20,25 +18,25 @@ def create_pipeline() -> Pipeline:
         [
             node(
                 train_codec,
-                inputs=["datasets", "normalization", "params:codec", "params:launch", *PLACES],
+                inputs=["datasets", "normalization", "params:codec", "params:launch", "raw", "data_root"],
                 outputs="codec_receipt",
                 name="train_codec",
             ),
             node(
                 encode_latents,
-                inputs=["datasets", "codec_receipt", "params:latents", *PLACES],
+                inputs=["datasets", "codec_receipt", "params:latents", "raw", "data_root"],
                 outputs="latent_cache",
                 name="encode_latents",
             ),
             node(
                 train_operator,
-                inputs=["latent_cache", "params:operator", "params:launch", *PLACES],
+                inputs=["latent_cache", "params:operator", "params:launch", "data_root"],
                 outputs="operator_receipt",
                 name="train_operator",
             ),
             node(
                 train_diffusion,
-                inputs=["latent_cache", "operator_receipt", "params:diffusion", "params:launch", *PLACES],
+                inputs=["latent_cache", "operator_receipt", "params:diffusion", "params:launch", "data_root"],
                 outputs="diffusion_receipt",
                 name="train_diffusion",
             ),
@@ -50,14 +48,14 @@ def create_pipeline() -> Pipeline:
                     "diffusion_receipt",
                     "params:consistency",
                     "params:launch",
-                    *PLACES,
+                    "data_root",
                 ],
                 outputs="consistency_receipt",
                 name="train_consistency",
             ),
             node(
                 train_steady,
-                inputs=["latent_cache", "params:steady", "params:launch", *PLACES],
+                inputs=["latent_cache", "params:steady", "params:launch", "data_root"],
                 outputs="steady_receipt",
                 name="train_steady",
             ),

@@ -1,0 +1,117 @@
+"""Samplers with the exact denoiser of a Gaussian, for which everything is known."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ups.diffusion.samplers import consistency_sampler, heun_sampler, karras_grid, multistep_sampler
+
+MEAN, STD = 0.8, 0.5
+SIGMA_MIN, SIGMA_MAX = 0.002, 80.0
+
+
+def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+    """Posterior mean of y ~ N(MEAN, STD^2) given x = y + sigma n."""
+    variance = sigma[:, None] ** 2
+    return (STD**2 * x + variance * MEAN) / (STD**2 + variance)
+
+
+def consistent(x: Tensor, sigma: Tensor) -> Tensor:
+    """The end of the probability flow that passes x at level sigma."""
+    return MEAN + (x - MEAN) * STD / (STD**2 + sigma[:, None] ** 2).sqrt()
+
+
+def euler(denoise: Callable[[Tensor, Tensor], Tensor], x: Tensor, sigmas: Tensor) -> Tensor:
+    """First-order solver of the probability flow."""
+    for sigma, sigma_next in zip(sigmas[:-1], sigmas[1:], strict=True):
+        x = x + (sigma_next - sigma) * (x - denoise(x, sigma.expand(x.shape[0]).to(x))) / sigma
+    return x
+
+
+def moments(sampler: Callable, num_steps: int) -> tuple[float, float]:
+    """Mean and std of what a sampler makes of unit noise: it is affine in the noise, so two points tell both."""
+    noise = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    y = sampler(denoise, SIGMA_MAX * noise, karras_grid(num_steps, SIGMA_MIN, SIGMA_MAX))
+    return y[0].item(), (y[1] - y[0]).item()
+
+
+@pytest.mark.parametrize(("sampler", "num_steps"), [(heun_sampler, 40), (multistep_sampler, 80)])
+def test_sampler_recovers_the_gaussian(sampler: Callable, num_steps: int):
+    """Noise becomes samples with the mean and the variance of the data."""
+    mean, std = moments(sampler, num_steps)
+    assert mean == pytest.approx(MEAN, abs=0.01)
+    assert std == pytest.approx(STD, abs=0.005)
+
+
+@pytest.mark.parametrize("sampler", [heun_sampler, multistep_sampler])
+def test_sampler_is_of_second_order(sampler: Callable):
+    """Twice the steps divide the error of the standard deviation by about four."""
+    errors = [abs(moments(sampler, num_steps)[1] - STD) for num_steps in (20, 40)]
+    assert 3 < errors[0] / errors[1] < 6
+
+
+@pytest.mark.parametrize("num_steps", [6, 8, 16, 32])
+def test_multistep_beats_euler(num_steps: int):
+    """At equal numbers of evaluations the second-order multistep solver is closer than Euler's."""
+    errors = [abs(moments(sampler, num_steps)[1] - STD) for sampler in (multistep_sampler, euler)]
+    assert errors[0] < 0.7 * errors[1]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "evaluations"), [(heun_sampler, 2 * 8 - 1), (multistep_sampler, 8)], ids=["heun", "multistep"]
+)
+def test_number_of_evaluations(sampler: Callable, evaluations: int):
+    """Heun takes 2 N - 1 evaluations, the multistep solver N."""
+    calls = []
+    sampler(lambda x, sigma: calls.append(sigma) or x / 2, torch.ones(3, 2), karras_grid(8, 0.02, 5.0))
+    assert len(calls) == evaluations
+    assert {sigma.shape for sigma in calls} == {(3,)}
+
+
+@pytest.mark.parametrize("sampler", [heun_sampler, multistep_sampler])
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_known_data_are_found_at_once(sampler: Callable, num_steps: int):
+    """A denoiser that always says the same leads there in any number of steps."""
+    y = torch.tensor([[1.0, -2.0]])
+    found = sampler(lambda x, sigma: y, 5 * torch.ones(1, 2), karras_grid(num_steps, 0.02, 5.0))
+    assert torch.allclose(found, y, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_steps", [2, 3, 18])
+def test_karras_grid(num_steps: int):
+    """The grid falls from sigma_max to sigma_min in N levels, then ends at zero."""
+    sigmas = karras_grid(num_steps, 0.02, 5.0)
+    assert len(sigmas) == num_steps + 1
+    assert sigmas[[0, -2, -1]].tolist() == pytest.approx([5.0, 0.02, 0.0])
+    assert (sigmas.diff() < 0).all()
+
+
+def test_karras_grid_by_hand():
+    """The middle of three levels is the mean of seventh roots, to the seventh power (rho = 7)."""
+    assert karras_grid(3, 1.0, 128.0)[1].item() == pytest.approx(1.5**7)
+
+
+def test_karras_grid_of_one_step():
+    """One step goes from sigma_max straight to zero."""
+    assert karras_grid(1, 0.02, 5.0).tolist() == [5.0, 0.0]
+
+
+def test_one_consistency_step():
+    """One step maps noise of level sigma_max to the flow's end."""
+    noises = torch.tensor([[[0.0], [1.0]]], dtype=torch.float64)
+    y = consistency_sampler(consistent, noises, torch.tensor([SIGMA_MAX]))
+    share = STD / math.hypot(STD, SIGMA_MAX)
+    assert y[0].item() == pytest.approx(MEAN - MEAN * share)
+    assert (y[1] - y[0]).item() == pytest.approx(SIGMA_MAX * share)
+
+
+def test_two_consistency_steps_keep_the_gaussian():
+    """Fresh noise at the second level and its removal leave mean and variance of the data."""
+    generator = torch.Generator().manual_seed(0)
+    noises = torch.randn(2, 50_000, 1, generator=generator, dtype=torch.float64)
+    y = consistency_sampler(consistent, noises, torch.tensor([SIGMA_MAX, 1.64]))
+    assert y.mean().item() == pytest.approx(MEAN, abs=0.01)
+    assert y.std().item() == pytest.approx(STD, abs=0.01)

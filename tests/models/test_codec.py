@@ -1,0 +1,210 @@
+"""The codec: exact where all components are kept, the best linear one where they are not."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ups.errors import ConfigFault
+from ups.files import digest_of
+from ups.models.codec import Codec, FieldGroup, choose_patch, codec_from, from_patches, normalize, to_patches
+from ups.models.weights import WEIGHTS, load_model, save
+
+torch.set_num_threads(1)
+
+GROUPS = {
+    "1d/fields": FieldGroup((24,), 4, 4, (False,), (0.3,), (2.0,), 0),
+    "2d/fields": FieldGroup((6, 4), 2, 4, (True, False), (-0.5, 1.0), (0.7, 3.0), 1),
+    "2d/coefficients": FieldGroup((6, 4), 2, 4, (True,), (1.0,), (0.2,), 3),
+    "3d/fields": FieldGroup((4, 2, 6), 2, 8, (True, False, False), (0.1, 0.2, 0.3), (0.5, 1.0, 2.0), 4),
+}
+every_group = pytest.mark.parametrize("name", GROUPS)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    """A generator in a known state."""
+    return torch.Generator().manual_seed(seed)
+
+
+def trained_codec(groups: dict[str, FieldGroup] = GROUPS) -> Codec:
+    """A codec in double precision with bases far from where training starts."""
+    codec = Codec(groups).double()
+    with torch.no_grad():
+        codec.skew.copy_(torch.randn(codec.skew.shape, generator=seeded(1), dtype=torch.float64))
+    return codec
+
+
+def fields(name: str, batch: int = 3) -> Tensor:
+    """Positive physical fields (B, C, *grid)."""
+    shape = (batch, len(GROUPS[name].mean), *GROUPS[name].grid)
+    return torch.rand(shape, generator=seeded(2), dtype=torch.float64) + 0.5
+
+
+@every_group
+def test_round_trip_is_exact(name: str):
+    """With all components kept, decoding undoes encoding, whatever the bases are."""
+    codec, u = trained_codec(), fields(name)
+    assert torch.allclose(codec.decode(codec.encode(u, name), name), u, rtol=1e-10)
+
+
+@every_group
+def test_latents_have_the_announced_shape(name: str):
+    """Latents are (B, tokens, fields x components)."""
+    group = GROUPS[name]
+    assert trained_codec().encode(fields(name), name).shape == (3, group.num_tokens, group.num_channels)
+
+
+@every_group
+def test_encoding_is_isometric(name: str):
+    """The distance of two latents is the distance of the normalized fields."""
+    codec, u = trained_codec(), fields(name, batch=2)
+    z, normalized = codec.encode(u, name), normalize(u, GROUPS[name])
+    assert torch.allclose((z[0] - z[1]).norm(), (normalized[0] - normalized[1]).norm(), rtol=1e-10)
+
+
+@every_group
+def test_bases_are_orthonormal(name: str):
+    """The kept components of every field are orthonormal for any weights."""
+    group = replace(GROUPS[name], components=3)
+    bases = trained_codec().bases(group)
+    assert bases.shape == (len(group.mean), 3, group.patch_points)
+    assert torch.allclose(bases @ bases.mT, torch.eye(3, dtype=torch.float64).expand(len(group.mean), 3, 3), atol=1e-10)
+
+
+def test_groups_have_their_own_bases():
+    """Training the bases of one group leaves those of the others alone."""
+    codec = trained_codec()
+    before = {name: codec.bases(group).detach() for name, group in GROUPS.items()}
+    with torch.no_grad():
+        codec.skew[1:3].mul_(0.5)
+    changed = {name for name, group in GROUPS.items() if not torch.equal(codec.bases(group), before[name])}
+    assert changed == {"2d/fields"}
+
+
+def test_normalization_by_hand():
+    """A positive field is (log u - mean) / std, another one (u - mean) / std."""
+    u = torch.stack([torch.full((6, 4), 2.0), torch.full((6, 4), 4.0)])[None]
+    normalized = normalize(u, GROUPS["2d/fields"])
+    assert normalized[0, :, 0, 0].tolist() == pytest.approx([(0.693147 + 0.5) / 0.7, 1.0])
+
+
+def test_decoded_positive_field_is_positive():
+    """A field that is encoded by its logarithm is positive whatever a network predicts."""
+    z = 5 * torch.randn(3, 6, 8, generator=seeded(), dtype=torch.float64)
+    u = trained_codec().decode(z, "2d/fields")
+    assert u[:, 0].min() > 0 > u[:, 1].min()
+
+
+@every_group
+def test_patches_round_trip(name: str):
+    """Cutting fields into patches and joining them gives the same fields."""
+    u = fields(name)
+    assert torch.equal(from_patches(to_patches(u, GROUPS[name]), GROUPS[name]), u)
+
+
+def test_patches_by_hand():
+    """Tokens run over the patches row by row, and points over a patch row by row."""
+    group = replace(GROUPS["2d/coefficients"], grid=(4, 4))
+    u = torch.arange(16.0).view(1, 1, 4, 4)
+    expected = [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
+    assert to_patches(u, group)[0, :, 0].tolist() == expected
+
+
+def test_tokens_are_local():
+    """A change at one point changes the one token whose patch contains it."""
+    codec, u = trained_codec(), fields("2d/fields", batch=1)
+    z = codec.encode(u, "2d/fields")
+    u[0, 1, 5, 1] += 1
+    changed = (codec.encode(u, "2d/fields") - z).abs().amax((0, 2)).nonzero().flatten()
+    assert changed.tolist() == [2 * 2 + 0]
+
+
+@pytest.mark.parametrize(
+    ("grid", "patch_size", "max_tokens", "patch"),
+    [
+        ((128,), 2, 256, 2),
+        ((1024,), 2, 256, 4),
+        ((1024,), 16, 256, 16),
+        ((24,), 5, 256, 6),
+        ((31,), 2, 256, 1),
+        ((101,), 2, 64, 1),
+        ((32, 32), 2, 1024, 2),
+        ((128, 128), 2, 1024, 4),
+        ((30, 20), 3, 1024, 5),
+        ((31, 30), 2, 1024, 1),
+        ((64, 64, 64), 2, 1024, 8),
+        ((12,), 2, 1, 6),
+    ],
+)
+def test_choose_patch(grid: tuple[int, ...], patch_size: int, max_tokens: int, patch: int):
+    """The smallest divisor that is large enough, else the largest there is below the whole axis."""
+    assert choose_patch(grid, patch_size, max_tokens) == patch
+
+
+def test_dense_basis_has_a_limit():
+    """Patches too large for a dense basis are refused with the remedy."""
+    with pytest.raises(ConfigFault, match=r"codec\.model\.max_tokens"):
+        Codec({"3d/fields": FieldGroup((34, 34, 34), 17, 8, (False,), (0.0,), (1.0,), 0)})
+
+
+@pytest.mark.parametrize("name", ["1d/fields", "2d/fields", "3d/fields"])
+def test_forward_keeps_the_first_components(name: str):
+    """Each sample is reconstructed from as many leading components of every field as it is told."""
+    codec, group, u = trained_codec(), GROUPS[name], fields(name)
+    normalized, u_pred = codec(u, name, torch.tensor([1, 2, group.components]))
+    for sample, keep in enumerate((1, 2, group.components)):
+        basis = codec.bases(group)[:, :keep]
+        patches = torch.einsum("nci,cki,ckj->ncj", to_patches(normalized, group)[sample], basis, basis)
+        assert torch.allclose(u_pred[sample], from_patches(patches[None], group)[0])
+
+
+def test_untrained_basis_is_the_cosine_transform():
+    """Before training the first component is the mean of a patch, and a constant field needs no other."""
+    codec = Codec(GROUPS).double()
+    z = codec.encode(torch.full((1, 1, 24), 2.3, dtype=torch.float64), "1d/fields")
+    expected = torch.tensor([2.0, 0, 0, 0]).double().expand(1, 6, 4)  # (2.3 - 0.3) / 2.0 times sqrt(4 points)
+    assert torch.allclose(z, expected)
+
+
+def correlated_patches() -> Tensor:
+    """Snapshots (B, 1, 32) whose patches of 8 points have random principal components of falling variance."""
+    spectrum = 0.6 ** torch.arange(8.0)
+    directions = torch.linalg.qr(torch.randn(8, 8, generator=seeded(3)))[0]
+    return (torch.randn(64, 4, 8, generator=seeded(4)) * spectrum @ directions.T).flatten(1)[:, None]
+
+
+def test_trained_codec_approaches_the_principal_components():
+    """Nested dropout finds bases that lose within 10 % of what the best linear projection loses."""
+    u = correlated_patches()
+    group = FieldGroup((32,), 8, 3, (False,), (0.0,), (1.0,), 0)
+    codec = Codec({"toy/fields": group})
+
+    def loss(keep: Tensor) -> Tensor:
+        normalized, u_pred = codec(u, "toy/fields", keep)
+        return (normalized - u_pred).square().mean()
+
+    everything = torch.full((64,), 3)
+    untrained = loss(everything).item()
+    optimizer, generator = torch.optim.Adam(codec.parameters(), lr=0.02), seeded(5)
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss(torch.randint(1, 4, (64,), generator=generator)).backward()
+        optimizer.step()
+    best = torch.linalg.svdvals(u.view(-1, 8))[3:].square().sum().item() / u.numel()
+    assert best <= loss(everything).item() * 1.0001
+    assert loss(everything).item() < 1.1 * best
+    assert untrained > 2 * best
+
+
+def test_codec_is_rebuilt_from_its_file(tmp_path: Path):
+    """Settings and weights on disk give the same codec, frozen."""
+    codec = trained_codec().float()
+    settings = {"groups": {name: asdict(group) for name, group in GROUPS.items()}}
+    save(tmp_path / "run" / WEIGHTS, {"settings": settings, "weights": codec.state_dict()})
+    receipt = {"path": "run", "stage": "codec", "weights": digest_of(tmp_path / "run" / WEIGHTS)}
+    rebuilt = load_model(codec_from, tmp_path, receipt)
+    assert rebuilt.groups == GROUPS
+    assert torch.equal(rebuilt.skew, codec.skew)
+    assert not any(parameter.requires_grad for parameter in rebuilt.parameters())

@@ -1,0 +1,164 @@
+"""Mixing along axes: against the fast Fourier transform, under shifts, on other grids, in every dimension."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ups.models.mixing import Domain, FamilyLinear, FourierMixing, LocalMixing, TokenMixer
+
+torch.set_num_threads(1)
+
+GRIDS = [(12,), (6, 8), (4, 6, 5)]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Unit normal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def randomized(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
+    """The module with random weights everywhere, also where training starts from zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+def periodic(grid: tuple[int, ...], family: int = 0) -> Domain:
+    """A domain that wraps on every axis."""
+    return Domain(family, grid, (True,) * len(grid))
+
+
+def token_mixer() -> TokenMixer:
+    """A small mixer of three families with random weights."""
+    sizes = {"num_families": 3, "in_channels": 5, "out_channels": 4, "summary_channels": 6, "num_conditions": 7}
+    return randomized(TokenMixer(**sizes, hidden_channels=8, num_layers=2, modes=4))
+
+
+@pytest.mark.parametrize("modes", [1, 3, 16])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_fourier_mixing_is_a_spectral_convolution(grid: tuple[int, ...], modes: int):
+    """On periodic axes it multiplies the modes of the FFT by complex matrices, whatever the cells' phases."""
+    mixing, x = FourierMixing(3, modes), normal(2, *grid, 3)
+    expected = torch.zeros_like(x)
+    for axis, n in enumerate(grid):
+        num_modes = min(modes, n // 2)
+        weight = torch.complex(mixing.weight[axis, :num_modes, 0], mixing.weight[axis, :num_modes, 1])
+        x_hat = torch.fft.rfft(x, dim=axis + 1).movedim(axis + 1, -2)[..., :num_modes, :]
+        y_hat = torch.einsum("...mi,mio->...mo", x_hat, weight.conj()).movedim(-2, axis + 1)
+        expected += torch.fft.irfft(y_hat, n=n, dim=axis + 1)
+    assert torch.allclose(mixing(x, periodic(grid)), expected, atol=1e-5)
+
+
+def test_half_turns_on_bounded_axes():
+    """On an axis with ends, mode k is a cosine of k half-turns: mode 1 alone returns cos(pi x) as it came."""
+    mixing = FourierMixing(1, 2)
+    with torch.no_grad():
+        mixing.weight.zero_()
+        mixing.weight[0, 1, 0] = 1.0
+    x = (torch.arange(64) + 0.5) / 64
+    analysed = mixing((torch.pi * x).cos()[None, :, None], Domain(0, (64,), (False,)))
+    assert torch.allclose(analysed[0, :, 0], (torch.pi * x).cos(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("wraps", "tolerance"), [(True, 1e-5), (False, 5e-3)])
+def test_fourier_mixing_knows_no_resolution(wraps: bool, tolerance: float):
+    """A smooth function is mixed alike on a grid and on one three times as fine."""
+    mixing = FourierMixing(1, 4)
+
+    def mixed(num_points: int) -> Tensor:
+        x = (torch.arange(num_points) + 0.5) / num_points
+        u = (2 * math.pi * x).sin() + 0.5 * (4 * math.pi * x + 1).cos()
+        return mixing(u[None, :, None], Domain(0, (num_points,), (wraps,)))[0, :, 0]
+
+    assert torch.allclose(mixed(60), mixed(180)[1::3], atol=tolerance)
+
+
+def test_local_mixing_by_hand():
+    """The sum left * before + centre * x + right * after; the neighbour of a bounded end is the end itself."""
+    mixing, x = LocalMixing(1), torch.tensor([1.0, 2.0, 4.0])[None, :, None]
+    with torch.no_grad():
+        mixing.weight[0, :, 0] = torch.tensor([100.0, 10.0, 1.0])
+    wrapped = mixing(x, Domain(0, (3,), (True,))).flatten()
+    bounded = mixing(x, Domain(0, (3,), (False,))).flatten()
+    assert wrapped.tolist() == [400 + 10 + 2, 100 + 20 + 4, 200 + 40 + 1]
+    assert bounded.tolist() == [100 + 10 + 2, 100 + 20 + 4, 200 + 40 + 4]
+
+
+def test_each_axis_has_its_own_boundary():
+    """A shift along the periodic axis commutes with mixing; one along the bounded axis does not."""
+    domain, x = Domain(0, (6, 8), (False, True)), normal(2, 6, 8, 3)
+    for mixing in (FourierMixing(3, 3), LocalMixing(3)):
+        mixed = mixing(x, domain)
+        assert torch.allclose(mixing(x.roll(3, 2), domain), mixed.roll(3, 2), atol=1e-5)
+        assert not torch.allclose(mixing(x.roll(3, 1), domain), mixed.roll(3, 1), atol=1e-2)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_token_mixer_commutes_with_shifts(grid: tuple[int, ...]):
+    """On a periodic domain the output moves with the input."""
+    mixer, tokens = token_mixer(), normal(2, math.prod(grid), 5)
+    summary, condition = normal(2, 6, seed=1), normal(2, 7, seed=2)
+    shifts, axes = tuple(range(1, len(grid) + 1)), tuple(range(1, len(grid) + 1))
+
+    def shift(tokens: Tensor) -> Tensor:
+        return tokens.unflatten(1, grid).roll(shifts, axes).flatten(1, -2)
+
+    moved = mixer(shift(tokens), summary, condition, periodic(grid), 4)
+    assert torch.allclose(moved, shift(mixer(tokens, summary, condition, periodic(grid), 4)), atol=1e-4)
+
+
+def test_samples_do_not_mix():
+    """Each sample of a batch is treated as if it were alone."""
+    mixer, tokens, summary, condition = token_mixer(), normal(3, 12, 5), normal(3, 6), normal(3, 7)
+    together = mixer(tokens, summary, condition, periodic((12,)), 4)
+    alone = mixer(tokens[1:2], summary[1:2], condition[1:2], periodic((12,)), 4)
+    assert torch.allclose(together[1:2], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("ignored", ["summary", "condition", "family", "boundary"])
+def test_token_mixer_listens(ignored: str):
+    """Summary, condition, family and boundary each change the output."""
+    mixer, tokens = token_mixer(), normal(2, 12, 5)
+    given = {"summary": normal(2, 6), "condition": normal(2, 7), "domain": periodic((12,))}
+    other = {
+        "summary": {"summary": normal(2, 6, seed=1)},
+        "condition": {"condition": normal(2, 7, seed=1)},
+        "family": {"domain": periodic((12,), family=1)},
+        "boundary": {"domain": Domain(0, (12,), (False,))},
+    }[ignored]
+    difference = mixer(tokens, **given, out_channels=4) - mixer(tokens, **given | other, out_channels=4)
+    assert difference.abs().max() > 1e-3
+
+
+def test_family_linear_by_hand():
+    """Each family has its matrix and bias; a family with fewer channels uses the first rows and columns."""
+    linear, x = randomized(FamilyLinear(3, 5, 4, std=1.0)), normal(2, 7, 3)
+    expected = torch.einsum("bni,io->bno", x, linear.weight[2, :3, :2]) + linear.bias[2, :2]
+    assert torch.allclose(linear(x, 2, 2), expected, atol=1e-6)
+
+
+def test_family_linear_starts_from_zero():
+    """A head of std zero says nothing before training."""
+    assert FamilyLinear(3, 5, 4, std=0.0)(normal(2, 5), 1, 4).count_nonzero() == 0
+
+
+@pytest.mark.parametrize(("grid", "family"), list(itertools.product(GRIDS, range(3))))
+def test_every_parameter_takes_part(grid: tuple[int, ...], family: int):
+    """Whatever family and dimension a batch has, every parameter gets a gradient, as distributed training needs."""
+    mixer, narrow = token_mixer(), family + 2
+    output = mixer(
+        normal(1, math.prod(grid), narrow),
+        normal(1, narrow),
+        normal(1, 7),
+        Domain(family, grid, (False,) * len(grid)),
+        2,
+    )
+    output.square().sum().backward()
+    assert [name for name, parameter in mixer.named_parameters() if parameter.grad is None] == []
+    assert mixer.head.weight.grad[family].any()
+    assert not mixer.head.weight.grad[(family + 1) % 3].any()

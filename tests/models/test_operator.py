@@ -1,0 +1,153 @@
+"""The operator: still before training, bounded after it, and attentive to everything it is told."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ups.data.condition import NUM_CONDITIONS, condition_features
+from ups.data.pdebench import BOUNDARIES, FAMILIES, PARAMETERS
+from ups.data.trajectories import Dataset
+from ups.models.amplitude import LARGEST, SMALLEST, Amplitude
+from ups.models.mixing import Domain
+from ups.models.operator import Operator
+
+torch.set_num_threads(1)
+
+GRID, D, D_C = (4, 6), 6, 2
+DATASET = Dataset(
+    name="toy",
+    family="darcy_2d",
+    files=("toy.hdf5",),
+    counts=(4,),
+    times=(0.0, 0.1),
+    grid=(8, 12),
+    lengths=(1.0, 1.0),
+    boundary=("outflow", "outflow"),
+    parameters=dict.fromkeys(PARAMETERS, 0.1),
+)
+OTHERS = {
+    "dt": replace(DATASET, times=(0.0, 0.2)),
+    "family": replace(DATASET, family="shallow_water_2d"),
+    "resolution": replace(DATASET, grid=(16, 24)),
+    **{name: replace(DATASET, parameters=DATASET.parameters | {name: 0.2}) for name in PARAMETERS},
+    **{name: replace(DATASET, boundary=(name, "outflow")) for name in BOUNDARIES if name != "outflow"},
+}
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Unit normal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def domain_of(dataset: Dataset) -> Domain:
+    """The token grid of a dataset."""
+    return Domain(list(FAMILIES).index(dataset.family), GRID, tuple(name == "periodic" for name in dataset.boundary))
+
+
+def operator(randomized: bool = False) -> Operator:
+    """A small operator for all families whose bounds do not bind; with weights anywhere if randomized."""
+    made = Operator(
+        num_families=len(FAMILIES),
+        latent_channels=D,
+        coefficient_channels=D_C,
+        num_conditions=NUM_CONDITIONS,
+        hidden_channels=8,
+        num_layers=2,
+        modes=3,
+    )
+    made.amplitude.bound.fill_(100.0)
+    if randomized:
+        with torch.no_grad():
+            for seed, parameter in enumerate(made.parameters()):
+                parameter.copy_(0.3 * normal(*parameter.shape, seed=seed))
+    return made
+
+
+@torch.no_grad()
+def advance(model: Operator, dataset: Dataset, z: Tensor) -> Tensor:
+    """One step of a state with fixed coefficients."""
+    condition = torch.tensor([condition_features(dataset)]).expand(len(z), -1)
+    return model(z, normal(len(z), z.shape[1], D_C, seed=9), condition, domain_of(dataset))
+
+
+@pytest.mark.parametrize("dataset", OTHERS.values(), ids=OTHERS.keys())
+def test_untrained_operator_is_persistence(dataset: Dataset):
+    """Before training the next state is the state."""
+    z = normal(2, 24, D)
+    assert torch.equal(advance(operator(), dataset, z), z)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_operator_listens(name: str):
+    """Another time step, parameter, boundary, resolution or family is another prediction."""
+    model, z = operator(randomized=True), normal(2, 24, D)
+    difference = advance(model, OTHERS[name], z) - advance(model, DATASET, z)
+    assert difference.abs().max() > 1e-4
+
+
+def test_operator_sees_the_coefficients():
+    """A change of the coefficients at one token changes the prediction."""
+    model, z, coefficients = operator(randomized=True), normal(1, 24, D), normal(1, 24, D_C)
+    condition, domain = torch.tensor([condition_features(DATASET)]), domain_of(DATASET)
+    other = coefficients.clone()
+    other[0, 5] += 1
+    difference = model(z, coefficients, condition, domain) - model(z, other, condition, domain)
+    assert difference.abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0, 1e3, 1e6])
+def test_prediction_stays_within_its_bound(size: float):
+    """However absurd the state, each channel of the prediction is finite and at most as large as its family allows."""
+    model, bound = operator(randomized=True), torch.linspace(0.1, 5.0, D)
+    model.amplitude.bound[domain_of(DATASET).family] = bound
+    z = advance(model, DATASET, size * normal(2, 24, D))
+    assert z.isfinite().all()
+    assert (z.abs() <= bound).all()
+
+
+def test_families_may_have_fewer_channels():
+    """A family with fewer latent channels than the largest uses the first of them."""
+    z = advance(operator(randomized=True), DATASET, normal(2, 24, D - 2))
+    assert z.shape == (2, 24, D - 2)
+
+
+def test_change_is_the_unit_of_a_step():
+    """Twice the expected change per step is twice the step."""
+    model, z = operator(randomized=True), normal(2, 24, D)
+    step = advance(model, DATASET, z) - z
+    model.amplitude.change.mul_(2)
+    assert torch.allclose(advance(model, DATASET, z) - z, 2 * step, atol=1e-4)
+
+
+def two_fields() -> Amplitude:
+    """Statistics of a family with two fields of three components each."""
+    amplitude = Amplitude(1, D)
+    amplitude.pool[0] = torch.block_diag(*[torch.full((3, 3), 1 / 3)] * 2)
+    amplitude.fluctuation[0] = torch.tensor([2.0] * 3 + [0.5] * 3)
+    return amplitude
+
+
+def test_amplitude_by_hand():
+    """The amplitude is the RMS of a field's fluctuation over all its tokens and components, over what is usual."""
+    z = torch.tensor([[1.0, 5, 5, 0, 0, 0], [-1.0, 5, 5, 0, 0, 3]])[None]  # two tokens
+    expected = [(1 / 3) ** 0.5 / 2] * 3 + [(1.5**2 / 3) ** 0.5 / 0.5] * 3
+    assert two_fields().measure(z, Domain(0, (2,), (True,))).flatten().tolist() == pytest.approx(expected)
+
+
+def test_standardized_state_has_unit_amplitude():
+    """Networks see zero mean per channel and the fluctuation of one per field; the summary tells what was removed."""
+    domain, z = Domain(0, (24,), (True,)), 3 + normal(2, 24, D)
+    amplitude = two_fields()
+    x, summary = amplitude.standardize(z, domain)
+    assert torch.allclose(x.mean(1), torch.zeros(2, D), atol=1e-5)
+    assert torch.allclose(x.unflatten(2, (2, 3)).square().mean((1, 3)), torch.ones(2, 2), atol=1e-5)
+    assert torch.allclose(summary, torch.cat([z.mean(1), amplitude.measure(z, domain)[:, 0].log()], -1))
+
+
+@pytest.mark.parametrize(("size", "expected"), [(0.0, SMALLEST), (1e-6, SMALLEST), (1e6, LARGEST)])
+def test_amplitude_is_limited(size: float, expected: float):
+    """A state at rest is not blown up, and a wild one is not taken as usual."""
+    a = two_fields().measure(size * normal(2, 24, D), Domain(0, (24,), (True,)))
+    assert torch.equal(a, torch.full_like(a, expected))

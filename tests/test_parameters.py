@@ -1,0 +1,190 @@
+"""The parameters we ship are valid, and every wrong one is refused by name."""
+
+import copy
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kedro.config import OmegaConfigLoader
+
+from ups.errors import ConfigFault
+from ups.hooks import check_parameters
+from ups.settings import CONFIG_LOADER_ARGS
+
+CONF = Path(__file__).parents[1] / "conf"
+NAN, INF = math.nan, math.inf
+DATASET = "simulate.datasets.0"
+
+
+def load(environment: str) -> dict[str, Any]:
+    """The parameters of an environment, merged as `kedro run --env` merges them."""
+    return dict(OmegaConfigLoader(str(CONF), env=environment, **CONFIG_LOADER_ARGS)["parameters"])
+
+
+@cache
+def base() -> dict[str, Any]:
+    """The parameters of `conf/base`."""
+    return load("base")
+
+
+def changed(name: str, value: Any) -> dict[str, Any]:
+    """The base parameters with one of them set, or removed where the value is `...`."""
+    parameters = copy.deepcopy(base())
+    *place, last = [int(part) if part.isdigit() else part for part in name.split(".")]
+    section: Any = parameters
+    for part in place:
+        section = section[part]
+    section.pop(last) if value is ... else section.__setitem__(last, value)
+    return parameters
+
+
+def refusal(parameters: dict[str, Any]) -> str:
+    """The one line with which the parameters are refused."""
+    with pytest.raises(ConfigFault) as caught:
+        check_parameters(parameters)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("environment", ["base", "smoke", "sample", "pdebench"])
+def test_shipped_parameters_are_valid(environment: str, monkeypatch: pytest.MonkeyPatch):
+    """Every environment passes its own check."""
+    monkeypatch.setenv("UPS_SAMPLE_DATA", "folder")
+    check_parameters(load(environment))
+
+
+def test_sample_environment_asks_for_a_folder(monkeypatch: pytest.MonkeyPatch):
+    """Without a folder of PDEBench files the environment `sample` says how to name one."""
+    monkeypatch.delenv("UPS_SAMPLE_DATA", raising=False)
+    assert "--params raw_root=DIR" in refusal(load("sample"))
+
+
+WRONG = [
+    ("source", "internet"),
+    ("source", None),
+    ("data_root", 3),
+    ("raw_root", 3),
+    ("simulate.datasets", {}),
+    (f"{DATASET}.family", "advection_4d"),
+    (f"{DATASET}.parameters", [0.4]),
+    (f"{DATASET}.parameters.beta", "fast"),
+    (f"{DATASET}.parameters.beta", NAN),
+    (f"{DATASET}.num_trajectories", 2),
+    (f"{DATASET}.resolution", 4),
+    (f"{DATASET}.num_snapshots", 0),
+    (f"{DATASET}.duration", 0.0),
+    (f"{DATASET}.duration", -INF),
+    ("download.families", ["burgers"]),
+    ("download.families", "burgers_1d"),
+    ("download.files", [1]),
+    ("split.valid_fraction", 1.0),
+    ("split.test_fraction", 0.0),
+    ("split.test_fraction", -0.1),
+    ("codec.steps", 0),
+    ("codec.model", None),
+    ("codec.model.patch_size", [2, 2]),
+    ("codec.model.patch_size", 2),
+    ("codec.model.max_tokens", [256, 0, 256]),
+    ("codec.model.max_tokens", [256, 256, True]),
+    ("latents.dtype", "float64"),
+    ("operator.seed", -1),
+    ("operator.seed", 0.5),
+    ("operator.steps", "many"),
+    ("operator.steps", "2000"),
+    ("operator.steps", True),
+    ("operator.steps", 10.5),
+    ("operator.steps", None),
+    ("operator.batch_tokens", -4096),
+    ("operator.learning_rate", 0),
+    ("operator.learning_rate", "0.1"),
+    ("operator.learning_rate", NAN),
+    ("operator.learning_rate", INF),
+    ("operator.learning_rate", True),
+    ("operator.weight_decay", -0.01),
+    ("operator.ema_decay", 1.0),
+    ("operator.noise", [0.1]),
+    ("operator.model.modes", 0),
+    ("diffusion.P_mean", NAN),
+    ("diffusion.P_std", 0.0),
+    ("diffusion.clip_norm", 0.0),
+    ("consistency.q", 1.0),
+    ("steady.warmup_steps", -1),
+    ("launch.num_processes", 0),
+    ("launch.threads_per_process", 0),
+    ("launch.device", "tpu"),
+    ("launch.force", 2),
+    ("launch.force", "yes"),
+    ("evaluation.ensemble_size", 0),
+    ("evaluation.consistency_steps", 3),
+    ("evaluation.sigma_min", 0.0),
+    ("evaluation.sigma_min", 5.0),
+    ("judge.gates.0.at_most", INF),
+    ("judge.gates.0.horizon", "next"),
+    ("judge.gates.0.name", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=[f"{name}={value!r}" for name, value in WRONG])
+def test_wrong_value_is_refused(name: str, value: Any):
+    """A value of the wrong kind or size is refused in one line that names the parameter."""
+    assert name in refusal(changed(name, value))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("operater", "operator"),
+        ("difusion", "diffusion"),
+        ("operator.learning_rat", "learning_rate"),
+        ("operator.model.hidden_chanels", "hidden_channels"),
+        ("launch.num_process", "num_processes"),
+        (f"{DATASET}.num_trajectory", "num_trajectories"),
+        ("judge.gates.1.atmost", "at_most"),
+    ],
+)
+def test_unknown_parameter_is_refused(name: str, near: str):
+    """A misspelt section or parameter is refused with the name that was probably meant."""
+    assert f"unknown parameter {name}, did you mean {near}?" in refusal(changed(name, 1))
+
+
+def test_unknown_parameter_without_neighbour_lists_the_known():
+    """Where no name is near, all names of the section are given."""
+    assert refusal(changed("split.zzz", 1)) == (
+        "unknown parameter split.zzz; known: seed, valid_fraction, test_fraction"
+    )
+
+
+@pytest.mark.parametrize("name", ["codec", "operator.steps", "operator.model.modes", f"{DATASET}.family", "raw_root"])
+def test_missing_parameter_is_refused(name: str):
+    """There are no defaults outside `conf`: what is absent is named."""
+    assert f"parameter {name} is missing" in refusal(changed(name, ...))
+
+
+def test_folder_needs_raw_root():
+    """`source: folder` without a folder is refused with the remedy."""
+    assert "--params raw_root=DIR" in refusal(changed("source", "folder"))
+    check_parameters(changed("source", "folder") | {"raw_root": "somewhere"})
+
+
+def test_held_out_shares_leave_something_to_train_on():
+    """Two valid shares that take everything together are refused."""
+    parameters = changed("split.valid_fraction", 0.5)
+    parameters["split"]["test_fraction"] = 0.5
+    assert "split.valid_fraction + split.test_fraction" in refusal(parameters)
+
+
+def test_all_mistakes_are_told_at_once():
+    """Two wrong parameters are both named."""
+    parameters = changed("operator.steps", 0)
+    parameters["codec"]["steps"] = -1
+    assert {"codec.steps", "operator.steps"} <= set(refusal(parameters).split())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("operator.learning_rate", 1), ("launch.threads_per_process", 2), ("diffusion.P_mean", 0)]
+)
+def test_whole_numbers_are_numbers(name: str, value: Any):
+    """Where a number is asked, a whole one will do."""
+    check_parameters(changed(name, value))

@@ -1,0 +1,406 @@
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import psutil
+import pytest
+import yaml
+from kedro.framework.project import pipelines
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
+
+from ups.data.simulate import simulate
+
+PROJECT = Path(__file__).parents[1]
+SECONDS_PER_RUN = 300
+SECONDS_TO_VANISH = 10
+STAGES = {"codec", "operator", "diffusion", "consistency", "steady"}
+STEPS = STAGES | {"describe_datasets", "fit_normalization", "encode_latents", "evaluate"}
+METRICS = {"nRMSE", "RMSE", "max_error", "cRMSE", "bRMSE", "fRMSE_low", "fRMSE_mid", "fRMSE_high"}
+TRANSIENT = {"persistence", "codec", "operator", "diffusion", "consistency"}
+METHODS = {"advection_1d": TRANSIENT, "diffusion_reaction_2d": TRANSIENT, "darcy_2d": {"codec", "steady"}}
+FULL = ("--pipeline", "full", "--env", "smoke")
+SAMPLE = ("--pipeline", "full", "--env", "sample")
+
+Completed = subprocess.CompletedProcess[str]
+
+
+def _start(data_root: Path, *options: str, params: str = "", **environment: str) -> subprocess.Popen[str]:
+    """`kedro run` with these options, writing below `data_root`."""
+    command = [sys.executable, "-m", "kedro", "run", *options, "--params"]
+    command.append(",".join(filter(None, [f"data_root={data_root}", params])))
+    foreign = ("MLFLOW_TRACKING_URI", "UPS_TRACKING_RUN", "UPS_SAMPLE_DATA")
+    inherited = {name: value for name, value in os.environ.items() if name not in foreign}
+    return subprocess.Popen(
+        command,
+        cwd=PROJECT,
+        env=inherited | {"DO_NOT_TRACK": "true", "COLUMNS": "500"} | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _finish(process: subprocess.Popen[str]) -> Completed:
+    """Wait for the end, but not for ever."""
+    try:
+        output, errors = process.communicate(timeout=SECONDS_PER_RUN)
+    finally:
+        process.kill()
+        process.wait()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def _kedro_run(data_root: Path, *options: str, params: str = "", **environment: str) -> Completed:
+    return _finish(_start(data_root, *options, params=params, **environment))
+
+
+def _steps(completed: Completed) -> dict[str, str]:
+    """Step -> `running` or `up to date`, as the log says."""
+    return dict(re.findall(r"(\w+): (running|up to date) \(\w{12}\)", completed.stdout))
+
+
+def _ran(completed: Completed) -> set[str]:
+    return {step for step, what in _steps(completed).items() if what == "running"}
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _runs(data_root: Path) -> list[Any]:
+    """All MLflow runs of a data root, the oldest first."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{data_root}/mlflow.db")
+    experiment = client.get_experiment_by_name("ups")
+    return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+
+
+def _parents(runs: list[Any]) -> list[Any]:
+    return [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+
+
+def _children(runs: list[Any], parent: Any) -> dict[str, Any]:
+    found = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    return {run.info.run_name: run for run in found}
+
+
+def _training_in(data_root: Path) -> list[psutil.Process]:
+    """Live torchrun and worker processes that train below `data_root`."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        command = " ".join(process.info["cmdline"] or [])
+        if f"ups.training.train {data_root}/" in command and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+def _stop_during_training(data_root: Path, number: signal.Signals, *options: str, params: str) -> Completed:
+    """Send `kedro run` a signal as soon as torchrun and a worker are there."""
+    process = _start(data_root, *options, params=params)
+    try:
+        assert _wait_until(lambda: len(_training_in(data_root)) >= 2, SECONDS_PER_RUN)
+        process.send_signal(number)
+    finally:
+        completed = _finish(process)
+    return completed
+
+
+@pytest.fixture(scope="session")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Completed]:
+    """A data root in which the whole pipeline has run once, and how that went."""
+    data_root = tmp_path_factory.mktemp("smoke") / "data root"
+    return data_root, _kedro_run(data_root, *FULL)
+
+
+@pytest.fixture(scope="session")
+def again(first: tuple[Path, Completed]) -> tuple[Path, Completed]:
+    """The same data root after the same command a second time, and how that went."""
+    return first[0], _kedro_run(first[0], *FULL)
+
+
+@pytest.fixture
+def data_root(again: tuple[Path, Completed], tmp_path: Path) -> Path:
+    """A copy of the finished data root for the test to change."""
+    return shutil.copytree(again[0], tmp_path / "copy")
+
+
+@pytest.fixture(scope="session")
+def interrupted(
+    again: tuple[Path, Completed], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Completed, Completed]:
+    """A copy in which a longer training of the operator was stopped by Ctrl-C, then finished by the same command."""
+    data_root = shutil.copytree(again[0], tmp_path_factory.mktemp("interrupted") / "copy")
+    stopped = _stop_during_training(data_root, signal.SIGINT, *FULL, params="operator.steps=9")
+    return data_root, stopped, _kedro_run(data_root, *FULL, params="operator.steps=9")
+
+
+def test_the_whole_pipeline_runs(first: tuple[Path, Completed]):
+    """`kedro run --pipeline full --env smoke` does every step, exits with 0 and has no complaint."""
+    _, completed = first
+    assert completed.returncode == 0, completed.stderr
+    assert _ran(completed) == STEPS
+    assert completed.stderr == ""
+
+
+def test_the_second_run_does_nothing(again: tuple[Path, Completed]):
+    """The same command again says of every step that it is up to date."""
+    _, completed = again
+    assert completed.returncode == 0, completed.stderr
+    assert _steps(completed) == dict.fromkeys(STEPS, "up to date")
+
+
+def test_metrics_are_complete(first: tuple[Path, Completed]):
+    """There is one finite record for each family, method, horizon and metric, and no other."""
+    records = _json(first[0] / "08_reporting/metrics.json")
+    found = [(record["family"], record["method"], record["horizon"], record["metric"]) for record in records]
+    horizons = ("one_step", "rollout")
+    expected = {(f, method, h, m) for f in METHODS for method in METHODS[f] for h in horizons for m in METRICS}
+    assert set(found) == expected
+    assert len(found) == len(expected)
+    assert all(math.isfinite(record["value"]) and record["num_trajectories"] > 0 for record in records)
+
+
+def test_verdict_has_every_gate(first: tuple[Path, Completed]):
+    """The verdict names each gate on each family it applies to, with value, threshold and outcome."""
+    verdict = _json(first[0] / "08_reporting/verdict.json")
+    assert verdict["passed"] is True
+    assert {(gate["name"], gate["family"]) for gate in verdict["gates"]} == {
+        ("operator_finite", "advection_1d"),
+        ("operator_finite", "diffusion_reaction_2d"),
+        ("steady_finite", "darcy_2d"),
+    }
+    assert all(set(gate) == {"name", "family", "value", "threshold", "passed"} for gate in verdict["gates"])
+
+
+def test_figures_are_drawn(first: tuple[Path, Completed]):
+    """Every figure that the list names is a PNG file, errors and spectra among them."""
+    folder = first[0] / "08_reporting"
+    names = _json(folder / "figures.json")
+    assert {"errors.png", "spectra.png"} < set(names) and len(names) == 5
+    assert all((folder / "figures" / name).read_bytes().startswith(b"\x89PNG") for name in names)
+
+
+def test_tracking_has_one_run_with_a_run_per_stage(first: tuple[Path, Completed], again: tuple[Path, Completed]):
+    """The first command is a finished MLflow run with one for each stage, the second one without any."""
+    runs = _runs(again[0])
+    training, idle = _parents(runs)
+    assert set(_children(runs, training)) == STAGES
+    assert not _children(runs, idle)
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert (training.data.tags["pipeline"], training.data.tags["env"]) == ("full", "smoke")
+
+
+def test_tracked_stages_have_parameters_and_curves(again: tuple[Path, Completed]):
+    """The run of a stage holds its section, its fingerprint and its curves of loss and validation loss."""
+    runs = _runs(again[0])
+    for stage, run in _children(runs, _parents(runs)[0]).items():
+        receipt = _json(again[0] / f"06_models/{stage}.json")
+        assert run.data.params[f"{stage}.steps"] == "8"
+        assert run.data.tags["fingerprint"] == receipt["fingerprint"]
+        assert {f"{stage}/loss", f"{stage}/valid_loss"} <= set(run.data.metrics)
+
+
+def test_a_changed_section_trains_its_stage_and_those_after_it(interrupted: tuple[Path, Completed, Completed]):
+    """Other steps for the operator train it and what is built on it, not the codec, its latents or the steady model."""
+    _, _, resumed = interrupted
+    assert resumed.returncode == 0, resumed.stderr
+    assert _ran(resumed) == {"operator", "diffusion", "consistency", "evaluate"}
+    assert set(_steps(resumed)) == STEPS
+
+
+def test_ctrl_c_ends_everything(interrupted: tuple[Path, Completed, Completed]):
+    """After Ctrl-C during training the exit code is not 0, the runs are KILLED and no process is left."""
+    data_root, stopped, _ = interrupted
+    runs = _runs(data_root)
+    parent = _parents(runs)[2]
+    assert stopped.returncode not in (0, None)
+    assert parent.info.status == "KILLED"
+    assert {name: run.info.status for name, run in _children(runs, parent).items()} == {"operator": "KILLED"}
+    assert _wait_until(lambda: not _training_in(data_root), SECONDS_TO_VANISH)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_killed_run_is_finished_by_the_same_command(data_root: Path, number: signal.Signals):
+    """After `kill` during training no process is left, the same command finishes, and the stale runs are KILLED."""
+    command: dict[str, Any] = {"params": "steady.steps=9"}
+    options = ("--nodes", "train_steady", "--env", "smoke")
+    stopped = _stop_during_training(data_root, number, *options, **command)
+    assert stopped.returncode not in (0, None)
+    assert _wait_until(lambda: not _training_in(data_root), SECONDS_TO_VANISH)
+    finished = _kedro_run(data_root, *options, **command)
+    assert finished.returncode == 0, finished.stderr
+    assert _ran(finished) == {"steady"}
+    runs = _runs(data_root)
+    *_, stale, last = _parents(runs)
+    assert (stale.info.status, last.info.status) == ("KILLED", "FINISHED")
+    assert {run.info.status for run in _children(runs, stale).values()} == {"KILLED"}
+
+
+def test_force_trains_again(data_root: Path):
+    """`launch.force=true` trains a finished stage again, and its receipt stays the same."""
+    before = _json(data_root / "06_models/steady.json")
+    completed = _kedro_run(data_root, "--nodes", "train_steady", "--env", "smoke", params="launch.force=true")
+    assert completed.returncode == 0, completed.stderr
+    assert _steps(completed) == {"steady": "running"}
+    after = _json(data_root / "06_models/steady.json")
+    assert (after["weights"], after["fingerprint"]) == (before["weights"], before["fingerprint"])
+
+
+def test_a_failed_gate_fails_the_run_last(data_root: Path, tmp_path: Path):
+    """A gate that is not met ends with exit code 7, after metrics, figures and verdict are written."""
+    conf, report = shutil.copytree(PROJECT / "conf", tmp_path / "conf"), data_root / "08_reporting"
+    path = conf / "smoke/parameters.yml"
+    parameters = yaml.safe_load(path.read_text())
+    parameters["judge"]["gates"][0]["at_most"] = 1e-9
+    path.write_text(yaml.safe_dump(parameters))
+    shutil.rmtree(report)
+    completed = _kedro_run(data_root, *FULL, "--conf-source", str(conf))
+    assert completed.returncode == 7
+    assert completed.stderr.startswith("FAULT 7 gate: 2 of 3 gates failed (operator_finite on advection_1d:")
+    assert _json(report / "verdict.json")["passed"] is False
+    assert {path.name for path in report.iterdir()} >= {"metrics.json", "verdict.json", "figures", "figures.json"}
+    assert _parents(_runs(data_root))[-1].info.status == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("params", "culprit"),
+    [
+        ("operator.stepps=3", "unknown parameter operator.stepps, did you mean steps?"),
+        ("oprator.steps=3", "unknown parameter oprator, did you mean operator?"),
+        ("operator.steps=many", "parameter operator.steps = 'many'"),
+        ("operator.learning_rate=-1", "parameter operator.learning_rate = -1"),
+        ("source=pdebench,download.families=[advektion_1d]", "advektion_1d"),
+    ],
+    ids=["misspelt parameter", "misspelt section", "wrong type", "wrong value", "unknown family"],
+)
+def test_a_wrong_parameter_stops_before_any_work(tmp_path: Path, params: str, culprit: str):
+    """A wrong parameter ends with exit code 2 and one line that names it; no run is opened, nothing is written."""
+    completed = _kedro_run(tmp_path / "root", *FULL, params=params)
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("FAULT 2 config: ") and culprit in completed.stderr
+    assert completed.stderr.count("\n") == 1 and "Traceback" not in completed.stdout
+    assert not (tmp_path / "root").exists()
+
+
+def test_torchrun_is_refused(tmp_path: Path):
+    """`kedro run` below torchrun, where every rank would orchestrate, ends with exit code 2 and the remedy."""
+    completed = _kedro_run(tmp_path / "root", *FULL, RANK="0", WORLD_SIZE="2")
+    assert completed.returncode == 2
+    assert re.fullmatch(r"FAULT 2 config: started under torchrun .*launch.num_processes=N.*\n", completed.stderr)
+    assert not (tmp_path / "root").exists()
+
+
+def _advection(folder: Path, beta: float = 0.4, resolution: int = 8) -> Path:
+    path = folder / f"1D_Advection_Sols_beta{beta}.hdf5"
+    sizes = {"num_trajectories": 4, "resolution": resolution, "num_snapshots": 3, "duration": 0.1, "seed": 0}
+    simulate(path, family="advection_1d", parameters={"beta": beta}, **sizes)
+    return path
+
+
+def _no_folder(folder: Path) -> None:
+    folder.rmdir()
+
+
+def _no_file(folder: Path) -> None:
+    (folder / "notes.txt").write_text("no data here")
+
+
+def _corrupt_file(folder: Path) -> None:
+    path = _advection(folder)
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def _file_with_nan(folder: Path) -> None:
+    with h5py.File(_advection(folder), "r+") as file:
+        file["tensor"][2, 1, 0] = math.nan
+
+
+def _two_resolutions(folder: Path) -> None:
+    _advection(folder, 0.4, 8)
+    _advection(folder, 0.7, 16)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One MLflow store for several data roots: making a new one takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "culprit"),
+    [
+        (_no_folder, "raw: no such folder"),
+        (_no_file, "raw: holds no *.hdf5"),
+        (_corrupt_file, "1D_Advection_Sols_beta0.4.hdf5: cannot be opened"),
+        (_file_with_nan, "1D_Advection_Sols_beta0.4.hdf5: field 'u' of trajectory 2, snapshot 1, is NaN"),
+        (_two_resolutions, "clashing resolutions of advection_1d"),
+    ],
+)
+def test_bad_raw_data_stops_before_training(tmp_path: Path, store: str, prepare: Callable[[Path], None], culprit: str):
+    """A folder or file that cannot be used ends with exit code 3 and one line that names it; nothing is trained."""
+    (tmp_path / "raw").mkdir()
+    prepare(tmp_path / "raw")
+    params = f"raw_root={tmp_path / 'raw'}"
+    completed = _kedro_run(tmp_path / "root", *SAMPLE, params=params, MLFLOW_TRACKING_URI=store)
+    assert completed.returncode == 3
+    assert completed.stderr.startswith("FAULT 3 data: ") and culprit in completed.stderr
+    assert completed.stderr.count("\n") == 1
+    assert not (tmp_path / "root/06_models").exists()
+
+
+def test_thread_runner_finds_everything_up_to_date(data_root: Path):
+    """With nodes in threads a finished data root is up to date as well."""
+    completed = _kedro_run(data_root, *FULL, "--runner", "ThreadRunner")
+    assert completed.returncode == 0, completed.stderr
+    assert _steps(completed) == dict.fromkeys(STEPS, "up to date")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", ["ThreadRunner", "ParallelRunner"])
+def test_other_runners_train(again: tuple[Path, Completed], tmp_path: Path, runner: str):
+    """Nodes in threads or processes train the same weights, each stage with its own run below the one of the command."""
+    completed = _kedro_run(tmp_path, *FULL, "--runner", runner)
+    assert completed.returncode == 0, completed.stderr
+    assert _ran(completed) == STEPS
+    for stage in STAGES:
+        expected = _json(again[0] / f"06_models/{stage}.json")
+        assert _json(tmp_path / f"06_models/{stage}.json")["fingerprint"] == expected["fingerprint"]
+    runs = _runs(tmp_path)
+    assert set(_children(runs, _parents(runs)[0])) == STAGES
+
+
+def test_registered_pipelines():
+    """The registry has the whole house under two names, and its three rooms."""
+    bootstrap_project(PROJECT)
+    assert set(pipelines) == {"__default__", "full", "data", "training", "evaluation"}
+    assert {node.name for node in pipelines["__default__"].nodes} == {node.name for node in pipelines["full"].nodes}
+
+
+def test_every_output_is_in_the_catalog(tmp_path: Path):
+    """No output of a pipeline stays in memory for want of a catalog entry."""
+    bootstrap_project(PROJECT)
+    with KedroSession.create(PROJECT, env="smoke", runtime_params={"data_root": str(tmp_path)}) as session:
+        catalog = session.load_context().catalog
+    for name in pipelines:
+        assert {output for output in pipelines[name].all_outputs() if output not in catalog} == set()
