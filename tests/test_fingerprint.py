@@ -183,11 +183,7 @@ def test_fingerprint_ignores_the_order_of_keys():
         ("models/codec", {"codec"}),
         ("models/operator", {"operator", "diffusion", "consistency"}),
         ("models/steady", {"steady"}),
-        pytest.param(
-            "models/mixing",
-            {"operator", "diffusion", "consistency", "steady"},
-            marks=pytest.mark.xfail(strict=True, reason="data.loader takes Domain from models.mixing"),
-        ),
+        ("models/mixing", {"operator", "diffusion", "consistency", "steady"}),
         ("diffusion/losses", {"diffusion", "consistency"}),
         ("diffusion/samplers", set()),
         ("training/train", set()),

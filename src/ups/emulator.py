@@ -9,7 +9,7 @@ from torch import Tensor
 from ups.diffusion.samplers import consistency_sampler, karras_grid, multistep_sampler
 from ups.models.codec import Codec, group_name
 from ups.models.denoiser import Denoiser, predict
-from ups.models.mixing import Domain
+from ups.models.domain import Domain
 from ups.models.operator import Operator
 from ups.models.steady import SteadyModel
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ups.models.mixing import Domain, FamilyLinear, FourierMixing, LocalMixing, TokenMixer
+from ups.models.domain import Domain
+from ups.models.mixing import FamilyLinear, FourierMixing, LocalMixing, TokenMixer
 
 torch.set_num_threads(1)
 

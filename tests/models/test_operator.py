@@ -10,7 +10,7 @@ from ups.data.condition import NUM_CONDITIONS, condition_features
 from ups.data.pdebench import BOUNDARIES, FAMILIES, PARAMETERS
 from ups.data.trajectories import Dataset
 from ups.models.amplitude import LARGEST, SMALLEST, Amplitude
-from ups.models.mixing import Domain
+from ups.models.domain import Domain
 from ups.models.operator import Operator
 
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import Dataset, TrajectoryReader
-from ups.models.mixing import Domain
+from ups.models.domain import Domain
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from ups.models.mixing import Domain
+from ups.models.domain import Domain
 
 SMALLEST, LARGEST = 0.2, 20.0
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ups.models.amplitude import Amplitude
-from ups.models.mixing import Domain, TokenMixer
+from ups.models.domain import Domain
+from ups.models.mixing import TokenMixer
 from ups.models.operator import Operator
 
 NUM_NOISE_FEATURES = 8

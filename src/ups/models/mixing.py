@@ -4,22 +4,14 @@ The transform is a real matrix product with sampled cosines and sines (no FFT, n
 serves 1D, 2D and 3D grids, periodic or not, and any number of points per axis.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
+from ups.models.domain import Domain
+
 MAX_AXES = 3
-
-
-@dataclass(frozen=True)
-class Domain:
-    """The token grid, whether each of its axes is periodic, and which family lives on it (an index)."""
-
-    family: int
-    grid: tuple[int, ...]
-    periodic: tuple[bool, ...]
 
 
 @lru_cache(maxsize=64)

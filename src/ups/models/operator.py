@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from ups.models.amplitude import Amplitude
-from ups.models.mixing import Domain, TokenMixer
+from ups.models.domain import Domain
+from ups.models.mixing import TokenMixer
 
 
 class Operator(nn.Module):

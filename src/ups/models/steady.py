@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from ups.models.amplitude import Amplitude
-from ups.models.mixing import Domain, TokenMixer
+from ups.models.domain import Domain
+from ups.models.mixing import TokenMixer
 
 
 class SteadyModel(nn.Module):
