@@ -379,7 +379,7 @@ def test_thread_runner_finds_everything_up_to_date(data_root: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["ThreadRunner", "ParallelRunner"])
 def test_other_runners_train(again: tuple[Path, Completed], tmp_path: Path, runner: str):
-    """Nodes in threads or processes train the same weights, each stage with its own run below the one of the command."""
+    """Nodes in threads or processes train the same models, each stage tracked below the run of the command."""
     completed = _kedro_run(tmp_path, *FULL, "--runner", runner)
     assert completed.returncode == 0, completed.stderr
     assert _ran(completed) == STEPS

@@ -34,7 +34,9 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON; a damaged file is a `DataFault` that names it."""
+    """Read JSON; a missing or damaged file is a `DataFault` that names it."""
+    if not path.is_file():
+        raise DataFault(f"{path} does not exist yet: run the nodes before this one, or `kedro run --pipeline full`")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -10,7 +10,6 @@ from typing import Any
 import click
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
-from kedro.pipeline.node import Node
 from pydantic import BaseModel, ValidationError
 
 from ups.config import Parameters
@@ -25,9 +24,6 @@ class FaultExit(click.ClickException):
         super().__init__(line)
         self.exit_code = exit_code
 
-    def __reduce__(self) -> tuple[type["FaultExit"], tuple[int, str]]:
-        return FaultExit, (self.exit_code, self.message)
-
     def show(self, file: Any = None) -> None:
         click.echo(self.message, file=file or sys.stderr)
 
@@ -38,7 +34,7 @@ def fault_exit(fault: Fault) -> FaultExit:
 
 
 class ParameterHooks:
-    """All parameters are checked whatever is run, and faults of nodes end the run with their exit code."""
+    """All parameters are checked, whatever is run."""
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
@@ -48,14 +44,12 @@ class ParameterHooks:
         except Fault as fault:
             raise fault_exit(fault) from None
 
-    @hook_impl
-    def on_node_error(self, error: Exception, node: Node) -> None:
-        if isinstance(error, Fault):
-            raise fault_exit(error) from error
-
 
 class TrackingHooks:
-    """One MLflow run per `kedro run`: FINISHED, FAILED on an error, KILLED when interrupted."""
+    """One MLflow run per `kedro run`: FINISHED, FAILED on an error, KILLED when interrupted.
+
+    A fault, wherever it arose, ends the command with its exit code and one line.
+    """
 
     def __init__(self) -> None:
         self._data_root = Path()
@@ -81,10 +75,19 @@ class TrackingHooks:
         tracking.close_run("FINISHED")
 
     @hook_impl
-    def on_pipeline_error(self) -> None:
+    def on_pipeline_error(self, error: Exception) -> None:
         from ups import tracking
 
         tracking.close_run("FAILED")
+        if (fault := _fault_behind(error)) is not None:
+            raise fault_exit(fault) from error
+
+
+def _fault_behind(error: BaseException | None) -> Fault | None:
+    """The fault that Kedro may have wrapped, as it does when a dataset cannot be loaded."""
+    while error is not None and not isinstance(error, Fault):
+        error = error.__cause__
+    return error
 
 
 def check_parameters(parameters: dict[str, Any]) -> None:
