@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from ups.config import EvaluationConfig, JudgeConfig
+from ups.config import EvaluationConfig, JudgeConfig, LaunchConfig
 from ups.data.pdebench import FAMILIES
 from ups.errors import GateFailed
 from ups.evaluation.judge import judge as judge_records
 from ups.fingerprint import fingerprint
+from ups.launch import device
 from ups.receipts import Receipt, once
 
 
@@ -19,6 +20,7 @@ def evaluate(
     consistency: Receipt,
     steady: Receipt,
     config: EvaluationConfig,
+    launch: LaunchConfig,
     raw: Path,
     data_root: Path,
 ) -> tuple[list[dict[str, Any]], Receipt]:
@@ -37,7 +39,7 @@ def evaluate(
         "evaluate",
         data_root / "07_model_output",
         identity,
-        lambda folder: score(folder, latent_cache, stages, config, raw, data_root),
+        lambda folder: score(folder, latent_cache, stages, config, device(launch), raw, data_root),
         root=data_root,
     )
     return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint", "datasets")}

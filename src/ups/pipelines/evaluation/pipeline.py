@@ -13,7 +13,7 @@ def create_pipeline() -> Pipeline:
         [
             node(
                 evaluate,
-                inputs=["latent_cache", *STAGES, "params:evaluation", "raw", "data_root"],
+                inputs=["latent_cache", *STAGES, "params:evaluation", "params:launch", "raw", "data_root"],
                 outputs=["metrics", "rollouts"],
                 name="evaluate",
             ),
