@@ -19,6 +19,6 @@ def create_pipeline() -> Pipeline:
             ),
             node(plot, inputs=["rollouts", "data_root"], outputs=["figures", "figure_names"], name="plot"),
             node(judge, inputs=["metrics", "latent_cache", "params:judge"], outputs="verdict", name="judge"),
-            node(require_pass, inputs=["verdict", "figure_names"], outputs=None, name="require_pass"),
+            node(require_pass, inputs=["verdict", "metrics", "figure_names"], outputs=None, name="require_pass"),
         ]
     )
