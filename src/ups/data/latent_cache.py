@@ -24,7 +24,7 @@ from ups.files import read_json, write_json
 MANIFEST = "manifest.json"
 CHECKSUM_BYTES = 4
 OPEN_CHUNKS = 4096
-BOUND = 1.5
+MARGIN = 1.5
 WRITE_ALL = {"write_empty_chunks": True}  # else latents that are all NaN, the fill value, would look like a lost chunk
 
 Encode = Callable[[np.ndarray, str, str], np.ndarray]
@@ -108,12 +108,13 @@ def write_manifest(
 
 
 def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, list[float]]:
-    """Per field over the training split.
+    """Per field over the training split, for `ups.models.amplitude.Amplitude`.
 
-    `fluctuation`: RMS of z minus its mean over tokens, `change`: RMS of one step's change, `bound`: what no prediction
-    may exceed, 1.5 times the largest magnitude of a latent channel.
+    `fluctuation` and `change`: RMS of z minus its mean over tokens, and of one step's change. `spread`: 1.5 times the
+    largest magnitude of z minus its mean; `bound`: the same of the mean, plus a tenth of `spread`, since a mean that
+    is always near zero says little about how far it may move.
     """
-    peak, squares, counts = np.zeros(num_fields), np.zeros((2, num_fields)), np.zeros(2)
+    squares, peaks, counts = np.zeros((2, num_fields)), np.zeros((2, num_fields)), np.zeros((2, 1))
     train = set(cache.datasets[name]["split"]["train"])
     for index in range(cache.datasets[name]["arrays"]["fields"]["shape"][0]):
         z = cache.read(name, "fields", index).astype(np.float64)
@@ -121,12 +122,16 @@ def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, l
             raise DataFault(f"latents of {name}, trajectory {index}, are not finite: the codec diverged")
         if index in train:
             z = z.reshape(*z.shape[:2], num_fields, -1)  # (T, N, C, components)
-            peak = np.maximum(peak, np.abs(z).max(axis=(0, 1, 3)))
-            for kind, part in enumerate((z - z.mean(axis=1, keepdims=True), np.diff(z, axis=0))):
+            mean = z.mean(axis=1, keepdims=True)
+            for kind, part in enumerate((z - mean, np.diff(z, axis=0))):
                 squares[kind] += np.square(part).sum(axis=(0, 1, 3))
                 counts[kind] += part.size // num_fields
-    fluctuation, change = np.sqrt(squares / np.maximum(counts, 1)[:, None])
-    return {"fluctuation": fluctuation.tolist(), "change": change.tolist(), "bound": (BOUND * peak).tolist()}
+            for kind, part in enumerate((mean, z - mean)):
+                peaks[kind] = np.maximum(peaks[kind], np.abs(part).max(axis=(0, 1, 3)))
+    fluctuation, change = np.sqrt(squares / np.maximum(counts, 1)).tolist()
+    bound, spread = MARGIN * peaks
+    bound = bound + spread / 10
+    return {"fluctuation": fluctuation, "change": change, "bound": bound.tolist(), "spread": spread.tolist()}
 
 
 class LatentCache:

@@ -14,6 +14,8 @@ from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import Dataset, TrajectoryReader
 from ups.models.domain import Domain
 
+BALANCE = 0.5
+
 
 @dataclass(frozen=True)
 class FieldBatch:
@@ -39,21 +41,22 @@ class LatentBatch:
 
 
 class BatchSampler:
-    """Which samples make batch `step`: one key per batch, each key once per cycle in random order.
+    """Which samples make batch `step`: one key per batch, chosen with probability ~ (its number of samples)^BALANCE.
 
-    A key is a family, or a field group of the codec; samples are drawn with replacement.
+    A key is a family, or a field group of the codec. Between 0 (all keys alike, small sets are learned by heart) and 1
+    (all samples alike, small sets are never seen). Samples are drawn with replacement.
     """
 
     def __init__(self, num_samples: dict[str, int], batch_sizes: dict[str, int], seed: int) -> None:
         self.num_samples, self.batch_sizes, self.seed = num_samples, batch_sizes, seed
         self.keys = sorted(num_samples)
+        weights = np.array([num_samples[key] for key in self.keys], dtype=float) ** BALANCE
+        self.probabilities = weights / weights.sum()
 
     def draw(self, step: int) -> tuple[str, np.ndarray]:
         """Key and sample indices (B,) of batch `step`."""
-        cycle, position = divmod(step, len(self.keys))
-        order = np.random.default_rng((self.seed, 0, cycle)).permutation(len(self.keys))
-        key = self.keys[order[position]]
-        rng = np.random.default_rng((self.seed, 1, step))
+        rng = np.random.default_rng((self.seed, step))
+        key = self.keys[rng.choice(len(self.keys), p=self.probabilities)]
         return key, rng.integers(self.num_samples[key], size=self.batch_sizes[key])
 
 

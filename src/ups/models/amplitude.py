@@ -12,7 +12,8 @@ class Amplitude(nn.Module):
     """Statistics of the training split per family and latent channel, and what follows from them for a given state.
 
     - `fluctuation`: RMS of z minus its mean over tokens, `change`: RMS of one step's change, per field;
-    - `bound`: the largest magnitude that a prediction may have, so that any rollout stays finite;
+    - `bound`, `spread`: the largest magnitude that the mean over tokens and the rest of a prediction may have, so that
+      any rollout stays finite and of the size that training showed;
     - `pool` (families, D, D): averages over the channels of each field.
 
     The amplitude a (B, 1, D) of a state is the RMS of its fluctuation over `fluctuation`, one value per field, kept in
@@ -22,7 +23,7 @@ class Amplitude(nn.Module):
 
     def __init__(self, num_families: int, latent_channels: int) -> None:
         super().__init__()
-        for name in ("fluctuation", "change", "bound"):
+        for name in ("fluctuation", "change", "bound", "spread"):
             self.register_buffer(name, torch.ones(num_families, latent_channels))
         self.register_buffer("pool", torch.eye(latent_channels).repeat(num_families, 1, 1))
 
@@ -44,6 +45,12 @@ class Amplitude(nn.Module):
         return x, torch.cat([mean, a.log()], -1).squeeze(1)
 
     def clip(self, z: Tensor, domain: Domain) -> Tensor:
-        """Keep z within `bound`."""
-        bound = self.bound[domain.family, : z.shape[-1]]
-        return torch.clamp(z, -bound, bound)
+        """Keep the mean of z (B, N, D) over tokens within `bound` and the rest within `spread`."""
+        bound, spread = (limit[domain.family, : z.shape[-1]] for limit in (self.bound, self.spread))
+        mean = z.mean(1, keepdim=True)
+        return z - _excess(mean, bound) - _excess(z - mean, spread)
+
+
+def _excess(z: Tensor, limit: Tensor) -> Tensor:
+    """How far z lies outside [-limit, limit]; exactly zero inside."""
+    return z - torch.clamp(z, -limit, limit)
