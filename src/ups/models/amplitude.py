@@ -48,9 +48,6 @@ class Amplitude(nn.Module):
         """Keep the mean of z (B, N, D) over tokens within `bound` and the rest within `spread`."""
         bound, spread = (limit[domain.family, : z.shape[-1]] for limit in (self.bound, self.spread))
         mean = z.mean(1, keepdim=True)
-        return z - _excess(mean, bound) - _excess(z - mean, spread)
-
-
-def _excess(z: Tensor, limit: Tensor) -> Tensor:
-    """How far z lies outside [-limit, limit]; exactly zero inside."""
-    return z - torch.clamp(z, -limit, limit)
+        rest = z - mean
+        limited = torch.clamp(mean, -bound, bound) + torch.clamp(rest, -spread, spread)
+        return torch.where((mean.abs() <= bound) & (rest.abs() <= spread), z, limited)
