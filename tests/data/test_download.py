@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ups.data import download
+from ups.data import transfer
 from ups.data.checksums import md5_of
-from ups.data.download import download_file, read_table, select
+from ups.data.download import download_file
 from ups.data.hdf5 import SIGNATURE
-from ups.data.pdebench import FAMILIES
-from ups.errors import ConfigFault, DataFault
+from ups.errors import DataFault
 
 CONTENT = SIGNATURE + bytes(range(256)) * 400
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -64,8 +63,8 @@ def serve(handler: Handler) -> None:
 @pytest.fixture
 def server(monkeypatch):
     """`server(*answers)` scripts a local server and returns its URL; `Handler.ranges` has what it was asked."""
-    monkeypatch.setattr(download, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(download, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(transfer, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(transfer, "TIMEOUT_SECONDS", 0.5)
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     Handler.script, Handler.ranges = [], []
     threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -186,9 +185,9 @@ def test_busy_server_is_asked_again(server, target, status):
 def test_retry_after_is_honoured(server, target, monkeypatch, value):
     """The server's wish for a pause counts, up to a limit."""
     pauses: list[float] = []
-    monkeypatch.setattr(download.time, "sleep", pauses.append)
+    monkeypatch.setattr(transfer.time, "sleep", pauses.append)
     fetch(server(reply(503, Retry_After=value)), target)
-    assert pauses == [7.0 if value == "7" else download.MAX_PAUSE_SECONDS]
+    assert sum(pauses) == (7.0 if value == "7" else transfer.MAX_PAUSE_SECONDS)
 
 
 @pytest.mark.parametrize("status", [403, 404, 410])
@@ -200,12 +199,12 @@ def test_refusal_is_final(server, target, status):
 
 def test_retries_end(server, target):
     """A server that never recovers is given up, with the byte where the next run resumes."""
-    expect_fault(server(drop(2000), *[reply(503)] * download.ATTEMPTS), target, "503.*resume at byte 2000")
+    expect_fault(server(drop(2000), *[reply(503)] * transfer.ATTEMPTS), target, "503.*resume at byte 2000")
 
 
 def test_silent_server_times_out(server, target, monkeypatch):
     """A server that accepts and says nothing is asked again."""
-    monkeypatch.setattr(download, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(transfer, "TIMEOUT_SECONDS", 0.1)
     silence = threading.Event()
     fetch(server(lambda handler: silence.wait(1)), target)
     assert target.read_bytes() == CONTENT
@@ -213,10 +212,10 @@ def test_silent_server_times_out(server, target, monkeypatch):
 
 def test_slow_server_is_left(server, target, monkeypatch):
     """A transfer below the minimum speed is broken off, even if bytes still trickle in."""
-    monkeypatch.setattr(download, "SPEED_WINDOW_SECONDS", 0)
-    monkeypatch.setattr(download, "MIN_BYTES_PER_SECOND", 10**12)
-    monkeypatch.setattr(download, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    monkeypatch.setattr(transfer, "SPEED_WINDOW_SECONDS", 0)
+    monkeypatch.setattr(transfer, "MIN_BYTES_PER_SECOND", 10**12)
+    monkeypatch.setattr(transfer, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(transfer, "ATTEMPTS", 1)
     expect_fault(server(reply(200, CONTENT), *[reply(503)] * 200), target, "503.*resume at byte 1000")
 
 
@@ -287,34 +286,6 @@ def test_random_drops_arrive_whole(server, target):
     sizes = [1 + int.from_bytes(os.urandom(2)) % 20000 for _ in range(20)]
     assert fetch(server(*map(drop, sizes)), target) == len(CONTENT)
     assert md5_of(target) == MD5
-
-
-def test_table_covers_all_families():
-    """The published files of all families have URL, MD5 and size; no name or URL occurs twice."""
-    files = read_table().values()
-    assert {file.family for file in files} == set(FAMILIES)
-    assert all(len(file.md5) == 32 and file.bytes > 10**9 and file.url.startswith("https://") for file in files)
-    assert len({file.url for file in files}) == len(files) == 335
-
-
-def test_select_takes_families_and_names():
-    """Whole families and single files, each once."""
-    files = select(["darcy_2d"], [NAME, "2D_DarcyFlow_beta1.0_Train.hdf5"])
-    assert [file.name for file in files].count("2D_DarcyFlow_beta1.0_Train.hdf5") == 1
-    assert len(files) == 6
-    assert files[0].name == NAME
-
-
-def test_select_skips_byte_copies():
-    """Of the 275 incompressible Navier-Stokes files 250 differ."""
-    assert len(select(["incompressible_ns_2d"], [])) == 250
-
-
-@pytest.mark.parametrize(("families", "names", "near"), [(["darcy"], [], "darcy_2d"), ([], [NAME[:-1]], NAME)])
-def test_select_refuses_unknown_names(families, names, near):
-    """A misspelt family or file is answered with its neighbours."""
-    with pytest.raises(ConfigFault, match=near):
-        select(families, names)
 
 
 def test_md5_is_reported_block_by_block(tmp_path):

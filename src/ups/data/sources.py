@@ -1,11 +1,17 @@
 """The three sources of raw files: simulated, found in a folder, downloaded; each gives names, sizes and MD5 sums."""
 
 from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from ups.data.checksums import md5_of
-from ups.data.download import RemoteFile, download_file
+from ups.data.download import download_file
+from ups.data.partial import fetch_first
+from ups.data.pdebench import FAMILIES
+from ups.data.plan import Plan, PlannedFile
+from ups.data.registry import refuse_outdated_md5
 from ups.data.trajectories import find_files
 from ups.errors import ConfigFault
 from ups.files import read_json, write_json
@@ -40,12 +46,42 @@ def simulate_files(
     return {name: {key: ledger[name][key] for key in ("bytes", "md5")} for name in names}
 
 
-def download_files(folder: Path, files: list[RemoteFile], advance: Callable[[int], object]) -> Files:
-    """Fetch what `folder` does not hold yet; the published MD5 sum is checked before a file gets its name."""
-    for file in files:
-        if not (folder / file.name).is_file():
-            download_file(file.url, file.md5, folder / file.name, advance, num_bytes=file.bytes)
-    return {file.name: {"bytes": (folder / file.name).stat().st_size, "md5": file.md5} for file in files}
+def download_files(plan: Plan, advance: Callable[[str, int], object], *, base_url: str | None, parallel: int) -> Files:
+    """Fetch what is missing, `parallel` files at a time; the first failure ends all, the same call goes on.
+
+    `advance` takes the name of a file and the bytes of it that arrived.
+    """
+    stop = Event()
+
+    def fetch(planned: PlannedFile) -> dict[str, Any]:
+        def progress(count: int) -> None:
+            if stop.is_set():
+                raise CancelledError
+            advance(planned.name, count)
+
+        return _fetch(plan.folder / planned.name, planned, base_url, progress)
+
+    with ThreadPoolExecutor(parallel) as pool:
+        running = {pool.submit(fetch, planned): planned.name for planned in plan.files}
+        try:
+            for future in as_completed(running):
+                future.result()
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+    return {name: future.result() for future, name in running.items()}
+
+
+def _fetch(path: Path, planned: PlannedFile, base_url: str | None, advance: Callable[[int], object]) -> dict[str, Any]:
+    file = planned.file
+    if planned.trajectories is not None:
+        origin = f"{file.name}, MD5 {file.md5}"
+        url, family = file.address(base_url), FAMILIES[file.family]
+        fetch_first(url, family, path, planned.trajectories, origin=origin, advance=advance)
+        return _file_entry(path)
+    if not planned.is_there:
+        download_file(file.address(base_url), file.md5, path, advance, num_bytes=file.bytes)
+    return {"bytes": path.stat().st_size, "md5": file.md5}
 
 
 def list_files(folder: Path, ledger_path: Path) -> Files:
@@ -57,6 +93,7 @@ def list_files(folder: Path, ledger_path: Path) -> Files:
         place, stamp = str(folder / name), [status.st_size, status.st_mtime_ns]
         if ledger.get(place, {}).get("stamp") != stamp:
             ledger[place] = {"stamp": stamp, "md5": md5_of(folder / name)}
+        refuse_outdated_md5(folder / name, ledger[place]["md5"])
         files[name] = {"bytes": status.st_size, "md5": ledger[place]["md5"]}
     write_json(ledger_path, ledger)
     return files

@@ -4,13 +4,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ups.config import DownloadConfig, SimulateConfig, SplitConfig
-from ups.data.download import select
 from ups.data.normalization import fit_normalization as fit
+from ups.data.plan import announce, make_plan
+from ups.data.selection import select
 from ups.data.sources import Files, download_files, list_files, simulate_files
 from ups.data.splits import split
 from ups.data.trajectories import Dataset, describe
 from ups.fingerprint import code_digest, fingerprint
-from ups.progress import ProgressBar
+from ups.progress import ProgressBar, TransferBars
 from ups.receipts import Receipt, once
 
 
@@ -25,12 +26,15 @@ def simulate_pdebench(source: str, config: SimulateConfig, raw: Path) -> Files:
 
 
 def download_pdebench(source: str, config: DownloadConfig, raw: Path) -> Files:
-    """Fetch published PDEBench files, verified by their MD5 sums."""
+    """Plan and fetch published PDEBench files, or the first trajectories of each, verified by MD5."""
     if source != "pdebench":
         return {}
-    files = select(config.families, config.files)
-    with ProgressBar("download", sum(file.bytes for file in files), "bytes") as bar:
-        return download_files(raw, files, bar.advance)
+    place, choice = {"base_url", "parallel"}, {"families", "files"}
+    files = select(config.families, config.files, **config.model_dump(exclude=place | choice))
+    plan = make_plan(raw, files, config.trajectories)
+    announce(plan)
+    with TransferBars({file.name: file.bytes for file in plan.files}) as bars:
+        return download_files(plan, bars.advance, **config.model_dump(include=place))
 
 
 def list_folder(source: str, raw: Path, data_root: Path) -> Files:

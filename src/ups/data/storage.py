@@ -1,0 +1,56 @@
+"""Disks that are full or closed, and one writer per file."""
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ups.errors import StorageFault
+
+UNUSABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space of the disk that holds a folder, or will hold it."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+@contextmanager
+def storage_faults(path: Path, remedy: str) -> Iterator[None]:
+    """Turn the errors of a full or closed disk into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNUSABLE:
+            raise
+        raise StorageFault(f"{path}: {os.strerror(error.errno)}; {remedy}") from error
+
+
+@contextmanager
+def lock(target: Path) -> Iterator[None]:
+    """Wait until no other process makes `target`; the lock dies with its process and leaves no file behind."""
+    path = target.with_name(f".{target.name}.lock")
+    with storage_faults(path, "make the folder writable"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _lock_file(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _lock_file(path: Path) -> int:
+    """Lock the file of that name; one that its last holder removed meanwhile protects nothing."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+        os.close(descriptor)
