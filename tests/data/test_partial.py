@@ -1,0 +1,206 @@
+"""The first trajectories of a remote file."""
+
+import hashlib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ups.data import transfer
+from ups.data.layouts import find_family
+from ups.data.partial import fetch_first, partial_name, read_marker
+from ups.data.pdebench import FAMILIES
+from ups.data.splits import split
+from ups.data.trajectories import TrajectoryReader, describe
+from ups.errors import DataFault
+
+CONTIGUOUS = [name for name, family in FAMILIES.items() if family.layout in ("tensor", "fields")]
+ORIGIN = "file.hdf5, MD5 00112233445566778899aabbccddeeff"
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """The folder that partial files go to."""
+    return tmp_path / "local"
+
+
+def fetch(server, path: Path, local: Path, count: int = 3) -> Path:
+    """Fetch the first trajectories of a file and return the small one."""
+    target = local / partial_name(path.name, count)
+    fetch_first(
+        f"{server.url}/{path.name}", find_family(path.name), target, count, origin=ORIGIN, advance=lambda n: None
+    )
+    return target
+
+
+def expect_same(small: Path, whole: Path, count: int) -> None:
+    """The trajectories of the small file are the first ones of the whole."""
+    part, full = (next(iter(describe(path.parent, [path.name]).values())) for path in (small, whole))
+    assert part.counts == (count,)
+    assert (part.times, part.grid, part.lengths, part.boundary) == (full.times, full.grid, full.lengths, full.boundary)
+    assert part.parameters == full.parameters
+    with TrajectoryReader(small.parent, part) as a, TrajectoryReader(whole.parent, full) as b:
+        for i in range(count):
+            assert np.array_equal(a.read(i), b.read(i))
+            assert np.array_equal(a.read_coefficients(i), b.read_coefficients(i))
+
+
+@pytest.mark.parametrize("family", CONTIGUOUS)
+def test_first_trajectories_arrive(serve, write, tmp_path, local, family):
+    """In every contiguous family the small file is a valid one with the same first trajectories."""
+    whole = write(family)
+    expect_same(fetch(serve(tmp_path), whole, local), whole, 3)
+
+
+@pytest.mark.parametrize("name", ["2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_32_Train.hdf5", "ReacDiff_Nu0.5_Rho1.0.hdf5"])
+def test_first_trajectories_of_real_files(serve, samples, local, name):
+    """Files written by PDEBench's own generators can be fetched in part."""
+    expect_same(fetch(serve(samples), samples / name, local, 5), samples / name, 5)
+
+
+def test_one_percent_of_the_bytes(serve, write, tmp_path, local):
+    """3 of 300 trajectories take about 1 % of the bytes, apart from a few pages with the structure of the file."""
+    whole = write("compressible_ns_2d", count=300, grid=(64, 64, 1))
+    server = serve(tmp_path)
+    fetch(server, whole, local)
+    assert server.sent <= 0.01 * whole.stat().st_size + 4 * 2**16
+
+
+def test_partial_file_is_marked(serve, write, tmp_path, local):
+    """The attribute says which trajectories of which file; a whole file has none."""
+    whole = write("advection_1d")
+    small = fetch(serve(tmp_path), whole, local)
+    assert read_marker(small) == f"trajectories 0-2 of 4 of {ORIGIN}"
+    assert read_marker(whole) is None
+
+
+def test_double_precision_and_leading_axis_are_kept(serve, write, tmp_path, local):
+    """A float64 dataset with a leading axis of one stays so."""
+
+    def edit(file: h5py.File) -> None:
+        u = file["tensor"][()]
+        del file["tensor"]
+        file["tensor"] = u[None].astype(np.float64)
+
+    whole = write("advection_1d", edit=edit)
+    small = fetch(serve(tmp_path), whole, local)
+    with h5py.File(small) as file:
+        assert file["tensor"].shape == (1, 3, 5, 8)
+        assert file["tensor"].dtype == np.float64
+    expect_same(small, whole, 3)
+
+
+def test_attributes_are_copied(serve, write, tmp_path, local):
+    """Numbers are copied; objects and long texts of strangers are not."""
+
+    def edit(file: h5py.File) -> None:
+        file.attrs["beta"], file.attrs["comment"] = 0.7, "x" * 100
+
+    small = fetch(serve(tmp_path), write("advection_1d", edit=edit), local)
+    with h5py.File(small) as file:
+        assert set(file.attrs) == {"beta", "ups_partial"}
+        assert file.attrs["beta"] == 0.7
+
+
+def test_drops_are_repaired(serve, write, tmp_path, local):
+    """Whatever connection breaks, the file is the same."""
+    whole = write("compressible_ns_1d", count=50)
+    server = serve(tmp_path)
+    server.drop_after = [100, 0, 5, 3000, 7, 40, 1]
+    expect_same(fetch(server, whole, local, 20), whole, 20)
+
+
+def test_existing_partial_file_is_kept(serve, write, tmp_path, local):
+    """A second fetch asks the server nothing and changes nothing."""
+    whole, server = write("darcy_2d"), serve(tmp_path)
+    small = fetch(server, whole, local)
+    digest, num_requests = hashlib.sha256(small.read_bytes()).digest(), len(server.requests)
+    fetch(server, whole, local)
+    assert hashlib.sha256(small.read_bytes()).digest() == digest
+    assert len(server.requests) == num_requests
+
+
+def test_partial_files_split_like_whole_ones(serve, write, tmp_path, local):
+    """Two families with common initial states keep trajectory i of both in one split."""
+    server = serve(tmp_path)
+    small = [fetch(server, write(family, count=40), local, 20) for family in ("advection_1d", "burgers_1d")]
+    datasets = describe(local, [path.name for path in small])
+    first, second = split(local, datasets, 0, 0.2, 0.2).values()
+    assert first == second
+
+
+def replace_first(file: h5py.File) -> None:
+    """Store the trajectories compressed."""
+    u = file["tensor"][()]
+    del file["tensor"]
+    file.create_dataset("tensor", data=u, compression="gzip")
+
+
+def link_out(file: h5py.File) -> None:
+    """Put a link to another file in the place of the trajectories."""
+    del file["tensor"]
+    file["tensor"] = h5py.ExternalLink("/etc/passwd", "/")
+
+
+BAD_FILES = {
+    "compressed": (replace_first, 3, "chunks; fetch the whole file"),
+    "link": (link_out, 3, "link"),
+    "too few": (lambda file: None, 5, "has 4 trajectories, not 5"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_remote_file_leaves_nothing(serve, write, tmp_path, local, case):
+    """A remote file that cannot be fetched in part ends in one line, and nothing is written."""
+    edit, count, message = BAD_FILES[case]
+    whole = write("advection_1d", edit=edit)
+    with pytest.raises(DataFault, match=message) as caught:
+        fetch(serve(tmp_path), whole, local, count)
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("http://")
+    assert list(local.iterdir()) == []
+
+
+def test_server_without_ranges_is_refused(serve, write, tmp_path, local):
+    """A server that answers a range with the whole file is refused before the file is read."""
+    whole, server = write("advection_1d", count=2000), serve(tmp_path)
+    server.ranges = False
+    with pytest.raises(DataFault, match="does not send ranges of bytes; fetch the whole file"):
+        fetch(server, whole, local)
+    assert list(local.iterdir()) == []
+
+
+def test_file_that_changes_is_refused(serve, write, tmp_path, local, monkeypatch):
+    """Bytes of two versions are never mixed."""
+    whole, server = write("advection_1d", count=5000), serve(tmp_path)
+    answer = type(server).finish_request
+
+    def finish_request(self, request, address):
+        answer(self, request, address)
+        self.tag = f'"{len(self.requests)}"'
+
+    monkeypatch.setattr(type(server), "finish_request", finish_request)
+    with pytest.raises(DataFault, match="has changed while it was read"):
+        fetch(server, whole, local, 2000)
+    assert list(local.iterdir()) == []
+
+
+def test_dead_server_ends(serve, write, tmp_path, local, monkeypatch):
+    """A server that drops every connection is given up."""
+    monkeypatch.setattr(transfer, "ATTEMPTS", 3)
+    whole, server = write("advection_1d"), serve(tmp_path)
+    server.drop_after = [0] * 1000
+    with pytest.raises(DataFault, match="3 times in a row"):
+        fetch(server, whole, local)
+    assert list(local.iterdir()) == []
+
+
+def test_foreign_file_is_not_overwritten(serve, write, tmp_path, local):
+    """A file under the name of the partial one that is something else is reported and kept."""
+    whole, server = write("advection_1d"), serve(tmp_path)
+    local.mkdir()
+    target = local / partial_name(whole.name, 3)
+    target.write_bytes(whole.read_bytes())
+    with pytest.raises(DataFault, match="delete it"):
+        fetch(server, whole, local)
+    assert target.read_bytes() == whole.read_bytes()
