@@ -10,7 +10,10 @@ from pathlib import Path
 
 from ups.errors import StorageFault
 
-UNUSABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+UNUSABLE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),  # full or failing
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),  # closed
+}
 
 
 def free_bytes(folder: Path) -> int:
@@ -36,7 +39,7 @@ def storage_faults(path: Path, remedy: str) -> Iterator[None]:
 def lock(target: Path) -> Iterator[None]:
     """Wait until no other process makes `target`; the lock dies with its process and leaves no file behind."""
     path = target.with_name(f".{target.name}.lock")
-    with storage_faults(path, "make the folder writable"):
+    with storage_faults(path, "name a folder that can be written to"):
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _lock_file(path)
     try:
