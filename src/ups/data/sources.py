@@ -29,14 +29,15 @@ def simulate_files(
 
     `simulated.json` remembers with which recipe, and which solvers (`identity`), each file was made.
     """
-    from ups.data.simulate import file_name, simulate
+    from ups.data.simulate import files_of, simulate
 
-    names = [file_name(recipe["family"], recipe["parameters"]) for recipe in recipes]
+    calls = [call for recipe in recipes for call in files_of(recipe).items()]
+    names = [name for name, _ in calls]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigFault(f"simulate.datasets names {', '.join(twice)} twice: give each dataset its own parameters")
     ledger = read_json(folder / SIMULATED) if (folder / SIMULATED).is_file() else {}
-    for name, recipe in zip(names, recipes, strict=True):
+    for name, recipe in calls:
         made_by = {"recipe": recipe, "identity": identity}
         known = ledger.get(name, {})
         if known.get("made_by") != made_by or not _has_size(folder / name, known["bytes"]):

@@ -13,7 +13,7 @@ THINNEST = 0.01  # of the mean density or pressure: a rare field would else reac
 
 def random_gas(axes: list[np.ndarray], stream: np.random.Generator, mach: float | None) -> np.ndarray:
     """PDEBench's `Rand`: sums of sines in one dimension, Fourier fields at Mach number `mach` in two and three."""
-    return sines_gas(axes[0], stream) if mach is None else fourier_gas(axes, stream, mach)
+    return sines_gas(axes[0], stream) if len(axes) == 1 else fourier_gas(axes, stream, mach)
 
 
 def sines_gas(x: np.ndarray, stream: np.random.Generator) -> np.ndarray:
