@@ -99,7 +99,8 @@ def samples() -> Path:
 class FileServer(ThreadingHTTPServer):
     """Serves the files of a folder, whole or by ranges; `sent` counts the bytes, `requests` has method and range.
 
-    `drop_after` lists after how many bytes the next connections close; `tag` is the ETag, `ranges` can be switched off.
+    `script` has other answers for the next requests. `drop_after` lists after how many bytes the next connections
+    close; `tag` is the ETag, `ranges` can be switched off.
     """
 
     daemon_threads = True
@@ -109,6 +110,7 @@ class FileServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), FileHandler)
         self.folder, self.sent, self.requests = folder, 0, []
         self.tag, self.ranges, self.drop_after = '"1"', True, []
+        self.script: list[Callable[[BaseHTTPRequestHandler], object]] = []
         self.lock = threading.Lock()
 
     @property
@@ -125,6 +127,9 @@ class FileHandler(BaseHTTPRequestHandler):
     server: FileServer
 
     def do_GET(self) -> None:
+        if self.server.script:
+            self.server.script.pop(0)(self)
+            return
         path = self.server.folder / Path(self.path).name
         if not path.is_file():
             self.send_error(404)

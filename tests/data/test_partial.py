@@ -53,7 +53,9 @@ def test_first_trajectories_arrive(serve, write, tmp_path, local, family):
     expect_same(fetch(serve(tmp_path), whole, local), whole, 3)
 
 
-@pytest.mark.parametrize("name", ["2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_32_Train.hdf5", "ReacDiff_Nu0.5_Rho1.0.hdf5"])
+@pytest.mark.parametrize(
+    "name", ["2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_32_Train.hdf5", "ReacDiff_Nu0.5_Rho1.0.hdf5"]
+)
 def test_first_trajectories_of_real_files(serve, samples, local, name):
     """Files written by PDEBench's own generators can be fetched in part."""
     expect_same(fetch(serve(samples), samples / name, local, 5), samples / name, 5)

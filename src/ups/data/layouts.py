@@ -1,12 +1,22 @@
 """PDEBench's four HDF5 layouts: what a sound file looks like and where one trajectory lies in it."""
 
+import math
 import re
 from dataclasses import dataclass, replace
 
 import h5py
 import numpy as np
 
-from ups.data.hdf5 import bad_file, list_names, open_array, open_dataset, read_array, read_number
+from ups.data.hdf5 import (
+    MAX_SMALL_ELEMENTS,
+    MAX_SNAPSHOT_ELEMENTS,
+    bad_file,
+    list_names,
+    open_array,
+    open_dataset,
+    read_array,
+    read_number,
+)
 from ups.data.pdebench import FAMILIES, Family
 
 STORED_YX = ("diffusion_reaction_2d",)  # stored (T, Y, X, C); every other family is stored (x[, y[, z]])
@@ -30,11 +40,11 @@ def find_family(file_name: str) -> Family | None:
 
 def inspect_file(file: h5py.File, family: Family) -> Contents:
     """Check everything about a file except its values."""
-    if family.layout == "groups":
-        return _inspect_groups(file, family)
-    if family.layout == "batch":
-        return _inspect_batch(file, family)
-    return _inspect_arrays(file, family)
+    inspect = {"groups": _inspect_groups, "batch": _inspect_batch}.get(family.layout, _inspect_arrays)
+    contents = inspect(file, family)
+    if math.prod(contents.grid) * len(family.fields) > MAX_SNAPSHOT_ELEMENTS:
+        raise bad_file(file.filename, f"claims snapshots on the absurd grid {contents.grid}")
+    return contents
 
 
 def list_trajectories(file: h5py.File, family: Family) -> list[str] | range:
@@ -122,6 +132,8 @@ def _inspect_batch(file: h5py.File, family: Family) -> Contents:
     _expect_shape(file, "particles", (count, num_snapshots, *grid, 1))
     _expect_shape(file, "force", (count, *grid, len(grid)))
     _expect_shape(file, "t", (count, num_snapshots))
+    if count * num_snapshots > MAX_SMALL_ELEMENTS:
+        raise bad_file(file.filename, f"claims the absurd number of {count} x {num_snapshots} snapshots")
     times = read_array(open_dataset(file, "t"), 2)
     for row in times:
         _expect_times(file, "t", row)

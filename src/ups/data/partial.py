@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ups.data.hdf5 import CORRUPTION, bad_file, list_names, open_array, open_dataset, open_file
+from ups.data.hdf5 import CORRUPTION, bad_file, list_names, open_array, open_dataset, open_file, read_text
 from ups.data.layouts import inspect_file
 from ups.data.pdebench import Family
 from ups.data.remote import RemoteReader
@@ -67,7 +67,7 @@ def fetch_first(
 def read_marker(path: Path) -> str | None:
     """What a partial file says about its origin; None for a whole file."""
     with open_file(path) as file:
-        return str(file.attrs[MARKER]) if MARKER in file.attrs else None
+        return read_text(file, MARKER)
 
 
 def _marker(count: int, total: int | str, origin: str) -> str:

@@ -50,6 +50,7 @@ def new_session() -> requests.Session:
     """Connections that are kept open and carry no credentials, whatever `.netrc` says."""
     session = requests.Session()
     session.auth = lambda request: request
+    session.get_redirect_target = lambda response: None  # `_follow` checks and follows them
     return session
 
 
@@ -95,15 +96,13 @@ def _sleep(seconds: float, wait: Callable[[], object]) -> None:
 
 def _follow(session: requests.Session, url: str, headers: dict[str, str]) -> requests.Response:
     """The answer behind a few redirects, each of them checked."""
-    address = url
-    _expect_web_address(url, address)
+    address = _expect_web_address(url, url, "")
     for _ in range(1 + MAX_REDIRECTS):
         response = _get(session, url, address, headers)
         if not response.is_redirect:
             return response
         response.close()
-        target = urljoin(address, response.headers["Location"])
-        _expect_web_address(url, target)
+        target = _expect_web_address(url, response.headers["Location"], address)
         _expect_no_downgrade(url, address, target)
         address = target
     raise DataFault(f"{url}: more than {MAX_REDIRECTS} redirects; check the URL")
@@ -120,10 +119,16 @@ def _get(session: requests.Session, url: str, address: str, headers: dict[str, s
         raise DataFault(f"{url}: {' '.join(str(error).split())}; check the URL") from error
 
 
-def _expect_web_address(url: str, address: str) -> None:
-    parts = urlsplit(address)
+def _expect_web_address(url: str, location: str, base: str) -> str:
+    """The address that a location means, seen from `base`, if it is one of the web."""
+    try:
+        address = urljoin(base, location)
+        parts = urlsplit(address)
+    except ValueError as error:
+        raise DataFault(f"{url}: leads to {location[:80]!r} ({error}); check the URL") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise DataFault(f"{url}: leads to {address[:80]!r}; only http and https are fetched")
+    return address
 
 
 def _expect_no_downgrade(url: str, address: str, target: str) -> None:
