@@ -1,6 +1,7 @@
 """The first trajectories of a remote file."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
@@ -9,11 +10,11 @@ import pytest
 
 from ups.data import transfer
 from ups.data.layouts import find_family
-from ups.data.partial import fetch_first, partial_name, read_marker
+from ups.data.partial import fetch_trajectories, partial_name, read_marker
 from ups.data.pdebench import FAMILIES
 from ups.data.splits import split
 from ups.data.trajectories import TrajectoryReader, describe
-from ups.errors import DataFault
+from ups.errors import ConfigFault, DataFault
 
 CONTIGUOUS = [name for name, family in FAMILIES.items() if family.layout in ("tensor", "fields")]
 ORIGIN = "file.hdf5, MD5 00112233445566778899aabbccddeeff"
@@ -25,11 +26,12 @@ def local(tmp_path: Path) -> Path:
     return tmp_path / "local"
 
 
-def fetch(server, path: Path, local: Path, count: int = 3) -> Path:
-    """Fetch the first trajectories of a file and return the small one."""
-    target = local / partial_name(path.name, count)
-    fetch_first(
-        f"{server.url}/{path.name}", find_family(path.name), target, count, origin=ORIGIN, advance=lambda n: None
+def fetch(server, path: Path, local: Path, count: int = 3, positions: Sequence[int] | None = None) -> Path:
+    """Fetch the first trajectories of a file, or those at some positions, and return the small one."""
+    target, family = local / partial_name(path.name, count), find_family(path.name)
+    chosen = range(count) if positions is None else positions
+    fetch_trajectories(
+        f"{server.url}/{path.name}", family, target, chosen, origin=ORIGIN, advance=lambda num_bytes: None
     )
     return target
 
@@ -121,6 +123,41 @@ def test_existing_partial_file_is_kept(serve, write, tmp_path, local):
     fetch(server, whole, local)
     assert hashlib.sha256(small.read_bytes()).digest() == digest
     assert len(server.requests) == num_requests
+
+
+@pytest.mark.parametrize("positions", [[3], [0, 2, 3], [1, 2], range(1, 4)])
+@pytest.mark.parametrize("family", ["darcy_2d", "compressible_ns_2d"])
+def test_chosen_trajectories_arrive(serve, write, tmp_path, local, family, positions):
+    """Any increasing positions can be chosen; the reader knows where they come from."""
+    whole = write(family)
+    small = fetch(serve(tmp_path), whole, local, positions=positions)
+    part, full = (next(iter(describe(path.parent, [path.name]).values())) for path in (small, whole))
+    with TrajectoryReader(local, part) as a, TrajectoryReader(tmp_path, full) as b:
+        assert [a.origin(i) for i in range(len(positions))] == list(positions)
+        for i, position in enumerate(positions):
+            assert np.array_equal(a.read(i), b.read(position))
+            assert np.array_equal(a.read_coefficients(i), b.read_coefficients(position))
+
+
+@pytest.mark.parametrize("positions", [[], [-1, 2], [2, 1], [1, 1]])
+def test_bad_positions_are_refused(serve, write, tmp_path, local, positions):
+    """Positions must increase from 0 on."""
+    with pytest.raises(ConfigFault, match="increasing positions"):
+        fetch(serve(tmp_path), write("advection_1d"), local, positions=positions)
+    assert not local.exists()
+
+
+def test_chosen_trajectories_split_by_origin(serve, write, tmp_path, local):
+    """Trajectory 7 of one file and trajectory 7 of another share a split, wherever they are in the small files."""
+    server, chosen = serve(tmp_path), {"advection_1d": range(5, 25), "burgers_1d": range(20)}
+    small = [fetch(server, write(family, count=40), local, positions=positions) for family, positions in chosen.items()]
+    splits = split(local, describe(local, [path.name for path in small]), 0, 0.2, 0.2)
+    place = {
+        family: {positions[i]: kind for kind, indices in splits[path.stem].items() for i in indices}
+        for (family, positions), path in zip(chosen.items(), small, strict=True)
+    }
+    common = range(5, 20)
+    assert [place["advection_1d"][i] for i in common] == [place["burgers_1d"][i] for i in common]
 
 
 def test_partial_files_split_like_whole_ones(serve, write, tmp_path, local):

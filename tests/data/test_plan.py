@@ -5,14 +5,21 @@ import logging
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ups.config import DownloadConfig
 from ups.data import plan as planning
+from ups.data import registry
+from ups.data.normalization import fit_normalization
 from ups.data.plan import announce, make_plan
 from ups.data.registry import RemoteFile, find_file
 from ups.data.sources import download_files, list_files
+from ups.data.splits import split
+from ups.data.trajectories import describe
 from ups.errors import ConfigFault, DataFault, StorageFault
+from ups.pipelines.data.nodes import download_pdebench
 
 BETAS = (0.1, 0.2, 0.4, 1.0)
 
@@ -136,3 +143,36 @@ def test_fetched_files_are_not_asked_for_again(published, local, serve, tmp_path
         files = make_plan(local, published, None)
         download_files(files, lambda name, count: None, base_url=server.url, parallel=2)
     assert len(server.requests) == len(published)
+
+
+CONFIG: dict[str, Any] = {
+    "families": ["advection1d"],
+    "files": [],
+    "parameters": {"beta": [0.1, 0.4]},
+    "kind": "train",
+    "resolution": None,
+    "files_per_family": None,
+    "max_gigabytes": None,
+    "trajectories": 4,
+    "base_url": None,
+    "parallel": 2,
+}
+
+
+def test_node_follows_its_configuration(published, local, serve, tmp_path, monkeypatch, caplog):
+    """The node selects, tells the plan, fetches the first trajectories from the mirror; they split and normalize."""
+    monkeypatch.setattr(registry, "read_registry", lambda: {file.name: file for file in published})
+    config = DownloadConfig(**CONFIG | {"base_url": serve(tmp_path).url})
+    with caplog.at_level(logging.INFO, planning.__name__):
+        files = download_pdebench("pdebench", config, local)
+    assert list(files) == [f"1D_Advection_Sols_beta{beta}_first4.hdf5" for beta in (0.1, 0.4)]
+    assert "download plan: 2 files" in caplog.text
+    datasets = describe(local, list(files))
+    splits = split(local, datasets, 0, 0.2, 0.2)
+    assert all(len(indices) for kinds in splits.values() for indices in kinds.values())
+    assert fit_normalization(local, datasets, splits, lambda count: None)["advection_1d"]["fields"]["u"]["std"] > 0
+
+
+def test_other_sources_download_nothing(local):
+    """The node does its work only for `source: pdebench`."""
+    assert download_pdebench("simulate", DownloadConfig(**CONFIG), local) == {}

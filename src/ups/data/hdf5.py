@@ -122,7 +122,7 @@ def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:
         raise bad_file(
             file.filename, f"{name!r} needs the HDF5 filter {max(filters - PLAIN_FILTERS)}", "use gzip or lzf"
         )
-    if dataset.chunks is not None and math.prod(dataset.chunks) * _dtype(dataset).itemsize > MAX_CHUNK_BYTES:
+    if dataset.chunks is not None and math.prod(dataset.chunks) * dtype_of(dataset).itemsize > MAX_CHUNK_BYTES:
         raise bad_file(file.filename, f"{name!r} has the absurd chunks {dataset.chunks}")
     return dataset
 
@@ -144,25 +144,26 @@ def open_array(file: h5py.File, name: str, rank: int) -> h5py.Dataset:
     shape = dataset.shape or ()
     if shape[: len(shape) - rank] not in ((), (1,)) or len(shape) < rank:
         raise bad_file(file.filename, f"{name!r} has shape {shape}, expected {rank} axes")
-    if (dtype := _dtype(dataset)).kind != "f":
+    if (dtype := dtype_of(dataset)).kind != "f":
         raise bad_file(file.filename, f"{name!r} has dtype {dtype}, expected floating point")
     if math.prod(shape) == 0:
         raise bad_file(file.filename, f"{name!r} is empty, its shape is {shape}")
     if math.prod(shape) > (MAX_ELEMENTS if rank > 1 else MAX_SMALL_ELEMENTS):
         raise bad_file(file.filename, f"{name!r} claims the absurd shape {shape}")
-    if not _is_complete(dataset):
+    if not is_stored(dataset):
         raise bad_file(file.filename, f"parts of {name!r} were never written")
     return dataset
 
 
-def _dtype(dataset: h5py.Dataset) -> np.dtype:
+def dtype_of(dataset: h5py.Dataset) -> np.dtype:
+    """Type of the values, which a damaged file may lack."""
     try:
         return dataset.dtype
     except CORRUPTION as error:
         raise bad_file(dataset.file.filename, f"{dataset.name!r} has a damaged type ({error})") from error
 
 
-def _is_complete(dataset: h5py.Dataset) -> bool:
+def is_stored(dataset: h5py.Dataset) -> bool:
     """Whether every value is stored; HDF5 reads the missing ones as zeros without a word."""
     if dataset.chunks is None:
         return dataset.id.get_storage_size() >= dataset.nbytes

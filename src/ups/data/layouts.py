@@ -11,6 +11,8 @@ from ups.data.hdf5 import (
     MAX_SMALL_ELEMENTS,
     MAX_SNAPSHOT_ELEMENTS,
     bad_file,
+    dtype_of,
+    is_stored,
     list_names,
     open_array,
     open_dataset,
@@ -20,6 +22,7 @@ from ups.data.hdf5 import (
 from ups.data.pdebench import FAMILIES, Family
 
 STORED_YX = ("diffusion_reaction_2d",)  # stored (T, Y, X, C); every other family is stored (x[, y[, z]])
+POSITIONS = "ups_trajectories"  # of the trajectories of a partial file in the whole one
 TOLERANCE = 1e-3  # of one step; float32 coordinates are good to about 1e-5
 
 
@@ -54,6 +57,16 @@ def list_trajectories(file: h5py.File, family: Family) -> list[str] | range:
     name = {"tensor": "tensor", "fields": family.fields[0], "batch": "particles"}[family.layout]
     rank = len(family.axes) + (3 if family.layout == "batch" else 2)
     return range(open_dataset(file, name).shape[-rank])
+
+
+def read_positions(file: h5py.File, count: int) -> np.ndarray | range:
+    """Positions of the trajectories in the whole file, if this one holds but some of them."""
+    if POSITIONS not in list_names(file):
+        return range(count)
+    dataset = open_dataset(file, POSITIONS)
+    if dataset.shape != (count,) or dtype_of(dataset).kind != "i" or not is_stored(dataset):
+        raise bad_file(file.filename, f"{POSITIONS!r} has shape {dataset.shape}, expected {count} integers")
+    return read_array(dataset, 1).astype(np.int64)
 
 
 def read_snapshots(file: h5py.File, family: Family, trajectory: int | str, snapshots: slice) -> np.ndarray:

@@ -1,28 +1,29 @@
-"""The first trajectories of a remote file, fetched by ranges of bytes into a small file of the same layout."""
+"""Some trajectories of a remote file, fetched by ranges of bytes into a small file of the same layout."""
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-from ups.data.hdf5 import CORRUPTION, bad_file, list_names, open_array, open_dataset, open_file, read_text
-from ups.data.layouts import inspect_file
+from ups.data.hdf5 import CORRUPTION, bad_file, list_names, open_array, open_file, read_text
+from ups.data.layouts import POSITIONS, inspect_file
 from ups.data.pdebench import Family
 from ups.data.remote import RemoteReader
 from ups.data.selection import PARTIAL_LAYOUTS
 from ups.data.storage import lock, storage_faults
 from ups.data.transfer import new_session
-from ups.errors import DataFault
+from ups.errors import ConfigFault, DataFault
 from ups.files import publish
 
 MARKER = "ups_partial"
+MAX_RUNS_NAMED = 20
 MAX_ATTRIBUTE_BYTES = 2**12
-MAX_COORDINATE_BYTES = 2**24
 
 
 @dataclass(frozen=True)
@@ -40,24 +41,26 @@ def partial_name(name: str, count: int) -> str:
     return f"{path.stem}_first{count}{path.suffix}"
 
 
-def fetch_first(
-    url: str, family: Family, target: Path, count: int, *, origin: str, advance: Callable[[int], object]
+def fetch_trajectories(
+    url: str, family: Family, target: Path, positions: Sequence[int], *, origin: str, advance: Callable[[int], object]
 ) -> None:
-    """Fetch the first `count` trajectories of a file of layout `tensor` or `fields`.
+    """Fetch the trajectories at increasing `positions` of a file of layout `tensor` or `fields`.
 
-    `origin` names the remote file and its MD5 in the attribute `ups_partial` of the small one. Trajectories keep their
-    positions, so that splits by position agree with those of whole files.
+    `origin` names the remote file and its MD5 in the attribute `ups_partial` of the small one. Positions other than the
+    first ones are stored beside the trajectories: splits go by the position in the whole file.
     """
     if family.layout not in PARTIAL_LAYOUTS:
         raise DataFault(f"{url}: layout {family.layout!r} is not contiguous; fetch the whole file")
+    if not positions or positions[0] < 0 or any(a >= b for a, b in pairwise(positions)):
+        raise ConfigFault(f"trajectories of {url}: give increasing positions from 0 on, not {str(positions)[:80]}")
     with lock(target):
         if target.exists():
-            _expect_marker(target, count, origin)
+            _expect_marker(target, positions, origin)
             return
         remedy = "free space or make the folder writable"
         with storage_faults(target, remedy), publish(target) as temporary, new_session() as session:
             remote = RemoteReader(session, url, advance)
-            pieces = _write_skeleton(remote, family, temporary, count, origin)
+            pieces = _write_skeleton(remote, family, temporary, positions, origin)
             with temporary.open("rb+", buffering=0) as file:
                 for piece in pieces:
                     file.seek(piece.place)
@@ -70,13 +73,23 @@ def read_marker(path: Path) -> str | None:
         return read_text(file, MARKER)
 
 
-def _marker(count: int, total: int | str, origin: str) -> str:
-    return f"trajectories 0-{count - 1} of {total} of {origin}"
+def _marker(positions: Sequence[int], total: int | str, origin: str) -> str:
+    runs = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in _runs(positions)]
+    named = ",".join(runs) if len(runs) <= MAX_RUNS_NAMED else f"{len(positions)} chosen ones"
+    return f"trajectories {named} of {total} of {origin}"
 
 
-def _expect_marker(path: Path, count: int, origin: str) -> None:
+def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Consecutive positions as (start, stop)."""
+    starts = [p for i, p in enumerate(positions) if i == 0 or positions[i - 1] != p - 1]
+    stops = [p + 1 for i, p in enumerate(positions) if i == len(positions) - 1 or positions[i + 1] != p + 1]
+    return list(zip(starts, stops, strict=True))
+
+
+def _expect_marker(path: Path, positions: Sequence[int], origin: str) -> None:
     marker = read_marker(path) or "no partial file"
-    if not (marker.startswith(f"trajectories 0-{count - 1} of ") and marker.endswith(f" of {origin}")):
+    start, end = _marker(positions, "*", origin).split("*", 1)
+    if not (marker.startswith(start) and marker.endswith(end)):
         raise bad_file(path, f"is {marker}", "delete it to fetch it anew")
 
 
@@ -101,22 +114,25 @@ def _open_remote(remote: RemoteReader) -> Iterator[h5py.File]:
         raise bad_file(repr(remote), f"is no HDF5 file that can be read ({error})", "check the URL") from error
 
 
-def _write_skeleton(remote: RemoteReader, family: Family, path: Path, count: int, origin: str) -> list[Piece]:
+def _write_skeleton(
+    remote: RemoteReader, family: Family, path: Path, positions: Sequence[int], origin: str
+) -> list[Piece]:
     """Write everything but the trajectories, and tell where those come from and go to."""
     with _open_remote(remote) as source:
         contents = inspect_file(source, family)
-        if count > contents.count:
-            raise bad_file(repr(remote), f"has {contents.count} trajectories, not {count}", "ask for fewer")
+        if positions[-1] >= contents.count:
+            what = f"has {contents.count} trajectories, not {positions[-1] + 1}"
+            raise bad_file(repr(remote), what, "ask for fewer")
         names = ("tensor",) if family.layout == "tensor" else family.fields
         ranks = dict.fromkeys(names, 2 + len(family.axes)) | dict.fromkeys(family.coefficients, 1 + len(family.axes))
         with h5py.File(path, "w") as small:
             _copy_attributes(source, small)
-            small.attrs[MARKER] = _marker(count, contents.count, origin)
+            small.attrs[MARKER] = _marker(positions, contents.count, origin)
+            if list(positions) != list(range(len(positions))):
+                small[POSITIONS] = np.asarray(positions, np.int64)
             for name in sorted({f"{axis}-coordinate" for axis in (*family.axes, "t")} & set(list_names(source))):
-                coordinate = open_dataset(source, name)
-                if coordinate.nbytes <= MAX_COORDINATE_BYTES:
-                    small[name] = coordinate[()]
-            return [_reserve(source, small, name, rank, count) for name, rank in ranks.items()]
+                small[name] = open_array(source, name, 1)[()]
+            return [piece for name, rank in ranks.items() for piece in _reserve(source, small, name, rank, positions)]
 
 
 def _copy_attributes(source: h5py.File, small: h5py.File) -> None:
@@ -130,8 +146,8 @@ def _copy_attributes(source: h5py.File, small: h5py.File) -> None:
             small.attrs[name] = source.attrs[name]
 
 
-def _reserve(source: h5py.File, small: h5py.File, name: str, rank: int, count: int) -> Piece:
-    """Make room for the first trajectories of a dataset, contiguous as there."""
+def _reserve(source: h5py.File, small: h5py.File, name: str, rank: int, positions: Sequence[int]) -> list[Piece]:
+    """Make room for trajectories of a dataset, contiguous as there; neighbours are fetched together."""
     remote = open_array(source, name, rank)
     offset = remote.id.get_offset()
     if remote.chunks is not None or offset is None:
@@ -141,7 +157,11 @@ def _reserve(source: h5py.File, small: h5py.File, name: str, rank: int, count: i
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    space = h5py.h5s.create_simple((*leading, count, *shape[1:]))
-    stored = h5py.h5d.create(small.id, name.encode(), remote.id.get_type(), space, properties)
-    num_bytes = count * math.prod(shape[1:]) * np.dtype(remote.dtype).itemsize
-    return Piece(offset, stored.get_offset(), num_bytes)
+    space = h5py.h5s.create_simple((*leading, len(positions), *shape[1:]))
+    place = h5py.h5d.create(small.id, name.encode(), remote.id.get_type(), space, properties).get_offset()
+    stride = math.prod(shape[1:]) * np.dtype(remote.dtype).itemsize
+    pieces = []
+    for start, stop in _runs(positions):
+        pieces.append(Piece(offset + start * stride, place, (stop - start) * stride))
+        place += pieces[-1].num_bytes
+    return pieces

@@ -8,7 +8,7 @@ from typing import Any
 
 from ups.data.checksums import md5_of
 from ups.data.download import download_file
-from ups.data.partial import fetch_first
+from ups.data.partial import fetch_trajectories
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import Plan, PlannedFile
 from ups.data.registry import refuse_outdated_md5
@@ -78,7 +78,7 @@ def _fetch(path: Path, planned: PlannedFile, base_url: str | None, advance: Call
     if planned.trajectories is not None:
         origin = f"{file.name}, MD5 {file.md5}"
         url, family = file.address(base_url), FAMILIES[file.family]
-        fetch_first(url, family, path, planned.trajectories, origin=origin, advance=advance)
+        fetch_trajectories(url, family, path, range(planned.trajectories), origin=origin, advance=advance)
         return _file_entry(path)
     if not planned.is_there:
         download_file(file.address(base_url), file.md5, path, advance, num_bytes=file.bytes)
