@@ -15,8 +15,9 @@ from ups.data import registry
 from ups.data.normalization import fit_normalization
 from ups.data.plan import announce, make_plan
 from ups.data.registry import RemoteFile, find_file
-from ups.data.sources import download_files, list_files
+from ups.data.sources import CHECKSUMS, download_files, list_files
 from ups.data.splits import split
+from ups.data.storage import lock
 from ups.data.trajectories import describe
 from ups.errors import ConfigFault, DataFault, StorageFault
 from ups.pipelines.data.nodes import download_pdebench
@@ -44,6 +45,11 @@ def published(write, tmp_path: Path) -> list[RemoteFile]:
 def local(tmp_path: Path) -> Path:
     """The folder that files go to."""
     return tmp_path / "local"
+
+
+def fetch(files: list[RemoteFile], local: Path, url: str, parallel: int = 2) -> dict[str, Any]:
+    """Plan and download whole files."""
+    return download_files(make_plan(local, files, None), lambda name, count: None, base_url=url, parallel=parallel)
 
 
 def test_plan_counts_what_is_missing(published, local, tmp_path):
@@ -120,7 +126,7 @@ def test_partial_files_arrive(published, local, serve, tmp_path):
     server = serve(tmp_path)
     files = download_files(plan, lambda name, count: None, base_url=server.url, parallel=2)
     assert list(files) == [names()[0], *(name.replace(".hdf5", "_first3.hdf5") for name in names()[1:])]
-    assert sorted(path.name for path in local.iterdir()) == sorted(files)
+    assert sorted(path.name for path in local.iterdir()) == sorted([*files, CHECKSUMS])
 
 
 def test_first_failure_ends_all(published, local, serve, tmp_path):
@@ -133,7 +139,31 @@ def test_first_failure_ends_all(published, local, serve, tmp_path):
     assert not (local / names()[0]).exists()
     (tmp_path / "hidden").rename(hidden)
     download_files(make_plan(local, published, None), lambda name, count: None, base_url=server.url, parallel=2)
-    assert sorted(path.name for path in local.iterdir()) == names()
+    assert sorted(path.name for path in local.iterdir()) == [*names(), CHECKSUMS]
+
+
+def test_files_that_were_there_are_checked_once(published, local, serve, tmp_path, monkeypatch):
+    """A file of the right size with other bytes is refused; a good one is hashed the first time only."""
+    local.mkdir()
+    content = (tmp_path / names()[0]).read_bytes()
+    (local / names()[0]).write_bytes(content[:-1] + b"x")
+    with pytest.raises(DataFault, match=f"{names()[0]}: MD5 is .*delete it"):
+        fetch(published[:1], local, serve(tmp_path).url)
+    (local / names()[0]).write_bytes(content)
+    fetch(published[:1], local, serve(tmp_path).url)
+    monkeypatch.setattr("ups.data.download.md5_of", lambda path: pytest.fail("hashed again"))
+    assert fetch(published[:1], local, serve(tmp_path).url)[names()[0]]["md5"] == published[0].md5
+
+
+def test_waiting_for_another_run_can_be_interrupted(published, local, serve, tmp_path):
+    """A download that waits for the lock of another one ends when its caller wants to."""
+
+    def interrupt(name: str, count: int) -> None:
+        raise ZeroDivisionError
+
+    with lock(local / names()[0], lambda: None), pytest.raises(ZeroDivisionError):
+        plan = make_plan(local, published[:1], None)
+        download_files(plan, interrupt, base_url=serve(tmp_path).url, parallel=1)
 
 
 def test_fetched_files_are_not_asked_for_again(published, local, serve, tmp_path):

@@ -12,6 +12,7 @@ import requests
 
 from ups.data.checksums import BLOCK_BYTES, md5_of
 from ups.data.hdf5 import SIGNATURE, what_is
+from ups.data.registry import refuse_outdated_md5
 from ups.data.storage import lock, storage_faults
 from ups.data.transfer import TransferError, ask, new_session, persist
 from ups.errors import DataFault
@@ -25,7 +26,7 @@ def download_file(url: str, md5: str, target: Path, advance: Advance, *, num_byt
     `advance` takes the bytes that arrived, negative when a transfer starts over, 0 now and then; what it raises ends
     the download. A killed download is resumed by the same call; a second process waits for the first.
     """
-    with lock(target):
+    with lock(target, lambda: advance(0)):
         if target.exists():
             _expect_md5(target, md5_of(target), md5, f"delete it to fetch {url}")
             advance(target.stat().st_size)
@@ -51,6 +52,7 @@ def _fetch(url: str, md5: str, target: Path, num_bytes: int | None, advance: Adv
 
 def _expect_md5(path: Path, actual: str, expected: str, remedy: str) -> None:
     if actual != expected:
+        refuse_outdated_md5(path, actual)
         raise DataFault(f"{path}: MD5 is {actual}, expected {expected}; {remedy}")
 
 

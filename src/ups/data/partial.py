@@ -53,7 +53,7 @@ def fetch_trajectories(
         raise DataFault(f"{url}: layout {family.layout!r} is not contiguous; fetch the whole file")
     if not positions or positions[0] < 0 or any(a >= b for a, b in pairwise(positions)):
         raise ConfigFault(f"trajectories of {url}: give increasing positions from 0 on, not {str(positions)[:80]}")
-    with lock(target):
+    with lock(target, lambda: advance(0)):
         if target.exists():
             _expect_marker(target, positions, origin)
             return

@@ -68,13 +68,13 @@ def announce(plan: Plan) -> None:
         "download plan: %d files, %s%s, to %s", len(plan.files), _gigabytes(plan.total), _and(unknown), plan.folder
     )
     for file in plan.files[:MAX_LINES]:
-        log.info("  %-60s %10s  %s", file.name, _gigabytes(file.bytes), _state(file))
+        log.info("%9s, %s: %s", _gigabytes(file.bytes), _state(file), file.name)
     if len(plan.files) > MAX_LINES:
-        log.info("  ... and %d more", len(plan.files) - MAX_LINES)
+        log.info("... and %d more", len(plan.files) - MAX_LINES)
     tests = [file.name for file in plan.files if file.file.kind == "test"]
     if tests:
-        log.warning("  %d test files (%s, ...) hold one trajectory each: no stage trains on them", len(tests), tests[0])
-    log.info("  %d are there; %s to fetch, %s free", there, _gigabytes(plan.missing), _gigabytes(plan.free))
+        log.warning("%d test files (%s, ...) hold one trajectory each: no stage trains on them", len(tests), tests[0])
+    log.info("%d are there; %s to fetch, %s free", there, _gigabytes(plan.missing), _gigabytes(plan.free))
     if plan.missing > plan.free:
         need = f"{_gigabytes(plan.missing)} to fetch, {_gigabytes(plan.free)} free"
         raise StorageFault(f"{plan.folder}: {need}; free space, select less, or set download.trajectories")

@@ -1,10 +1,13 @@
 """Which published files to fetch: by family, name, parameter values, grid, number and total size."""
 
+import logging
 from collections import defaultdict
 
 from ups.data.pdebench import FAMILIES, Family
 from ups.data.registry import RemoteFile, find_family_files, find_file
 from ups.errors import ConfigFault
+
+log = logging.getLogger(__name__)
 
 GIGABYTE = 10**9
 PARTIAL_LAYOUTS = ("tensor", "fields")  # contiguous, so that trajectories are ranges of bytes
@@ -116,6 +119,8 @@ def _within(
         if size is not None and size <= room:
             room -= size
             selected.append(file)
+    if left_out := len(_unique([*named, *chosen])) - len(selected):
+        log.info("download.max_gigabytes = %g leaves out %d files", max_gigabytes, left_out)
     if chosen and not any(file in selected for file in chosen) and not named:
         sizes = [size for file in chosen if (size := bytes_to_fetch(file, trajectories)) is not None]
         least = f"the smallest file has {min(sizes) / GIGABYTE:.2f} GB" if sizes else "no size is known"

@@ -20,6 +20,7 @@ Files = dict[str, dict[str, Any]]
 """File name relative to the raw folder -> {"bytes", "md5"}."""
 
 SIMULATED = "simulated.json"
+CHECKSUMS = "checksums.json"
 
 
 def simulate_files(
@@ -50,53 +51,83 @@ def simulate_files(
 def download_files(plan: Plan, advance: Callable[[str, int], object], *, base_url: str | None, parallel: int) -> Files:
     """Fetch what is missing, `parallel` files at a time; the first failure ends all, the same call goes on.
 
-    `advance` takes the name of a file and the bytes of it that arrived.
+    `advance` takes the name of a file and the bytes of it that arrived. Sums of files that were there already are taken
+    once and remembered in `checksums.json`: an outdated version may have the size of the current one.
     """
+    ledger = Ledger(plan.folder / CHECKSUMS)
     stop = Event()
 
-    def fetch(planned: PlannedFile) -> dict[str, Any]:
+    def fetch(planned: PlannedFile) -> str:
         def progress(count: int) -> None:
             if stop.is_set():
                 raise CancelledError
             advance(planned.name, count)
 
-        return _fetch(plan.folder / planned.name, planned, base_url, progress)
+        return _fetch(plan.folder / planned.name, planned, ledger, base_url, progress)
 
     with ThreadPoolExecutor(parallel) as pool:
-        running = {pool.submit(fetch, planned): planned.name for planned in plan.files}
+        running = {pool.submit(fetch, planned): plan.folder / planned.name for planned in plan.files}
         try:
             for future in as_completed(running):
-                future.result()
+                ledger.add(running[future], future.result())
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
-    return {name: future.result() for future, name in running.items()}
+    return {path.name: {"bytes": path.stat().st_size, "md5": future.result()} for future, path in running.items()}
 
 
-def _fetch(path: Path, planned: PlannedFile, base_url: str | None, advance: Callable[[int], object]) -> dict[str, Any]:
-    file = planned.file
+def _fetch(
+    path: Path, planned: PlannedFile, ledger: "Ledger", base_url: str | None, advance: Callable[[int], object]
+) -> str:
+    """Have a file, and return its MD5."""
+    file, known = planned.file, ledger.find(path)
+    url, family = file.address(base_url), FAMILIES[file.family]
     if planned.trajectories is not None:
         origin = f"{file.name}, MD5 {file.md5}"
-        url, family = file.address(base_url), FAMILIES[file.family]
         fetch_trajectories(url, family, path, range(planned.trajectories), origin=origin, advance=advance)
-        return _file_entry(path)
-    if not planned.is_there:
-        download_file(file.address(base_url), file.md5, path, advance, num_bytes=file.bytes)
-    return {"bytes": path.stat().st_size, "md5": file.md5}
+        return known or md5_of(path)
+    if known == file.md5:
+        advance(planned.arrived)
+    else:
+        download_file(url, file.md5, path, advance, num_bytes=file.bytes)
+    return file.md5
+
+
+class Ledger:
+    """MD5 sums of files by path, size and time of change, remembered in a JSON file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._entries = read_json(path) if path.is_file() else {}
+
+    def find(self, path: Path) -> str | None:
+        """The sum of a file, if it has not changed since."""
+        entry = self._entries.get(str(path))
+        return entry["md5"] if entry and path.is_file() and entry["stamp"] == _stamp(path) else None
+
+    def add(self, path: Path, md5: str) -> None:
+        """Remember the sum of a file."""
+        self._entries[str(path)] = {"stamp": _stamp(path), "md5": md5}
+        write_json(self.path, self._entries)
+
+
+def _stamp(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
 def list_files(folder: Path, ledger_path: Path) -> Files:
     """All PDEBench files of a folder; sums are remembered in `ledger_path` by path, size and time of change."""
-    ledger = read_json(ledger_path) if ledger_path.is_file() else {}
+    ledger = Ledger(ledger_path)
     files: Files = {}
     for name in find_files(folder):
-        status = (folder / name).stat()
-        place, stamp = str(folder / name), [status.st_size, status.st_mtime_ns]
-        if ledger.get(place, {}).get("stamp") != stamp:
-            ledger[place] = {"stamp": stamp, "md5": md5_of(folder / name)}
-        refuse_outdated_md5(folder / name, ledger[place]["md5"])
-        files[name] = {"bytes": status.st_size, "md5": ledger[place]["md5"]}
-    write_json(ledger_path, ledger)
+        path = folder / name
+        md5 = ledger.find(path)
+        if md5 is None:
+            md5 = md5_of(path)
+            ledger.add(path, md5)
+        refuse_outdated_md5(path, md5)
+        files[name] = {"bytes": path.stat().st_size, "md5": md5}
     return files
 
 
