@@ -182,7 +182,7 @@ def test_names_fit_the_registry():
 
 def test_a_solution_that_is_not_finite_is_not_written(tmp_path, monkeypatch):
     """NaN in the solution is a DataFault and leaves no file behind."""
-    monkeypatch.setattr(module, "solve", lambda *_, **__: torch.full((3, 4, 1, 8), torch.nan))
+    monkeypatch.setattr(module, "evolve", lambda *_, **__: iter([torch.full((3, 1, 8), torch.nan)]))
     with pytest.raises(DataFault, match="not finite"):
         write(tmp_path, "burgers_1d")
     assert list(tmp_path.iterdir()) == []

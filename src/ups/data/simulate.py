@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from ups.data.pdebench import FAMILIES
-from ups.data.simulated_layouts import Plan, create, write_batch
+from ups.data.simulated_layouts import Plan, create, write_given, write_snapshot
 from ups.errors import ConfigFault, DataFault
-from ups.solvers import draw, solve
+from ups.solvers import draw, evolve
 from ups.solvers.families import SIMULATED_FAMILIES, problem_of
 from ups.solvers.initial_conditions import STARTS
 
-BATCH_VALUES = 2**15  # numbers in the states of one batch, which is solved and then written
+BATCH_VALUES = 2**15  # numbers in the states of one batch, whose trajectories are advanced together
 FILE_TRAJECTORIES = 4  # in each file of incompressible Navier-Stokes, as in PDEBench
 
 _FILE_NAMES = {
@@ -125,20 +125,18 @@ def _write(file: h5py.File, plan: Plan, how: _Draw, advance: Callable[[int], obj
     create(file, plan, how.seed)
     for indices in _batches(plan):
         u_0, drawn = draw(name, indices, plan.grid, how.seed, **own)
-        u = solve(
-            name,
-            u_0,
-            {**plan.parameters, **drawn},
-            plan.times,
-            advance,
-            boundary=how.boundary if gas else None,
-        )
-        if not torch.isfinite(u).all():
-            raise DataFault(
-                f"{name}: the solution of trajectories {indices[0]}..{indices[-1]} is not finite; "
-                f"check the parameters {plan.parameters}"
-            )
-        write_batch(file, plan, indices, u, drawn)
+        write_given(file, plan, indices, drawn)
+        coefficients = {**plan.parameters, **drawn}
+        snapshots = evolve(name, u_0, coefficients, plan.times, boundary=how.boundary if gas else None)
+        for time, u in enumerate(snapshots):
+            if not torch.isfinite(u).all():
+                raise DataFault(
+                    f"{name}: snapshot {time} of the trajectories {indices[0]}..{indices[-1]} is not finite; "
+                    f"check the parameters {plan.parameters}"
+                )
+            write_snapshot(file, plan, indices, time, u)
+            if advance:
+                advance(len(u))
 
 
 def _batches(plan: Plan) -> Iterator[range]:

@@ -49,21 +49,34 @@ def create(file: h5py.File, plan: Plan, seed: int) -> None:
             _create_arrays(file, plan)
 
 
-def write_batch(file: h5py.File, plan: Plan, indices: range, u: Tensor, drawn: dict[str, Tensor]) -> None:
-    """Write the trajectories `indices`: snapshots (B, T, C, *grid) and what was drawn with them."""
+def write_given(file: h5py.File, plan: Plan, indices: range, drawn: dict[str, Tensor]) -> None:
+    """Write what does not change in time of the trajectories `indices`, as it was drawn."""
     match plan.family.layout:
         case "groups":
-            _write_groups(file, plan, indices, u, drawn)
+            _create_groups(file, plan, indices, drawn)
         case "batch":
-            rows = plan.rows(indices)
-            file["velocity"][rows] = np.moveaxis(u[:, :, :2].numpy(), 2, -1)
-            file["particles"][rows] = u[:, :, 2].numpy()[..., None]
-            file["force"][rows] = np.stack([drawn[name].numpy() for name in plan.family.coefficients], axis=-1)
+            force = [drawn[name].numpy() for name in plan.family.coefficients]
+            file["force"][plan.rows(indices)] = np.stack(force, axis=-1)
         case _:
-            for channel, name in enumerate(_array_names(plan.family)):
-                file[name][plan.rows(indices)] = u[:, :, channel].numpy()
             for name in plan.family.coefficients:
                 file[name][plan.rows(indices)] = drawn[name].numpy()
+
+
+def write_snapshot(file: h5py.File, plan: Plan, indices: range, time: int, u: Tensor) -> None:
+    """Write one snapshot (B, C, *grid) of the trajectories `indices`."""
+    rows, channels_last = plan.rows(indices), u.movedim(1, -1).numpy()
+    match plan.family.layout:
+        case "groups":
+            if plan.family.name in STORED_YX:
+                channels_last = channels_last.swapaxes(1, 2)
+            for index, values in zip(indices, channels_last, strict=True):
+                file[f"{index:04d}/data"][time] = values
+        case "batch":
+            file["velocity"][rows, time] = channels_last[..., :2]
+            file["particles"][rows, time] = channels_last[..., 2:]
+        case _:
+            for channel, name in enumerate(_array_names(plan.family)):
+                file[name][rows, time] = u[:, channel].numpy()
 
 
 def _array_names(family: Family) -> tuple[str, ...]:
@@ -108,13 +121,14 @@ def _create_batch(file: h5py.File, plan: Plan, seed: int) -> None:
     file.attrs["latestIndex"] = np.int64(num_snapshots - 1)
 
 
-def _write_groups(file: h5py.File, plan: Plan, indices: range, u: Tensor, drawn: dict[str, Tensor]) -> None:
+def _create_groups(file: h5py.File, plan: Plan, indices: range, drawn: dict[str, Tensor]) -> None:
     """Layout `groups`: one group per trajectory with `data` (T, *grid, C) and exact coordinates."""
-    channels_last = u.swapaxes(-1, -2) if plan.family.name in STORED_YX else u
+    grid = plan.grid[::-1] if plan.family.name in STORED_YX else plan.grid
+    shape = (plan.num_snapshots, *grid, len(plan.family.fields))
     for row, index in enumerate(indices):
         group = file.create_group(f"{index:04d}")
         group.attrs["config"] = _config(plan, index, {name: float(values[row]) for name, values in drawn.items()})
-        _store(group, "data", channels_last[row].movedim(1, -1).numpy())
+        group.create_dataset("data", shape, "f4", track_times=False)
         for axis, name in enumerate(plan.family.axes):
             _store(group, f"grid/{name}", plan.centres(axis))
         _store(group, "grid/t", plan.times)

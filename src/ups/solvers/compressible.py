@@ -1,8 +1,10 @@
 """Compressible Navier-Stokes in one, two or three dimensions by PDEBench's finite-volume scheme.
 
-A state is primitive: density rho, pressure p and the d velocities v. Inside the step the fields come first, then the
-axis of the flux, W (2 + d, N, ...), which keeps every slice contiguous.
+A state is primitive: density rho, pressure p and the d velocities v. Inside a step the fields come first,
+W (2 + d, B, *grid), and fluxes are computed on lines (2 + d, N, M) along their axis, whose slices are contiguous.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from ups.solvers.transient import Limit, Step, integrate, largest, limited_slope
 
 GAMMA = 5 / 3
 CFL = 0.3
+LINE_VALUES = 2**16  # numbers in the lines whose fluxes are computed together
 PRESSURE_FLOOR, PRESSURE_REPAIR = 1e-8, 1e-4  # PDEBench sets what falls below the first to the second
 
 
@@ -28,12 +31,20 @@ def primitive(U: Tensor) -> Tensor:
     return torch.cat((U[:1], torch.where(p > PRESSURE_FLOOR, p, PRESSURE_REPAIR)[None], v))
 
 
-def along(W: Tensor, axis: int, width: int, periodic: bool) -> Tensor:
-    """Fields (C, B, *grid) as (C, N + 2 width, ...) with `axis` in front and ghost cells at both of its ends.
+def by_lines(change: Callable[[Tensor, slice], Tensor], W: Tensor, axis: int) -> Tensor:
+    """`change` of the lines (C, N, M) of W (C, B, *grid) along `axis`, some at a time so that they stay in the cache.
 
-    Ghosts are the cells of the other end, or the mirror image of this one (zero gradient).
+    `change` is also told which of the M lines it gets.
     """
     W = W.movedim(axis, 1)
+    lines = W.flatten(2)
+    size = max(1, LINE_VALUES // (lines.shape[0] * lines.shape[1]))
+    parts = [slice(start, start + size) for start in range(0, lines.shape[2], size)]
+    return torch.cat([change(lines[:, :, part], part) for part in parts], dim=2).view(W.shape).movedim(1, axis)
+
+
+def with_ghosts(W: Tensor, width: int, periodic: bool) -> Tensor:
+    """Lines with ghost cells at both ends: the cells of the other end, or the mirror image of this one (outflow)."""
     low, high = W[:, :width], W[:, -width:]
     return torch.cat((high, W, low) if periodic else (low.flip(1), W, high.flip(1)), dim=1)
 
@@ -68,50 +79,59 @@ def _one_sided_flux(W: Tensor, normal: int, S: Tensor, S_star: Tensor, limited: 
     return F
 
 
-def inviscid_change(W: Tensor, axis: int, dx: float, periodic: bool) -> Tensor:
-    """(F_{i+1/2} - F_{i-1/2}) / dx along `axis` with fluxes between limited linear primitive states."""
-    W_i = along(W, axis, 2, periodic)
-    difference = W_i[:, 1:] - W_i[:, :-1]
+def inviscid_change(W: Tensor, normal: int, dx: float, periodic: bool) -> Tensor:
+    """(F_{i+1/2} - F_{i-1/2}) / dx of lines (C, N, M) with fluxes between limited linear primitive states."""
+    W = with_ghosts(W, 2, periodic)
+    difference = W[:, 1:] - W[:, :-1]
     half_slope = 0.5 * limited_slope(difference[:, :-1], difference[:, 1:])
-    centre = W_i[:, 1:-1]
-    flux = hllc((centre + half_slope)[:, :-1], (centre - half_slope)[:, 1:], axis)
-    return ((flux[:, 1:] - flux[:, :-1]) / dx).movedim(1, axis)
+    centre = W[:, 1:-1]
+    flux = hllc((centre + half_slope)[:, :-1], (centre - half_slope)[:, 1:], normal)
+    return (flux[:, 1:] - flux[:, :-1]) / dx
 
 
-def viscous_change(W: Tensor, axis: int, dx: float, periodic: bool, viscosity: Tensor) -> Tensor:
-    """Change of (rho, E, rho v) by the stresses tau = rho viscosity dv/dx on the faces normal to `axis`.
+def viscous_change(W: Tensor, dx: float, periodic: bool, viscosity: Tensor) -> Tensor:
+    """Change of (rho, E, rho v) of lines (C, N, M) by the stresses tau = rho viscosity dv/dx on their faces.
 
-    `viscosity` (d, B, ...) is zeta + 4 eta / 3 for the velocity along the axis, eta for the others; E gains v . tau.
+    `viscosity` (d, 1, M or 1) is zeta + 4 eta / 3 for the velocity along the lines, eta for the others; E gains
+    v . tau.
     """
-    W_i = along(W, axis, 1, periodic)
-    mean = 0.5 * (W_i[:, 1:] + W_i[:, :-1])
-    stress = mean[:1] * viscosity[:, None] * (W_i[2:, 1:] - W_i[2:, :-1]) / dx
+    W = with_ghosts(W, 1, periodic)
+    mean = 0.5 * (W[:, 1:] + W[:, :-1])
+    stress = mean[:1] * viscosity * (W[2:, 1:] - W[2:, :-1]) / dx
     work = (mean[2:] * stress).sum(0)
     flux = torch.cat((torch.zeros_like(work)[None], work[None], stress))
-    return ((flux[:, 1:] - flux[:, :-1]) / dx).movedim(1, axis)
+    return (flux[:, 1:] - flux[:, :-1]) / dx
 
 
 def compressible(eta: Tensor, zeta: Tensor, spacing: tuple[float, ...], *, periodic: bool) -> tuple[Step, Limit]:
     """Midpoint rule with MUSCL and HLLC, CFL number 0.3, then viscosity in sub-steps, one direction after the other."""
-    axes = range(2, 2 + len(spacing))  # of (C, B, *grid); also the field of the velocity along that axis
-    along_normal = zeta + 4 / 3 * eta
-    sub_step_limit = CFL * 0.5 * min(spacing) ** 2 / along_normal.clamp(min=1e-300)
-    viscosity = torch.stack([torch.stack([along_normal if a == b else eta for b in axes]) for a in axes])[..., 0, 0]
+    axes = dict(zip(range(2, 2 + len(spacing)), spacing, strict=True))  # also the field of the velocity along that axis
+    along_axis = zeta + 4 / 3 * eta
+    sub_step_limit = CFL * 0.5 * min(spacing) ** 2 / along_axis.clamp(min=1e-300)
 
-    def change(W: Tensor) -> Tensor:
-        return sum(inviscid_change(W, axis, dx, periodic) for axis, dx in zip(axes, spacing, strict=True))
+    def inviscid(W: Tensor) -> Tensor:
+        return sum(
+            by_lines(lambda lines, _, axis=axis, dx=dx: inviscid_change(lines, axis, dx, periodic), W, axis)
+            for axis, dx in axes.items()
+        )
+
+    def viscous(W: Tensor, axis: int, dx: float) -> Tensor:
+        values = torch.stack([along_axis if velocity == axis else eta for velocity in axes]).flatten(2)
+        num_lines = W[0, 0].numel() // W.shape[axis]
+        viscosity = values.expand(-1, W.shape[1], num_lines).flatten(1)[:, None]
+        return by_lines(lambda lines, part: viscous_change(lines, dx, periodic, viscosity[..., part]), W, axis)
 
     def viscous_step(u: Tensor, dt: Tensor) -> Tensor:
         W, dt = u.transpose(0, 1), dt.transpose(0, 1)
-        for axis, dx in zip(axes, spacing, strict=True):
-            W = primitive(conserved(W) + dt * viscous_change(W, axis, dx, periodic, viscosity[axis - 2]))
+        for axis, dx in axes.items():
+            W = primitive(conserved(W) + dt * viscous(W, axis, dx))
         return W.transpose(0, 1)
 
     def step(u: Tensor, dt: Tensor) -> Tensor:
         W, interval = u.transpose(0, 1), dt.transpose(0, 1)
         U = conserved(W)
-        W_star = primitive(U - 0.5 * interval * change(W))
-        W = primitive(U - interval * change(W_star))
+        W_star = primitive(U - 0.5 * interval * inviscid(W))
+        W = primitive(U - interval * inviscid(W_star))
         return integrate(viscous_step, lambda _: sub_step_limit, W.transpose(0, 1), dt)
 
     def limit(u: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The entry to all solvers: a family, its initial states and coefficients in, trajectories out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import isfinite, prod
 
@@ -51,28 +51,67 @@ def solve(
     `scheme` matters for advection, where PDEBench's own scheme blurs what an exact shift (`accurate`) keeps sharp.
     `boundary` is "periodic" or "outflow" for the compressible families, where PDEBench has both.
     """
+    chunks = []
+    for u_0_chunk, c in _chunks(family, u_0, coefficients):
+        snapshots = []
+        for u in evolve(family, u_0_chunk, c, times, scheme=scheme, boundary=boundary):
+            snapshots.append(u)
+            if advance:
+                advance(len(u))
+        chunks.append(torch.stack(snapshots, dim=1))
+    return torch.cat(chunks)
+
+
+def evolve(
+    family: str,
+    u_0: Tensor | None,
+    coefficients: Coefficients,
+    times: Sequence[float],
+    *,
+    scheme: str = "generator",
+    boundary: str | None = None,
+) -> Iterator[Tensor]:
+    """The snapshots (B, C, *grid) of `solve` one after the other, for trajectories too long to be held at once."""
     problem = problem_of(family)
     _check(family, problem, coefficients, scheme, boundary)
-    advance = advance or (lambda n: None)
-    if problem.steady:
-        return _solve_darcy(coefficients, problem, advance)
-    if u_0 is None or u_0.ndim != problem.num_axes + 2 or u_0.shape[1] != problem.num_fields or not len(u_0):
-        shape = "nothing" if u_0 is None else tuple(u_0.shape)
-        raise ConfigFault(f"{family} needs u_0 of shape (B, {problem.num_fields}, *grid), got {shape}")
     times = [float(time) for time in times]
     if not times or not all(map(isfinite, times)) or any(stop <= start for start, stop in pairwise(times)):
         raise ConfigFault("times must increase")
+    if problem.steady:
+        return iter((_solve_darcy(coefficients, problem),))
+    _check_state(family, problem, u_0)
     c = {name: _coefficient(name, coefficients[name], u_0, name in problem.given_fields) for name in _names(problem)}
+    if family == "advection_1d" and scheme == "accurate":
+        u = u_0.double()
+        return (shift(u, c["beta"] * (time - times[0]), problem.length).to(u_0.dtype) for time in times)
+    return _integrated(family, *_stepper(family, c, problem, u_0.shape[2:], boundary), u_0, times)
+
+
+def _chunks(
+    family: str, u_0: Tensor | None, coefficients: Coefficients
+) -> Iterator[tuple[Tensor | None, Coefficients]]:
+    """Some trajectories at a time, and their own coefficients."""
+    problem = problem_of(family)
+    if problem.steady:
+        yield u_0, coefficients
+        return
+    _check_state(family, problem, u_0)
     size = max(1, CHUNK_VALUES // prod(u_0.shape[1:]))
-    chunks = []
-    for rows in (slice(start, start + size) for start in range(0, len(u_0), size)):
-        own = {name: value[rows] if len(value) > 1 else value for name, value in c.items()}
-        if family == "advection_1d" and scheme == "accurate":
-            chunks.append(_shifted(u_0[rows].double(), own["beta"], times, problem, advance))
-        else:
-            step, limit = _stepper(family, own, problem, u_0.shape[2:], boundary)
-            chunks.append(_integrated(family, step, limit, u_0[rows].double(), times, advance))
-    return torch.cat([chunk.to(u_0.dtype) for chunk in chunks])
+    per_trajectory = {
+        name: value
+        for name, value in coefficients.items()
+        if isinstance(value, Tensor) and name in _names(problem) and len(value.shape) in (1, 1 + problem.num_axes)
+        if len(value) == len(u_0)
+    }
+    for start in range(0, len(u_0), size):
+        rows = slice(start, start + size)
+        yield u_0[rows], {**coefficients, **{name: value[rows] for name, value in per_trajectory.items()}}
+
+
+def _check_state(family: str, problem: Problem, u_0: Tensor | None) -> None:
+    if u_0 is None or u_0.ndim != problem.num_axes + 2 or u_0.shape[1] != problem.num_fields or not len(u_0):
+        shape = "nothing" if u_0 is None else tuple(u_0.shape)
+        raise ConfigFault(f"{family} needs u_0 of shape (B, {problem.num_fields}, *grid), got {shape}")
 
 
 def _names(problem: Problem) -> tuple[str, ...]:
@@ -90,27 +129,18 @@ def _check(family: str, problem: Problem, coefficients: Coefficients, scheme: st
         raise ConfigFault(f"the boundary of {family} {choice}, got {boundary!r}")
 
 
-def _shifted(u_0: Tensor, beta: Tensor, times: list[float], problem: Problem, advance: Advance) -> Tensor:
-    snapshots = [u_0, *(shift(u_0, beta * (time - times[0]), problem.length) for time in times[1:])]
-    advance(len(u_0) * len(times))
-    return torch.stack(snapshots, dim=1)
-
-
-def _integrated(family: str, step: Step, limit: Limit, u_0: Tensor, times: list[float], advance: Advance) -> Tensor:
-    """Trajectories of the stored fields; two families advance another state than they store."""
-    state = u_0
+def _integrated(family: str, step: Step, limit: Limit, u_0: Tensor, times: list[float]) -> Iterator[Tensor]:
+    """The stored fields; two families advance another state than they store."""
+    state = u_0.double()
     if family == "shallow_water_2d":  # h, hu, hv, of which h is stored
-        state = torch.cat((u_0, torch.zeros_like(u_0), torch.zeros_like(u_0)), dim=1)
+        state = torch.cat((state, torch.zeros_like(state), torch.zeros_like(state)), dim=1)
     elif family == "incompressible_ns_2d":
-        state = to_faces(u_0)
-    snapshots = [u_0]
-    advance(len(u_0))
+        state = to_faces(state)
+    yield u_0
     for start, stop in pairwise(times):
         state = integrate(step, limit, state, stop - start)
         stored = to_centres(state) if family == "incompressible_ns_2d" else state[:, : u_0.shape[1]]
-        snapshots.append(stored)
-        advance(len(u_0))
-    return torch.stack(snapshots, dim=1)
+        yield stored.to(u_0.dtype)
 
 
 def _stepper(
@@ -136,7 +166,7 @@ def _stepper(
     raise AssertionError(f"{family} has a problem, but no stepper")
 
 
-def _solve_darcy(coefficients: Coefficients, problem: Problem, advance: Advance) -> Tensor:
+def _solve_darcy(coefficients: Coefficients, problem: Problem) -> Tensor:
     nu = torch.as_tensor(coefficients["nu"])
     if nu.ndim not in (2, 3):
         raise ConfigFault(f"darcy_2d needs a permeability nu of shape (X, Y) or (B, X, Y), got {tuple(nu.shape)}")
@@ -145,11 +175,9 @@ def _solve_darcy(coefficients: Coefficients, problem: Problem, advance: Advance)
     if len(fields) == 1 and beta.ndim == 1:
         fields = fields.expand(len(beta), -1, -1, -1)
     beta = _coefficient("beta", beta, fields, beta.ndim > 1).expand(len(fields), -1, -1, -1)
-    u = []
-    for nu_i, beta_i in zip(fields[:, 0].double().cpu().numpy(), beta[:, 0].cpu().numpy(), strict=True):
-        u.append(torch.from_numpy(darcy(nu_i, beta_i, problem.length)))
-        advance(1)
-    return torch.stack(u)[:, None, None].to(nu)
+    pairs = zip(fields[:, 0].double().cpu().numpy(), beta[:, 0].cpu().numpy(), strict=True)
+    u = [torch.from_numpy(darcy(nu_i, beta_i, problem.length)) for nu_i, beta_i in pairs]
+    return torch.stack(u)[:, None].to(nu)
 
 
 def _coefficient(name: str, value: float | Tensor, u: Tensor, is_field: bool) -> Tensor:
