@@ -82,6 +82,12 @@ class TrainingSection(Section):
     validate_every: PositiveInt
     checkpoint_every: PositiveInt
 
+    @model_validator(mode="after")
+    def _check_intervals(self) -> "TrainingSection":
+        if self.checkpoint_every % self.log_every:
+            raise ValueError("checkpoint_every must be a multiple of log_every: a resumed curve is then the same curve")
+        return self
+
 
 class CodecModel(Section):
     """Patches: at least `patch_size` per axis, and larger until a snapshot has at most `max_tokens` tokens.

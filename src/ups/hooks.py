@@ -5,6 +5,7 @@ import difflib
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from ups.config import Parameters
 from ups.errors import ConfigFault, Fault
-from ups.launch import refuse_under_torchrun
+from ups.launch import refuse_under_torchrun, stop_requested
 
 
 class FaultExit(click.ClickException):
@@ -66,7 +67,8 @@ class TrackingHooks:
         tags = {"pipeline": ",".join(names), "env": run_params["env"] or "base"}
         tracking.open_run(",".join(names), self._data_root, tags)
         atexit.register(tracking.close_run, "KILLED")
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        signal.signal(signal.SIGTERM, _stop)
+        signal.signal(signal.SIGINT, _stop)
 
     @hook_impl
     def after_pipeline_run(self) -> None:
@@ -81,6 +83,15 @@ class TrackingHooks:
         tracking.close_run("FAILED")
         if (fault := _fault_behind(error)) is not None:
             raise fault_exit(fault) from error
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    """End this command, wherever its nodes run; the second signal does not wait."""
+    stop_requested.set()
+    signal.signal(number, signal.SIG_DFL)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
 
 
 def _fault_behind(error: BaseException | None) -> Fault | None:
@@ -111,7 +122,9 @@ def _explain(problem: dict[str, Any]) -> str:
     if problem["type"] == "missing":
         return f"parameter {place} is missing"
     message = problem["msg"].removeprefix("Value error, ")
-    return f"parameter {place} = {problem['input']!r}: {message[0].lower()}{message[1:]}" if place else message
+    if problem["type"] == "value_error":
+        return f"{place}: {message}" if place else message
+    return f"parameter {place} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 
 def _fields_at(place: tuple[int | str, ...]) -> list[str]:

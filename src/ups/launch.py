@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from ups import errors
 from ups.config import LaunchConfig, TrainingSection
-from ups.errors import ConfigFault, Fault, LostWorker
+from ups.errors import ConfigFault, Fault, LostWorker, Preempted
 from ups.files import digest_of, read_json, write_json
 from ups.fingerprint import fingerprint
 from ups.processes import die_with_parent
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 RUN, METRICS, WEIGHTS, LOG = "run.json", "metrics.jsonl", "weights.pt", "train.log"
 GRACE_SECONDS = 20.0
 POLL_SECONDS = 0.2
+
+stop_requested = threading.Event()
+"""Set when this command was interrupted: a stage may be watched from a thread that no signal reaches."""
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 
 
@@ -100,12 +104,11 @@ def _train(stage: str, config: TrainingSection, folder: Path, identity: str, lau
     try:
         _watch(stage, _start(folder, launch), config.steps, folder, tracked)
         status = "FINISHED"
-    except Fault:
-        status = "FAILED"
+    except Fault as fault:
+        status = "KILLED" if isinstance(fault, Preempted) else "FAILED"
         raise
     finally:
-        tracked.forward(_lines(folder))
-        tracked.close(status)
+        tracked.close(status, _lines(folder))
 
 
 def _start(folder: Path, launch: LaunchConfig) -> subprocess.Popen:
@@ -129,9 +132,13 @@ def _watch(stage: str, child: subprocess.Popen, steps: int, folder: Path, tracke
     """Show progress and forward metrics until the child ends; end it, and all it started, when we are interrupted."""
     try:
         with ProgressBar(stage, steps, "steps") as bar:
+            seen = 0
             while child.poll() is None:
+                if stop_requested.is_set():
+                    raise Preempted(f"{stage} was interrupted; the same command resumes it")
                 lines = _lines(folder)
-                if len(lines) > tracked.sent or lines and tracked.run_id is None:
+                if lines and len(lines) != seen:
+                    seen = len(lines)
                     tracked.forward(lines)
                     bar.reach(json.loads(lines[-1])["step"], _note(lines))
                 time.sleep(POLL_SECONDS)

@@ -16,7 +16,7 @@ from ups.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 
-RECEIPT = "receipt.json"
+RECEIPT, SIZES = "receipt.json", "files"
 Receipt = dict[str, Any]
 
 
@@ -26,7 +26,8 @@ def once(
     """The receipt of step `name`: the stored one if it is up to date, else that of doing `work` in its folder.
 
     The step's folder is `folder/<first 12 digits of identity>`. `work` may find there what an interrupted run left and
-    go on from it. The receipt adds to what `work` returns: path relative to `root`, fingerprint, sizes of all files.
+    go on from it. The receipt adds to what `work` returns: path relative to `root` and fingerprint. The sizes of all
+    files are kept with the stored one alone: those of logs vary, and what follows must not depend on them.
 
     Raises:
         Locked: another process works in the same folder.
@@ -43,22 +44,27 @@ def once(
         log.info("%s: running (%s)", name, identity[:12])
         started = time.monotonic()
         result = work(place)
+        assert SIZES not in result, name
         receipt = {"step": name, "fingerprint": identity, "path": str(place.relative_to(root)), **result}
-        write_json(place / RECEIPT, receipt | {"files": _sizes(place)})
+        write_json(place / RECEIPT, receipt | {SIZES: _sizes(place)})
         log.info("%s: done in %.0f s", name, time.monotonic() - started)
-        return read_json(place / RECEIPT)
+        return _without_sizes(read_json(place / RECEIPT))
 
 
 def _finished(place: Path) -> Receipt | None:
     if not (place / RECEIPT).is_file():
         return None
     receipt = read_json(place / RECEIPT)
-    changed = [name for name, size in receipt["files"].items() if _size(place / name) != size]
+    changed = [name for name, size in receipt[SIZES].items() if _size(place / name) != size]
     if changed:
         log.warning("%s has lost or changed %s: done again", place, ", ".join(changed[:3]))
         _empty(place)
         return None
-    return receipt
+    return _without_sizes(receipt)
+
+
+def _without_sizes(receipt: Receipt) -> Receipt:
+    return {key: value for key, value in receipt.items() if key != SIZES}
 
 
 def _empty(place: Path) -> None:

@@ -1,5 +1,6 @@
 """Kedro's settings: parameters of an environment are merged into the base, section by section."""
 
+import os
 import warnings
 
 from kedro import KedroDeprecationWarning
@@ -8,6 +9,9 @@ from omegaconf.resolvers import oc
 from ups.hooks import ParameterHooks, TrackingHooks
 
 warnings.filterwarnings("ignore", "Option '--pipeline'", KedroDeprecationWarning)  # both spellings are ours
+
+# Idle threads sleep. Spinning ones make a step several times slower as soon as another process wants a core.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 HOOKS = (ParameterHooks(), TrackingHooks())
 # Their hooks write beside the project and post usage data: a run writes below data_root and nowhere else.

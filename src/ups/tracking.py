@@ -3,9 +3,14 @@
 import json
 import logging
 import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from filelock import FileLock
 
 from ups.files import publish
@@ -19,6 +24,7 @@ EXPERIMENT = "ups"
 PARENT_RUN = "UPS_TRACKING_RUN"
 BATCH = 1000
 LONGEST_VALUE = 6000
+PAUSE_SECONDS = 30.0
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
@@ -37,20 +43,35 @@ def client(uri: str | None = None) -> "MlflowClient":
     return MlflowClient(uri)
 
 
-def open_run(name: str, data_root: Path, tags: dict[str, str]) -> str:
+@contextmanager
+def _untracked_if_silent(what: str) -> Iterator[None]:
+    """Work goes on where the store does not answer; `metrics.jsonl` in the run folder has everything."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        log.warning("%s is not tracked: %s", what, str(error).splitlines()[0])
+
+
+def open_run(name: str, data_root: Path, tags: dict[str, str]) -> None:
     """Open the run of one `kedro run` in the embedded store below `data_root`, unless MLFLOW_TRACKING_URI is set."""
     if "MLFLOW_TRACKING_URI" not in os.environ:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{_store(data_root / 'mlflow.db')}"
-    tracker = client()
-    experiment = tracker.get_experiment_by_name(EXPERIMENT)
-    if experiment is None:
-        experiment_id = tracker.create_experiment(EXPERIMENT, artifact_location=(data_root / "mlruns").as_uri())
-    else:
-        experiment_id = experiment.experiment_id
-    _close_orphans(tracker, experiment_id)
-    run = tracker.create_run(experiment_id, run_name=name, tags=tags | {"pid": str(os.getpid())})
-    os.environ[PARENT_RUN] = run.info.run_id
-    return run.info.run_id
+    with _untracked_if_silent("this run"):
+        tracker = client()
+        experiment = tracker.get_experiment_by_name(EXPERIMENT)
+        if experiment is None:
+            experiment_id = tracker.create_experiment(EXPERIMENT, artifact_location=(data_root / "mlruns").as_uri())
+        else:
+            experiment_id = experiment.experiment_id
+        _close_orphans(tracker, experiment_id)
+        run = tracker.create_run(experiment_id, run_name=name, tags=tags | _process_tags())
+        os.environ[PARENT_RUN] = run.info.run_id
+
+
+def _process_tags() -> dict[str, str]:
+    return {"pid": str(os.getpid()), "host": platform.node()}
 
 
 def _store(path: Path) -> Path:
@@ -64,10 +85,10 @@ def _store(path: Path) -> Path:
 
 
 def _close_orphans(tracker: "MlflowClient", experiment_id: str) -> None:
-    """Mark runs KILLED whose process is gone: a killed run cannot say so itself."""
+    """Mark runs KILLED whose process on this machine is gone: a killed run cannot say so itself."""
     for run in tracker.search_runs([experiment_id], "attributes.status = 'RUNNING'"):
-        pid = run.data.tags.get("pid")
-        if pid is not None and not Path(f"/proc/{pid}").exists():
+        tags = run.data.tags
+        if tags.get("host") == platform.node() and not psutil.pid_exists(int(tags["pid"])):
             tracker.set_terminated(run.info.run_id, "KILLED")
 
 
@@ -75,7 +96,8 @@ def close_run(status: str) -> None:
     """End the run of this `kedro run`: FINISHED, FAILED or KILLED. The first word stands."""
     run_id = os.environ.pop(PARENT_RUN, None)
     if run_id is not None:
-        client().set_terminated(run_id, status)
+        with _untracked_if_silent("the end of this run"):
+            client().set_terminated(run_id, status)
 
 
 class StageRun:
@@ -86,35 +108,35 @@ class StageRun:
     """
 
     def __init__(self, stage: str, section: dict[str, Any], fingerprint: str) -> None:
-        from mlflow.entities import Param
-
-        self.stage, self.sent = stage, 0
+        self.stage, self.sent, self.silent_until = stage, 0, 0.0
         self.run_id: str | None = None
         parent = os.environ.get(PARENT_RUN)
         if parent is not None:
-            self.client = client()
-            experiment_id = self.client.get_run(parent).info.experiment_id
-            tags = {"mlflow.parentRunId": parent, "fingerprint": fingerprint, "pid": str(os.getpid())}
-            self.run_id = self.client.create_run(experiment_id, run_name=stage, tags=tags).info.run_id
-            params = [Param(f"{stage}.{key}", str(value)[:LONGEST_VALUE]) for key, value in flatten(section).items()]
-            self.client.log_batch(self.run_id, params=params)
+            with _untracked_if_silent(stage):
+                self._open(parent, section, fingerprint)
+
+    def _open(self, parent: str, section: dict[str, Any], fingerprint: str) -> None:
+        from mlflow.entities import Param
+
+        self.client = client()
+        experiment_id = self.client.get_run(parent).info.experiment_id
+        tags = {"mlflow.parentRunId": parent, "fingerprint": fingerprint} | _process_tags()
+        self.run_id = self.client.create_run(experiment_id, run_name=self.stage, tags=tags).info.run_id
+        values = {f"{self.stage}.{key}": str(value)[:LONGEST_VALUE] for key, value in flatten(section).items()}
+        self.client.log_batch(self.run_id, params=[Param(key, value) for key, value in values.items()])
 
     def forward(self, lines: list[str]) -> None:
-        """Send the lines of `metrics.jsonl` that have not been sent yet."""
-        from mlflow.exceptions import MlflowException
-
-        if self.run_id is None:
+        """Send the lines of `metrics.jsonl` that have not been sent yet; a silent store is left alone for a while."""
+        if self.run_id is None or time.monotonic() < self.silent_until:
             return
         if len(lines) < self.sent:  # a resumed stage drops the lines of steps it repeats
             self.sent = 0
+        self.silent_until = time.monotonic() + PAUSE_SECONDS
         metrics = [metric for line in lines[self.sent :] for metric in self._metrics(json.loads(line))]
-        try:
+        with _untracked_if_silent(f"{self.stage} for {PAUSE_SECONDS:.0f} s"):
             for start in range(0, len(metrics), BATCH):
                 self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
-        except MlflowException as error:
-            log.warning("tracking of %s waits: %s", self.stage, str(error).splitlines()[0])
-        else:
-            self.sent = len(lines)
+            self.sent, self.silent_until = len(lines), 0.0
 
     def _metrics(self, line: dict[str, float]) -> list[Any]:
         from mlflow.entities import Metric
@@ -122,10 +144,13 @@ class StageRun:
         step, milliseconds = int(line.pop("step")), int(line.pop("time") * 1000)
         return [Metric(f"{self.stage}/{key}", value, milliseconds, step) for key, value in line.items()]
 
-    def close(self, status: str) -> None:
-        """End the nested run."""
+    def close(self, status: str, lines: list[str]) -> None:
+        """Send what is left and end the nested run."""
+        self.silent_until = 0.0
+        self.forward(lines)
         if self.run_id is not None:
-            self.client.set_terminated(self.run_id, status)
+            with _untracked_if_silent(f"the end of {self.stage}"):
+                self.client.set_terminated(self.run_id, status)
 
 
 def flatten(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -89,7 +89,7 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = CodecConfig(**LOOP | {"steps": 20, "model": PATCHES})
     with at_most(SECONDS_PER_STAGE):
         codec = train_codec(datasets, normalization, config, launch, raw, root)
-    encode_latents(datasets, codec, LatentsConfig(dtype="float32"), raw, root)
+    encode_latents(datasets, codec, LatentsConfig(dtype="float32"), launch, raw, root)
     return root
 
 
@@ -167,6 +167,12 @@ def killing_after_checkpoint(root: Path, victims: Callable[[Path], list[psutil.P
         thread.join()
 
 
+def test_latents_are_keyed_by_the_raw_files(encoded: Path):
+    """The key of the latents has the MD5 sum of every raw file they were made from."""
+    sources = _inputs(encoded)["latent_cache"]["key"]["source files"]
+    assert sources == {path.name: digest_of(path, "md5") for path in (encoded / "01_raw").glob("*.hdf5")}
+
+
 def test_two_ranks_learn_what_one_learns(undisturbed: Callable[[int], Path]):
     """On two ranks the losses are those of one rank to four digits, and so are the weights."""
     one, two = undisturbed(1), undisturbed(2)
@@ -185,6 +191,7 @@ def test_killed_run_resumes_bit_for_bit(undisturbed: Callable[[int], Path], root
         train_operator(root, num_processes)
     folder = root / train_operator(root, num_processes)["path"]
     assert digest_of(folder / "weights.pt") == digest_of(expected / "weights.pt")
+    assert folder.name == expected.name
     for kind in ("loss", "valid_loss"):
         assert metrics(folder, kind) == metrics(expected, kind)
 

@@ -30,6 +30,7 @@ def evaluate(
     cache: LatentCache,
     raw: Path,
     config: EvaluationConfig,
+    device: torch.device,
     folder: Path,
     advance: Callable[[int], object],
 ) -> list[dict[str, Any]]:
@@ -44,15 +45,15 @@ def evaluate(
         dataset = Dataset.from_json(cache.datasets[name]["dataset"])
         suites: dict[tuple[str, str], MetricSuite] = {}
         example: dict[str, np.ndarray] = {}
-        generator = torch.Generator().manual_seed(config.seed + position)
-        for u_ref, setting in _batches(emulator, cache, raw, name, config.batch_tokens):
+        generator = torch.Generator(device).manual_seed(config.seed + position)
+        for u_ref, setting in _batches(emulator, cache, raw, name, config.batch_tokens, device):
             predictions = predict(emulator, u_ref, setting, config, generator)
             truth = u_ref if FAMILIES[dataset.family].steady else u_ref[:, 1:]
             for key, u_pred in predictions.items():
                 suites.setdefault(key, MetricSuite(len(dataset.grid))).update(u_pred, truth)
             example = example or _example(u_ref, predictions)
             advance(len(u_ref))
-        curves = {f"curve/{method}": suites[method, "rollout"].curve().numpy() for method, _ in suites}
+        curves = {f"curve/{method}": suites[method, "rollout"].curve().cpu().numpy() for method, _ in suites}
         np.savez_compressed(folder / f"{name}.npz", times=np.array(dataset.times), **example, **curves)
         records += [record for key, suite in suites.items() for record in _records(dataset, *key, suite)]
     return records
@@ -120,7 +121,7 @@ def _mean_of_members(u: Tensor, members: int) -> Tensor:
 
 
 def _batches(
-    emulator: Emulator, cache: LatentCache, raw: Path, name: str, batch_tokens: int
+    emulator: Emulator, cache: LatentCache, raw: Path, name: str, batch_tokens: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Setting]]:
     entry = cache.datasets[name]
     dataset = Dataset.from_json(entry["dataset"])
@@ -130,12 +131,12 @@ def _batches(
     with TrajectoryReader(raw, dataset) as reader:
         for start in range(0, len(test), size):
             chosen = test[start : start + size]
-            u_ref = torch.from_numpy(np.stack([reader.read(index) for index in chosen]))
-            condition = torch.tensor(entry["condition"]).expand(len(chosen), -1)
-            coefficients = torch.zeros(len(chosen), math.prod(entry["token_grid"]), 0)
+            u_ref = torch.from_numpy(np.stack([reader.read(index) for index in chosen])).to(device)
+            condition = torch.tensor(entry["condition"], device=device).expand(len(chosen), -1)
+            coefficients = torch.zeros(len(chosen), math.prod(entry["token_grid"]), 0, device=device)
             if family.coefficients:
                 given = torch.from_numpy(np.stack([reader.read_coefficients(index) for index in chosen]))
-                coefficients = emulator.encode(given, family.name, "coefficients")
+                coefficients = emulator.encode(given.to(device), family.name, "coefficients")
             yield u_ref, Setting(family.name, domain, coefficients, condition)
 
 
@@ -146,8 +147,10 @@ def _example(u_ref: Tensor, predictions: Predictions) -> dict[str, np.ndarray]:
         if horizon == "rollout":
             initial = u_ref[:1, : u_ref.shape[1] - u_pred.shape[1]]
             first[method] = torch.cat([initial, u_pred[:1]], 1)
-    example = {f"rollout/{name}": u[0].numpy() for name, u in first.items()}
-    return example | {f"spectrum/{name}": radial_spectrum(u[:, -1:])[0, 0].sum(0).numpy() for name, u in first.items()}
+    example = {f"rollout/{name}": u[0].cpu().numpy() for name, u in first.items()}
+    return example | {
+        f"spectrum/{name}": radial_spectrum(u[:, -1:])[0, 0].sum(0).cpu().numpy() for name, u in first.items()
+    }
 
 
 def _records(dataset: Dataset, method: str, horizon: str, suite: MetricSuite) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ups.config import EvaluationConfig
 from ups.data.latent_cache import LatentCache
 from ups.emulator import Emulator
@@ -28,13 +30,14 @@ def score(
     latent_cache: dict[str, Any],
     stages: dict[str, dict[str, Any]],
     config: EvaluationConfig,
+    device: str,
     raw: Path,
     data_root: Path,
 ) -> dict[str, Any]:
     """Evaluate what was trained; arrays for the figures go into `folder`, records are returned."""
     cache = LatentCache.open(data_root / latent_cache["path"], latent_cache["key"])
     models = {
-        stage: None if "untrained" in receipt else load_model(MODELS[stage], data_root, receipt)
+        stage: None if "untrained" in receipt else load_model(MODELS[stage], data_root, receipt).to(device)
         for stage, receipt in stages.items()
     }
     emulator = Emulator(
@@ -47,6 +50,6 @@ def score(
     )
     total = sum(len(entry["split"]["test"]) for entry in cache.datasets.values())
     with ProgressBar("evaluate", total, "trajectories") as bar:
-        records = evaluate(emulator, cache, raw, config, folder, bar.advance)
+        records = evaluate(emulator, cache, raw, config, torch.device(device), folder, bar.advance)
     families = {name: entry["dataset"]["family"] for name, entry in sorted(cache.datasets.items())}
     return {"records": records, "datasets": families}

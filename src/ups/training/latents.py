@@ -1,5 +1,6 @@
 """Encode all trajectories with a trained codec into the latent cache."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,21 @@ def encode_datasets(
     datasets: dict[str, Any],
     codec_receipt: dict[str, Any],
     config: LatentsConfig,
+    device: str,
     raw: Path,
     data_root: Path,
 ) -> dict[str, Any]:
     """Write or complete the cache in `folder`; its key names codec weights, normalization, source files and options."""
-    codec = load_model(codec_from, data_root, codec_receipt)
+    codec = load_model(codec_from, data_root, codec_receipt).to(device)
     described = {name: Dataset.from_json(entry) for name, entry in datasets["datasets"].items()}
     total = sum(dataset.num_trajectories for dataset in described.values())
 
     with ProgressBar("encode_latents", total, "trajectories") as bar:
-        write_latents(folder, raw, described, lambda *snapshots: _encode(codec, *snapshots), config.dtype, bar.advance)
+        write_latents(folder, raw, described, partial(_encode, codec, device), config.dtype, bar.advance)
     key = {
         "codec weights": codec_receipt["weights"],
         "normalization": {name: [group.log, group.mean, group.std] for name, group in codec.groups.items()},
-        "source files": {name: file["md5"] for name, file in datasets["files"].items()},
+        "source files": {name: file["md5"] for name, file in datasets["sources"].items()},
         "splits": datasets["fingerprint"],
         "options": config.model_dump(),
     }
@@ -50,6 +52,6 @@ def encode_datasets(
 
 
 @torch.no_grad()
-def _encode(codec: Codec, u: np.ndarray, family: str, kind: str) -> np.ndarray:
+def _encode(codec: Codec, device: str, u: np.ndarray, family: str, kind: str) -> np.ndarray:
     parts = torch.from_numpy(u).split(SNAPSHOTS_AT_ONCE)
-    return torch.cat([codec.encode(part, group_name(family, kind)) for part in parts]).numpy()
+    return torch.cat([codec.encode(part.to(device), group_name(family, kind)).cpu() for part in parts]).numpy()

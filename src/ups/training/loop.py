@@ -66,8 +66,7 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
         return stage.loss(parallel, stage.train.load(key, samples[share], ranks.device), draw), len(samples)
 
     _settle_buckets(parallel, losses, ranks)
-    state = load(run.folder / STATE) if (run.folder / STATE).is_file() else None
-    first = _restore(state, model, average, optimizer) if state else 0
+    first = _restore(load(run.folder / STATE), model, average, optimizer) if (run.folder / STATE).is_file() else 0
     if ranks.rank == 0:
         _forget_after(run, first)
     loss_sum, since, started = torch.zeros((), device=ranks.device), 0, time.perf_counter()
@@ -86,10 +85,7 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
         done = step + 1
         if done % config.log_every == 0 or done == config.steps:
             loss = (ranks.total(loss_sum) / since).item()
-            if not math.isfinite(loss) or not math.isfinite(norm.item()):
-                raise Diverged(
-                    f"{run.stage}: loss {loss}, gradient norm {norm.item()} at step {done}; lower learning_rate"
-                )
+            _check_finite(run, done, loss=loss, gradient_norm=norm.item())
             speed = since / (time.perf_counter() - started)
             metrics = {"loss": loss, "gradient_norm": norm.item(), "learning_rate": learning_rate(config, step)}
             _record(run, ranks, done, metrics | {"steps_per_second": speed})
@@ -98,12 +94,19 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             _record(run, ranks, done, validate(stage, average, config, ranks))
             started = time.perf_counter()
         if done % config.checkpoint_every == 0 and ranks.rank == 0:
+            _check_finite(run, done, gradient_norm=norm.item())
             save(run.folder / STATE, _state(done, model, average, optimizer))
 
     if ranks.rank == 0:
         save(run.folder / WEIGHTS, {"settings": stage.settings, "weights": average.state_dict()})
         (run.folder / STATE).unlink(missing_ok=True)
     ranks.barrier()
+
+
+def _check_finite(run: Run, step: int, **values: float) -> None:
+    if not all(map(math.isfinite, values.values())):
+        told = ", ".join(f"{name} {value}" for name, value in values.items())
+        raise Diverged(f"{run.stage}: {told} at step {step}; lower {run.stage}.learning_rate")
 
 
 def learning_rate(config: TrainingSection, step: int) -> float:

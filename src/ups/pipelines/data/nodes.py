@@ -52,12 +52,12 @@ def describe_datasets(
         datasets = describe(raw, sorted(files))
         splits = split(raw, datasets, config.seed, config.valid_fraction, config.test_fraction)
         return {
-            "files": files,
+            "sources": files,
             "datasets": {name: asdict(dataset) for name, dataset in datasets.items()},
             "splits": splits,
         }
 
-    identity = fingerprint("ups.data.splits", config, files)
+    identity = fingerprint("ups.data.splits", config, {"sources": files})
     return once("describe_datasets", data_root / "04_feature" / "datasets", identity, work, root=data_root)
 
 

@@ -1,14 +1,21 @@
 """Nodes of pipeline `evaluation`: scores, figures, verdict."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
-from ups.config import EvaluationConfig, JudgeConfig
+from rich import get_console
+
+from ups.config import EvaluationConfig, JudgeConfig, LaunchConfig
 from ups.data.pdebench import FAMILIES
 from ups.errors import GateFailed
 from ups.evaluation.judge import judge as judge_records
+from ups.evaluation.table import score_table
 from ups.fingerprint import fingerprint
+from ups.launch import device
 from ups.receipts import Receipt, once
+
+log = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -19,6 +26,7 @@ def evaluate(
     consistency: Receipt,
     steady: Receipt,
     config: EvaluationConfig,
+    launch: LaunchConfig,
     raw: Path,
     data_root: Path,
 ) -> tuple[list[dict[str, Any]], Receipt]:
@@ -37,7 +45,7 @@ def evaluate(
         "evaluate",
         data_root / "07_model_output",
         identity,
-        lambda folder: score(folder, latent_cache, stages, config, raw, data_root),
+        lambda folder: score(folder, latent_cache, stages, config, device(launch), raw, data_root),
         root=data_root,
     )
     return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
@@ -57,10 +65,12 @@ def judge(metrics: list[dict[str, Any]], latent_cache: Receipt, config: JudgeCon
     return judge_records(metrics, config.gates, families)
 
 
-def require_pass(verdict: dict[str, Any], figure_names: list[str]) -> None:
-    """Fail the run if a gate failed, after everything else is written."""
+def require_pass(verdict: dict[str, Any], metrics: list[dict[str, Any]], figure_names: list[str]) -> None:
+    """Show the scores, and fail the run if a gate failed, after everything else is written."""
+    get_console().print(score_table(metrics, "nRMSE"))
     failed = [f"{gate['name']} on {gate['family']}: {gate['value']}" for gate in verdict["gates"] if not gate["passed"]]
     if not verdict["passed"]:
         raise GateFailed(
             f"{len(failed)} of {len(verdict['gates'])} gates failed ({'; '.join(failed)}); see verdict.json"
         )
+    log.info("passed all %d gates; figures: %d", len(verdict["gates"]), len(figure_names))

@@ -13,12 +13,12 @@ def create_pipeline() -> Pipeline:
         [
             node(
                 evaluate,
-                inputs=["latent_cache", *STAGES, "params:evaluation", "raw", "data_root"],
+                inputs=["latent_cache", *STAGES, "params:evaluation", "params:launch", "raw", "data_root"],
                 outputs=["metrics", "rollouts"],
                 name="evaluate",
             ),
             node(plot, inputs=["rollouts", "data_root"], outputs=["figures", "figure_names"], name="plot"),
             node(judge, inputs=["metrics", "latent_cache", "params:judge"], outputs="verdict", name="judge"),
-            node(require_pass, inputs=["verdict", "figure_names"], outputs=None, name="require_pass"),
+            node(require_pass, inputs=["verdict", "metrics", "figure_names"], outputs=None, name="require_pass"),
         ]
     )

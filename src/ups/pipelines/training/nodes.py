@@ -12,7 +12,7 @@ from ups.config import (
     SteadyConfig,
 )
 from ups.fingerprint import fingerprint
-from ups.launch import train_stage
+from ups.launch import device, train_stage
 from ups.receipts import Receipt, once
 
 
@@ -24,7 +24,9 @@ def train_codec(
     return train_stage("codec", config, inputs, launch, data_root, raw)
 
 
-def encode_latents(datasets: Receipt, codec: Receipt, config: LatentsConfig, raw: Path, data_root: Path) -> Receipt:
+def encode_latents(
+    datasets: Receipt, codec: Receipt, config: LatentsConfig, launch: LaunchConfig, raw: Path, data_root: Path
+) -> Receipt:
     """Encode every trajectory once; the later stages never see fields."""
     from ups.training.latents import encode_datasets
 
@@ -33,7 +35,7 @@ def encode_latents(datasets: Receipt, codec: Receipt, config: LatentsConfig, raw
         "encode_latents",
         data_root / "04_feature" / "latents",
         identity,
-        lambda folder: encode_datasets(folder, datasets, codec, config, raw, data_root),
+        lambda folder: encode_datasets(folder, datasets, codec, config, device(launch), raw, data_root),
         root=data_root,
     )
 

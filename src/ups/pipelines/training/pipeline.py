@@ -24,7 +24,7 @@ def create_pipeline() -> Pipeline:
             ),
             node(
                 encode_latents,
-                inputs=["datasets", "codec_receipt", "params:latents", "raw", "data_root"],
+                inputs=["datasets", "codec_receipt", "params:latents", "params:launch", "raw", "data_root"],
                 outputs="latent_cache",
                 name="encode_latents",
             ),
