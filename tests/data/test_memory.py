@@ -43,11 +43,12 @@ download_file(f"{url}/{name}", md5, folder / "local" / name, advance, num_bytes=
 report()
 """
 PARTIAL = """
+from dataclasses import replace
 from ups.data.partial import fetch_trajectories
-from ups.data.pdebench import FAMILIES
+from ups.data.registry import find_file
 target = folder / "partial" / name
-family = FAMILIES["compressible_ns_2d"]
-fetch_trajectories(f"{url}/{name}", family, target, range(100), origin="x", advance=advance)
+file = replace(find_file(name), url=f"{url}/{name}", bytes=int(size))
+fetch_trajectories(file, target, range(100), base_url=None, advance=advance)
 report(bytes=target.stat().st_size)
 """
 

@@ -1,7 +1,9 @@
 """The first trajectories of a remote file."""
 
 import hashlib
+import resource
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -12,12 +14,13 @@ from ups.data import transfer
 from ups.data.layouts import find_family
 from ups.data.partial import fetch_trajectories, partial_name, read_marker
 from ups.data.pdebench import FAMILIES
+from ups.data.registry import find_file
 from ups.data.splits import split
 from ups.data.trajectories import TrajectoryReader, describe
-from ups.errors import ConfigFault, DataFault
+from ups.errors import ConfigFault, DataFault, StorageFault
 
 CONTIGUOUS = [name for name, family in FAMILIES.items() if family.layout in ("tensor", "fields")]
-ORIGIN = "file.hdf5, MD5 00112233445566778899aabbccddeeff"
+MD5 = "00112233445566778899aabbccddeeff"
 
 
 @pytest.fixture
@@ -28,11 +31,12 @@ def local(tmp_path: Path) -> Path:
 
 def fetch(server, path: Path, local: Path, count: int = 3, positions: Sequence[int] | None = None) -> Path:
     """Fetch the first trajectories of a file, or those at some positions, and return the small one."""
-    target, family = local / partial_name(path.name, count), find_family(path.name)
+    published = find_file("2D_DarcyFlow_beta1.0_Train.hdf5")
+    url, size = f"{server.url}/{path.name}", path.stat().st_size
+    file = replace(published, name=path.name, family=find_family(path.name).name, url=url, md5=MD5, bytes=size)
+    target = local / partial_name(path.name, count)
     chosen = range(count) if positions is None else positions
-    fetch_trajectories(
-        f"{server.url}/{path.name}", family, target, chosen, origin=ORIGIN, advance=lambda num_bytes: None
-    )
+    fetch_trajectories(file, target, chosen, base_url=None, advance=lambda num_bytes: None)
     return target
 
 
@@ -75,7 +79,7 @@ def test_partial_file_is_marked(serve, write, tmp_path, local):
     """The attribute says which trajectories of which file; a whole file has none."""
     whole = write("advection_1d")
     small = fetch(serve(tmp_path), whole, local)
-    assert read_marker(small) == f"trajectories 0-2 of 4 of {ORIGIN}"
+    assert read_marker(small) == f"trajectories 0-2 of 4 of {whole.name}, MD5 {MD5}"
     assert read_marker(whole) is None
 
 
@@ -232,6 +236,38 @@ def test_dead_server_ends(serve, write, tmp_path, local, monkeypatch):
     with pytest.raises(DataFault, match="3 times in a row"):
         fetch(server, whole, local)
     assert list(local.iterdir()) == []
+
+
+def test_other_size_is_refused(serve, write, tmp_path, local):
+    """A part has no MD5 sum to check: the size of the whole file at least must be the published one."""
+    whole, server = write("advection_1d"), serve(tmp_path)
+    file = replace(find_file(whole.name), url=f"{server.url}/{whole.name}")
+    with pytest.raises(DataFault, match="bytes, expected 8232966952"):
+        fetch_trajectories(file, local / "a.hdf5", range(3), base_url=None, advance=lambda num_bytes: None)
+    assert list(local.iterdir()) == []
+
+
+@pytest.mark.parametrize("limit", [1_000, 4_000, 100_000])
+def test_full_disk_leaves_nothing(serve, write, tmp_path, local, limit):
+    """A disk that fills up, at whatever point, is a storage fault, and the unfinished file is removed."""
+    whole, server = write("advection_1d", count=4000), serve(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(StorageFault, match="free space"):
+            fetch(server, whole, local, 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(local.iterdir()) == []
+
+
+def test_rests_of_a_killed_run_are_removed(serve, write, tmp_path, local):
+    """What another process left unfinished does not stay for ever."""
+    local.mkdir()
+    whole = write("advection_1d")
+    (local / f".{partial_name(whole.name, 3)}.4711.tmp").write_bytes(b"rest")
+    small = fetch(serve(tmp_path), whole, local)
+    assert list(local.iterdir()) == [small]
 
 
 def test_foreign_file_is_not_overwritten(serve, write, tmp_path, local):

@@ -1,21 +1,23 @@
 """Some trajectories of a remote file, fetched by ranges of bytes into a small file of the same layout."""
 
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import h5py
 import numpy as np
 
 from ups.data.hdf5 import CORRUPTION, bad_file, list_names, open_array, open_file, read_text
 from ups.data.layouts import POSITIONS, inspect_file
-from ups.data.pdebench import Family
+from ups.data.pdebench import FAMILIES, Family
+from ups.data.registry import RemoteFile
 from ups.data.remote import RemoteReader
 from ups.data.selection import PARTIAL_LAYOUTS
+from ups.data.sparse import SparseBuffer
 from ups.data.storage import lock, storage_faults
 from ups.data.transfer import new_session
 from ups.errors import ConfigFault, DataFault
@@ -27,12 +29,29 @@ MAX_ATTRIBUTE_BYTES = 2**12
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Bytes that lie at `start` in the remote file and at `place` in the small one."""
+class StoredArray:
+    """A contiguous dataset of a remote file: `leading` axes of length one, then `shape` with the trajectories first."""
 
-    start: int
-    place: int
-    num_bytes: int
+    name: str
+    dtype: np.dtype
+    leading: tuple[int, ...]
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def stride(self) -> int:
+        """Bytes of one trajectory."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Everything of a remote file but its trajectories."""
+
+    count: int
+    attributes: dict[str, np.ndarray]
+    coordinates: dict[str, np.ndarray]
+    arrays: list[StoredArray]
 
 
 def partial_name(name: str, count: int) -> str:
@@ -42,29 +61,43 @@ def partial_name(name: str, count: int) -> str:
 
 
 def fetch_trajectories(
-    url: str, family: Family, target: Path, positions: Sequence[int], *, origin: str, advance: Callable[[int], object]
+    file: RemoteFile,
+    target: Path,
+    positions: Sequence[int],
+    *,
+    base_url: str | None,
+    advance: Callable[[int], object],
 ) -> None:
     """Fetch the trajectories at increasing `positions` of a file of layout `tensor` or `fields`.
 
-    `origin` names the remote file and its MD5 in the attribute `ups_partial` of the small one. Positions other than the
-    first ones are stored beside the trajectories: splits go by the position in the whole file.
+    The attribute `ups_partial` of the small file names its origin. Positions other than the first ones are stored
+    beside the trajectories: splits go by the position in the whole file.
     """
-    if family.layout not in PARTIAL_LAYOUTS:
-        raise DataFault(f"{url}: layout {family.layout!r} is not contiguous; fetch the whole file")
+    url = file.address(base_url)
+    if FAMILIES[file.family].layout not in PARTIAL_LAYOUTS:
+        raise DataFault(f"{url}: the layout of {file.family} is not contiguous; fetch the whole file")
     if not positions or positions[0] < 0 or any(a >= b for a, b in pairwise(positions)):
         raise ConfigFault(f"trajectories of {url}: give increasing positions from 0 on, not {str(positions)[:80]}")
     with lock(target, lambda: advance(0)):
         if target.exists():
-            _expect_marker(target, positions, origin)
+            _expect_marker(target, positions, file)
             return
-        remedy = "free space or make the folder writable"
+        for abandoned in target.parent.glob(f".{target.name}.*.tmp"):
+            abandoned.unlink()
+        remedy = "free space or name a folder that can be written to"
         with storage_faults(target, remedy), publish(target) as temporary, new_session() as session:
             remote = RemoteReader(session, url, advance)
-            pieces = _write_skeleton(remote, family, temporary, positions, origin)
-            with temporary.open("rb+", buffering=0) as file:
-                for piece in pieces:
-                    file.seek(piece.place)
-                    remote.stream(piece.start, piece.start + piece.num_bytes, _writer(file))
+            if file.bytes not in (None, remote.size):
+                raise bad_file(url, f"has {remote.size} bytes, expected {file.bytes}", "check the source")
+            structure = _read_structure(remote, FAMILIES[file.family])
+            if positions[-1] >= structure.count:
+                what = f"has {structure.count} trajectories, not {positions[-1] + 1}"
+                raise bad_file(url, what, "ask for fewer")
+            marker = _marker(positions, structure.count, file)
+            frame, places = _build_frame(structure, positions, marker)
+            with temporary.open("wb") as small:
+                frame.write_to(small)
+                _copy(remote, structure.arrays, positions, small, places)
 
 
 def read_marker(path: Path) -> str | None:
@@ -73,10 +106,10 @@ def read_marker(path: Path) -> str | None:
         return read_text(file, MARKER)
 
 
-def _marker(positions: Sequence[int], total: int | str, origin: str) -> str:
+def _marker(positions: Sequence[int], total: int | str, file: RemoteFile) -> str:
     runs = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in _runs(positions)]
     named = ",".join(runs) if len(runs) <= MAX_RUNS_NAMED else f"{len(positions)} chosen ones"
-    return f"trajectories {named} of {total} of {origin}"
+    return f"trajectories {named} of {total} of {file.name}, MD5 {file.md5}"
 
 
 def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
@@ -86,20 +119,11 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(starts, stops, strict=True))
 
 
-def _expect_marker(path: Path, positions: Sequence[int], origin: str) -> None:
+def _expect_marker(path: Path, positions: Sequence[int], file: RemoteFile) -> None:
     marker = read_marker(path) or "no partial file"
-    start, end = _marker(positions, "*", origin).split("*", 1)
+    start, end = _marker(positions, "*", file).split("*", 1)
     if not (marker.startswith(start) and marker.endswith(end)):
         raise bad_file(path, f"is {marker}", "delete it to fetch it anew")
-
-
-def _writer(file: io.FileIO) -> Callable[[bytes], None]:
-    def write(block: bytes) -> None:
-        view = memoryview(block)
-        while view:
-            view = view[file.write(view) :]
-
-    return write
 
 
 @contextmanager
@@ -114,54 +138,60 @@ def _open_remote(remote: RemoteReader) -> Iterator[h5py.File]:
         raise bad_file(repr(remote), f"is no HDF5 file that can be read ({error})", "check the URL") from error
 
 
-def _write_skeleton(
-    remote: RemoteReader, family: Family, path: Path, positions: Sequence[int], origin: str
-) -> list[Piece]:
-    """Write everything but the trajectories, and tell where those come from and go to."""
-    with _open_remote(remote) as source:
-        contents = inspect_file(source, family)
-        if positions[-1] >= contents.count:
-            what = f"has {contents.count} trajectories, not {positions[-1] + 1}"
-            raise bad_file(repr(remote), what, "ask for fewer")
-        names = ("tensor",) if family.layout == "tensor" else family.fields
-        ranks = dict.fromkeys(names, 2 + len(family.axes)) | dict.fromkeys(family.coefficients, 1 + len(family.axes))
-        with h5py.File(path, "w") as small:
-            _copy_attributes(source, small)
-            small.attrs[MARKER] = _marker(positions, contents.count, origin)
-            if list(positions) != list(range(len(positions))):
-                small[POSITIONS] = np.asarray(positions, np.int64)
-            for name in sorted({f"{axis}-coordinate" for axis in (*family.axes, "t")} & set(list_names(source))):
-                small[name] = open_array(source, name, 1)[()]
-            return [piece for name, rank in ranks.items() for piece in _reserve(source, small, name, rank, positions)]
+def _read_structure(remote: RemoteReader, family: Family) -> Structure:
+    """Check a remote file like one on disk, and read everything but its trajectories."""
+    names = ("tensor",) if family.layout == "tensor" else family.fields
+    ranks = dict.fromkeys(names, 2 + len(family.axes)) | dict.fromkeys(family.coefficients, 1 + len(family.axes))
+    with _open_remote(remote) as file:
+        contents = inspect_file(file, family)
+        coordinates = sorted({f"{axis}-coordinate" for axis in (*family.axes, "t")} & set(list_names(file)))
+        return Structure(
+            count=contents.count,
+            attributes={name: file.attrs[name] for name in file.attrs if _is_number(file.attrs.get_id(name))},
+            coordinates={name: open_array(file, name, 1)[()] for name in coordinates},
+            arrays=[_find_array(file, name, rank) for name, rank in ranks.items()],
+        )
 
 
-def _copy_attributes(source: h5py.File, small: h5py.File) -> None:
-    """Copy the numbers; text and objects of strangers say nothing that is used."""
-    for name in source.attrs:
-        attribute = source.attrs.get_id(name)
-        if (
-            attribute.dtype.kind in "fiu"
-            and attribute.dtype.itemsize * math.prod(attribute.shape) < MAX_ATTRIBUTE_BYTES
-        ):
-            small.attrs[name] = source.attrs[name]
+def _is_number(attribute: h5py.h5a.AttrID) -> bool:
+    """Whether an attribute is a number or a few; text and objects of strangers say nothing that is used."""
+    dtype = attribute.dtype
+    return dtype.kind in "fiu" and dtype.itemsize * math.prod(attribute.shape) < MAX_ATTRIBUTE_BYTES
 
 
-def _reserve(source: h5py.File, small: h5py.File, name: str, rank: int, positions: Sequence[int]) -> list[Piece]:
-    """Make room for trajectories of a dataset, contiguous as there; neighbours are fetched together."""
-    remote = open_array(source, name, rank)
-    offset = remote.id.get_offset()
-    if remote.chunks is not None or offset is None:
-        raise bad_file(source.filename, f"{name!r} is stored in chunks", "fetch the whole file")
-    leading, shape = remote.shape[:-rank], remote.shape[-rank:]
+def _find_array(file: h5py.File, name: str, rank: int) -> StoredArray:
+    dataset = open_array(file, name, rank)
+    offset = dataset.id.get_offset()
+    if dataset.chunks is not None or offset is None:
+        raise bad_file(file.filename, f"{name!r} is stored in chunks", "fetch the whole file")
+    return StoredArray(name, dataset.dtype, dataset.shape[:-rank], dataset.shape[-rank:], offset)
+
+
+def _build_frame(structure: Structure, positions: Sequence[int], marker: str) -> tuple[SparseBuffer, list[int]]:
+    """The small file without its trajectories, and where in it those of each array go."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    space = h5py.h5s.create_simple((*leading, len(positions), *shape[1:]))
-    place = h5py.h5d.create(small.id, name.encode(), remote.id.get_type(), space, properties).get_offset()
-    stride = math.prod(shape[1:]) * np.dtype(remote.dtype).itemsize
-    pieces = []
-    for start, stop in _runs(positions):
-        pieces.append(Piece(offset + start * stride, place, (stop - start) * stride))
-        place += pieces[-1].num_bytes
-    return pieces
+    frame, places = SparseBuffer(), []
+    with h5py.File(frame, "w") as file:
+        file.attrs.update(structure.attributes | {MARKER: marker})
+        if list(positions) != list(range(len(positions))):
+            file[POSITIONS] = np.asarray(positions, np.int64)
+        for name, values in structure.coordinates.items():
+            file[name] = values
+        for array in structure.arrays:
+            space = h5py.h5s.create_simple((*array.leading, len(positions), *array.shape[1:]))
+            kind = h5py.h5t.py_create(array.dtype)
+            places.append(h5py.h5d.create(file.id, array.name.encode(), kind, space, properties).get_offset())
+    return frame, places
+
+
+def _copy(
+    remote: RemoteReader, arrays: list[StoredArray], positions: Sequence[int], small: BinaryIO, places: list[int]
+) -> None:
+    """Fetch the trajectories, neighbours together, straight to their places."""
+    for array, place in zip(arrays, places, strict=True):
+        small.seek(place)
+        for start, stop in _runs(positions):
+            remote.stream(array.offset + start * array.stride, array.offset + stop * array.stride, small.write)

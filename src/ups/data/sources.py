@@ -9,7 +9,6 @@ from typing import Any
 from ups.data.checksums import md5_of
 from ups.data.download import download_file
 from ups.data.partial import fetch_trajectories
-from ups.data.pdebench import FAMILIES
 from ups.data.plan import Plan, PlannedFile
 from ups.data.registry import refuse_outdated_md5
 from ups.data.trajectories import find_files
@@ -81,15 +80,13 @@ def _fetch(
 ) -> str:
     """Have a file, and return its MD5."""
     file, known = planned.file, ledger.find(path)
-    url, family = file.address(base_url), FAMILIES[file.family]
     if planned.trajectories is not None:
-        origin = f"{file.name}, MD5 {file.md5}"
-        fetch_trajectories(url, family, path, range(planned.trajectories), origin=origin, advance=advance)
+        fetch_trajectories(file, path, range(planned.trajectories), base_url=base_url, advance=advance)
         return known or md5_of(path)
     if known == file.md5:
         advance(planned.arrived)
     else:
-        download_file(url, file.md5, path, advance, num_bytes=file.bytes)
+        download_file(file.address(base_url), file.md5, path, advance, num_bytes=file.bytes)
     return file.md5
 
 
