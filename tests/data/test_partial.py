@@ -2,7 +2,7 @@
 
 import hashlib
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,14 +29,21 @@ def local(tmp_path: Path) -> Path:
     return tmp_path / "local"
 
 
-def fetch(server, path: Path, local: Path, count: int = 3, positions: Sequence[int] | None = None) -> Path:
+def fetch(
+    server,
+    path: Path,
+    local: Path,
+    count: int = 3,
+    positions: Sequence[int] | None = None,
+    advance: Callable[[int], object] = lambda num_bytes: None,
+) -> Path:
     """Fetch the first trajectories of a file, or those at some positions, and return the small one."""
     published = find_file("2D_DarcyFlow_beta1.0_Train.hdf5")
     url, size = f"{server.url}/{path.name}", path.stat().st_size
     file = replace(published, name=path.name, family=find_family(path.name).name, url=url, md5=MD5, bytes=size)
     target = local / partial_name(path.name, count)
     chosen = range(count) if positions is None else positions
-    fetch_trajectories(file, target, chosen, base_url=None, advance=lambda num_bytes: None)
+    fetch_trajectories(file, target, chosen, base_url=None, advance=advance)
     return target
 
 
@@ -225,7 +232,7 @@ def test_file_that_changes_is_refused(serve, write, tmp_path, local, monkeypatch
     monkeypatch.setattr(type(server), "finish_request", finish_request)
     with pytest.raises(DataFault, match="has changed while it was read"):
         fetch(server, whole, local, 2000)
-    assert list(local.iterdir()) == []
+    assert [path for path in local.iterdir() if path.suffix == ".hdf5"] == []
 
 
 def test_dead_server_ends(serve, write, tmp_path, local, monkeypatch):
@@ -249,7 +256,7 @@ def test_other_size_is_refused(serve, write, tmp_path, local):
 
 @pytest.mark.parametrize("limit", [1_000, 4_000, 100_000])
 def test_full_disk_leaves_nothing(serve, write, tmp_path, local, limit):
-    """A disk that fills up, at whatever point, is a storage fault, and the unfinished file is removed."""
+    """A disk that fills up, at whatever point, is a storage fault; what has arrived is kept for the next run."""
     whole, server = write("advection_1d", count=4000), serve(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
@@ -258,16 +265,44 @@ def test_full_disk_leaves_nothing(serve, write, tmp_path, local, limit):
             fetch(server, whole, local, 2000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(local.iterdir()) == []
-
-
-def test_rests_of_a_killed_run_are_removed(serve, write, tmp_path, local):
-    """What another process left unfinished does not stay for ever."""
-    local.mkdir()
-    whole = write("advection_1d")
-    (local / f".{partial_name(whole.name, 3)}.4711.tmp").write_bytes(b"rest")
-    small = fetch(serve(tmp_path), whole, local)
+    assert all(".part" in path.name for path in local.iterdir())
+    small = fetch(server, whole, local, 2000)
+    expect_same(small, whole, 2000)
     assert list(local.iterdir()) == [small]
+
+
+@pytest.mark.parametrize("family", ["advection_1d", "darcy_2d", "compressible_ns_2d"])
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.99])
+def test_killed_fetch_goes_on(serve, write, tmp_path, local, family, share):
+    """What an earlier process fetched is not fetched again."""
+    whole, server, left = write(family, count=200, grid=(16, 16)), serve(tmp_path), []
+
+    def stop(num_bytes: int) -> None:
+        left.append(num_bytes)
+        if sum(left) > share * whole.stat().st_size / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(server, whole, local, 100, advance=stop)
+    server.requests.clear()
+    small = fetch(server, whole, local, 100)
+    ranges = [request.removeprefix("bytes=").split("-") for request in server.requests]
+    expect_same(small, whole, 100)
+    assert (
+        sum(int(last) - int(first) + 1 for first, last in ranges) <= (1 - share) * whole.stat().st_size / 2 + 4 * 2**16
+    )
+    assert list(local.iterdir()) == [small]
+
+
+def test_part_of_another_version_is_not_continued(serve, write, tmp_path, local):
+    """If the file at the server changed since, the fetch starts over."""
+    whole, server = write("advection_1d", count=3000), serve(tmp_path)
+    server.drop_after = [2**20, 50_000, *[0] * 20]
+    with pytest.raises(DataFault, match="times in a row"):
+        fetch(server, whole, local, 2000)
+    write("advection_1d", count=3000, edit=lambda file: file["tensor"].write_direct(2 * file["tensor"][:]))
+    server.drop_after, server.tag = [], '"2"'
+    expect_same(fetch(server, whole, local, 2000), whole, 2000)
 
 
 def test_foreign_file_is_not_overwritten(serve, write, tmp_path, local):

@@ -1,6 +1,7 @@
 """Some trajectories of a remote file, fetched by ranges of bytes into a small file of the same layout."""
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from ups.data.sparse import SparseBuffer
 from ups.data.storage import lock, storage_faults
 from ups.data.transfer import new_session
 from ups.errors import ConfigFault, DataFault
-from ups.files import publish
 
 MARKER = "ups_partial"
 MAX_RUNS_NAMED = 20
@@ -82,22 +82,49 @@ def fetch_trajectories(
         if target.exists():
             _expect_marker(target, positions, file)
             return
-        for abandoned in target.parent.glob(f".{target.name}.*.tmp"):
-            abandoned.unlink()
-        remedy = "free space or name a folder that can be written to"
-        with storage_faults(target, remedy), publish(target) as temporary, new_session() as session:
-            remote = RemoteReader(session, url, advance)
-            if file.bytes not in (None, remote.size):
-                raise bad_file(url, f"has {remote.size} bytes, expected {file.bytes}", "check the source")
-            structure = _read_structure(remote, FAMILIES[file.family])
-            if positions[-1] >= structure.count:
-                what = f"has {structure.count} trajectories, not {positions[-1] + 1}"
-                raise bad_file(url, what, "ask for fewer")
-            marker = _marker(positions, structure.count, file)
-            frame, places = _build_frame(structure, positions, marker)
-            with temporary.open("wb") as small:
-                frame.write_to(small)
-                _copy(remote, structure.arrays, positions, small, places)
+        remedy = "free space or name a folder that can be written to, the same command goes on here"
+        with storage_faults(target, remedy), new_session() as session:
+            _fetch(RemoteReader(session, url, advance), file, target, positions, advance)
+
+
+def _fetch(
+    remote: RemoteReader,
+    file: RemoteFile,
+    target: Path,
+    positions: Sequence[int],
+    advance: Callable[[int], object],
+) -> None:
+    """Fill `NAME.part` from its start to its end, its frame last, so that its size tells what has arrived."""
+    if file.bytes not in (None, remote.size):
+        raise bad_file(repr(remote), f"has {remote.size} bytes, expected {file.bytes}", "check the source")
+    structure = _read_structure(remote, FAMILIES[file.family])
+    if positions[-1] >= structure.count:
+        what = f"has {structure.count} trajectories, not {positions[-1] + 1}"
+        raise bad_file(repr(remote), what, "ask for fewer")
+    marker = _marker(positions, structure.count, file)
+    frame, places = _build_frame(structure, positions, marker)
+    with _open_part(target, remote.validator, marker) as part:
+        _copy(remote, structure.arrays, positions, part, places, advance)
+        frame.write_to(part)
+        os.fsync(part.fileno())
+        Path(part.name).replace(target)
+
+
+@contextmanager
+def _open_part(target: Path, validator: str | None, marker: str) -> Iterator[BinaryIO]:
+    """The part that an earlier process fetched of the same version of the same file, or an empty one."""
+    path, version = (target.with_name(f"{target.name}{suffix}") for suffix in (".part", ".part.version"))
+    identity = f"{validator} {h5py.__version__} {marker}"
+    if validator is None or not version.is_file() or version.read_text() != identity:
+        path.unlink(missing_ok=True)
+        version.write_text(identity)
+    try:
+        with path.open("rb+" if path.exists() else "wb+") as part:
+            yield part
+    finally:
+        if not path.exists() or path.stat().st_size == 0:
+            path.unlink(missing_ok=True)
+            version.unlink(missing_ok=True)
 
 
 def read_marker(path: Path) -> str | None:
@@ -188,10 +215,20 @@ def _build_frame(structure: Structure, positions: Sequence[int], marker: str) ->
 
 
 def _copy(
-    remote: RemoteReader, arrays: list[StoredArray], positions: Sequence[int], small: BinaryIO, places: list[int]
+    remote: RemoteReader,
+    arrays: list[StoredArray],
+    positions: Sequence[int],
+    part: BinaryIO,
+    places: list[int],
+    advance: Callable[[int], object],
 ) -> None:
-    """Fetch the trajectories, neighbours together, straight to their places."""
-    for array, place in zip(arrays, places, strict=True):
-        small.seek(place)
+    """Fetch what is missing of the trajectories, neighbours together, in the order of their places."""
+    arrived = part.seek(0, os.SEEK_END)
+    for place, array in sorted(zip(places, arrays, strict=True), key=lambda pair: pair[0]):
         for start, stop in _runs(positions):
-            remote.stream(array.offset + start * array.stride, array.offset + stop * array.stride, small.write)
+            num_bytes = (stop - start) * array.stride
+            skip = min(max(0, arrived - place), num_bytes)
+            advance(skip)
+            part.seek(place + skip)
+            remote.stream(array.offset + start * array.stride + skip, array.offset + stop * array.stride, part.write)
+            place += num_bytes

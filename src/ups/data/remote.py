@@ -23,7 +23,7 @@ class RemoteReader(io.RawIOBase):
         self._session, self._url, self._advance = session, url, advance
         self._pages: OrderedDict[int, bytes] = OrderedDict()
         self._position = 0
-        self._validator: str | None = None
+        self.validator: str | None = None
         self.fault: DataFault | None = None
         self.size: int | None = None
         self._page(0)
@@ -99,17 +99,17 @@ class RemoteReader(io.RawIOBase):
         return self.size
 
     def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
-        with ask(self._session, self._url, start, stop, self._validator) as answer:
+        with ask(self._session, self._url, start, stop, self.validator) as answer:
             self._expect_same_file(answer, start)
             yield from answer.blocks
 
     def _expect_same_file(self, answer: Answer, start: int) -> None:
         """Refuse a server without ranges, and a file that is replaced while it is read."""
         known = self.size is not None
-        changed = known and (answer.validator != self._validator or answer.total not in (None, self.size))
+        changed = known and (answer.validator != self.validator or answer.total not in (None, self.size))
         if changed:
             raise DataFault(f"{self._url}: has changed while it was read; run the same command again")
         if answer.start != start or answer.total is None or not answer.is_range:
             what = "the server does not send ranges of bytes"
             raise DataFault(f"{self._url}: {what}; fetch the whole file with download.trajectories: null")
-        self.size, self._validator = answer.total, answer.validator
+        self.size, self.validator = answer.total, answer.validator
