@@ -1,10 +1,11 @@
 """Compressible Navier-Stokes in one, two or three dimensions by PDEBench's finite-volume scheme.
 
 A state is primitive: density rho, pressure p and the d velocities v. Inside a step the fields come first,
-W (2 + d, B, *grid), and fluxes are computed on lines (2 + d, N, M) along their axis, whose slices are contiguous.
+W (2 + d, B, *grid), and fluxes are computed on lines (2 + d, N, ...) along their axis, whose slices are contiguous.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,21 +27,26 @@ def conserved(W: Tensor) -> Tensor:
 
 def primitive(U: Tensor) -> Tensor:
     """Inverse of `conserved`; a pressure that is lost to cancellation is repaired as PDEBench does it."""
-    v = U[2:] / U[:1]
-    p = (GAMMA - 1) * (U[1] - 0.5 * (U[2:] * v).sum(0))
-    return torch.cat((U[:1], torch.where(p > PRESSURE_FLOOR, p, PRESSURE_REPAIR)[None], v))
+    W = torch.empty_like(U)
+    W[0] = U[0]
+    torch.div(U[2:], U[:1], out=W[2:])
+    p = (GAMMA - 1) * (U[1] - 0.5 * (U[2:] * W[2:]).sum(0))
+    W[1] = torch.where(p > PRESSURE_FLOOR, p, PRESSURE_REPAIR)
+    return W
 
 
-def by_lines(change: Callable[[Tensor, slice], Tensor], W: Tensor, axis: int) -> Tensor:
-    """`change` of the lines (C, N, M) of W (C, B, *grid) along `axis`, some at a time so that they stay in the cache.
+def add_change(total: Tensor, W: Tensor, axis: int, change: Callable[[Tensor], Tensor]) -> None:
+    """Add to `total` the `change` of the lines of W (C, B, *grid) along `axis`, given as (C, N, B, ...).
 
-    `change` is also told which of the M lines it gets.
+    Large grids are done in parts across the lines, so that memory and cache hold what one part needs.
     """
-    W = W.movedim(axis, 1)
-    lines = W.flatten(2)
-    size = max(1, LINE_VALUES // (lines.shape[0] * lines.shape[1]))
-    parts = [slice(start, start + size) for start in range(0, lines.shape[2], size)]
-    return torch.cat([change(lines[:, :, part], part) for part in parts], dim=2).view(W.shape).movedim(1, axis)
+    lines, sums = W.movedim(axis, 1), total.movedim(axis, 1)
+    if lines.ndim == 3:
+        sums += change(lines)
+        return
+    size = max(1, LINE_VALUES * lines.shape[3] // lines.numel())
+    for part, part_of_sums in zip(lines.split(size, 3), sums.split(size, 3), strict=True):
+        part_of_sums += change(part)
 
 
 def with_ghosts(W: Tensor, width: int, periodic: bool) -> Tensor:
@@ -80,7 +86,7 @@ def _one_sided_flux(W: Tensor, normal: int, S: Tensor, S_star: Tensor, limited: 
 
 
 def inviscid_change(W: Tensor, normal: int, dx: float, periodic: bool) -> Tensor:
-    """(F_{i+1/2} - F_{i-1/2}) / dx of lines (C, N, M) with fluxes between limited linear primitive states."""
+    """(F_{i+1/2} - F_{i-1/2}) / dx of lines (C, N, ...) with fluxes between limited linear primitive states."""
     W = with_ghosts(W, 2, periodic)
     difference = W[:, 1:] - W[:, :-1]
     half_slope = 0.5 * limited_slope(difference[:, :-1], difference[:, 1:])
@@ -90,9 +96,9 @@ def inviscid_change(W: Tensor, normal: int, dx: float, periodic: bool) -> Tensor
 
 
 def viscous_change(W: Tensor, dx: float, periodic: bool, viscosity: Tensor) -> Tensor:
-    """Change of (rho, E, rho v) of lines (C, N, M) by the stresses tau = rho viscosity dv/dx on their faces.
+    """Change of (rho, E, rho v) of lines (C, N, ...) by the stresses tau = rho viscosity dv/dx on their faces.
 
-    `viscosity` (d, 1, M or 1) is zeta + 4 eta / 3 for the velocity along the lines, eta for the others; E gains
+    `viscosity` (d, 1, ...) is zeta + 4 eta / 3 for the velocity along the lines, eta for the others; E gains
     v . tau.
     """
     W = with_ghosts(W, 1, periodic)
@@ -109,30 +115,29 @@ def compressible(eta: Tensor, zeta: Tensor, spacing: tuple[float, ...], *, perio
     along_axis = zeta + 4 / 3 * eta
     sub_step_limit = CFL * 0.5 * min(spacing) ** 2 / along_axis.clamp(min=1e-300)
 
-    def inviscid(W: Tensor) -> Tensor:
-        return sum(
-            by_lines(lambda lines, _, axis=axis, dx=dx: inviscid_change(lines, axis, dx, periodic), W, axis)
-            for axis, dx in axes.items()
-        )
-
-    def viscous(W: Tensor, axis: int, dx: float) -> Tensor:
-        values = torch.stack([along_axis if velocity == axis else eta for velocity in axes]).flatten(2)
-        num_lines = W[0, 0].numel() // W.shape[axis]
-        viscosity = values.expand(-1, W.shape[1], num_lines).flatten(1)[:, None]
-        return by_lines(lambda lines, part: viscous_change(lines, dx, periodic, viscosity[..., part]), W, axis)
+    def inviscid_update(U: Tensor, W: Tensor, dt: Tensor) -> Tensor:
+        total = torch.zeros_like(U)
+        for axis, dx in axes.items():
+            add_change(total, W, axis, partial(inviscid_change, normal=axis, dx=dx, periodic=periodic))
+        return primitive(U - total.mul_(dt))
 
     def viscous_step(u: Tensor, dt: Tensor) -> Tensor:
         W, dt = u.transpose(0, 1), dt.transpose(0, 1)
         for axis, dx in axes.items():
-            W = primitive(conserved(W) + dt * viscous(W, axis, dx))
+            viscosity = torch.stack([along_axis if velocity == axis else eta for velocity in axes])
+            stress = partial(viscous_change, dx=dx, periodic=periodic, viscosity=viscosity[:, None, :, 0, ..., 0])
+            total = torch.zeros_like(W)
+            add_change(total, W, axis, stress)
+            W = primitive(conserved(W) + total.mul_(dt))
         return W.transpose(0, 1)
 
-    def step(u: Tensor, dt: Tensor) -> Tensor:
-        W, interval = u.transpose(0, 1), dt.transpose(0, 1)
+    def midpoint(W: Tensor, dt: Tensor) -> Tensor:
         U = conserved(W)
-        W_star = primitive(U - 0.5 * interval * inviscid(W))
-        W = primitive(U - interval * inviscid(W_star))
-        return integrate(viscous_step, lambda _: sub_step_limit, W.transpose(0, 1), dt)
+        return inviscid_update(U, inviscid_update(U, W, 0.5 * dt), dt)
+
+    def step(u: Tensor, dt: Tensor) -> Tensor:
+        u = midpoint(u.transpose(0, 1), dt.transpose(0, 1)).transpose(0, 1)
+        return integrate(viscous_step, lambda _: sub_step_limit, u, dt)
 
     def limit(u: Tensor) -> Tensor:
         c = (GAMMA * u[:, 1:2] / u[:, :1]).sqrt()
