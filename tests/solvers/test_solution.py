@@ -52,9 +52,16 @@ def test_a_solution_starts_at_u_0_in_its_precision(family):
 def test_coefficients_may_differ_between_trajectories():
     """One value per trajectory gives the same as one call per value."""
     u_0, _ = draw("burgers_1d", range(2), (16,), seed=0)
-    u = solve("burgers_1d", u_0, {"nu": torch.tensor([0.1, 1.0])}, [0.0, 0.3])
+    u = solve("burgers_1d", u_0, {"nu": np.array([0.1, 1.0])}, [0.0, 0.3])
     for i, nu in enumerate((0.1, 1.0)):
         assert torch.allclose(solve("burgers_1d", u_0[i : i + 1], {"nu": nu}, [0.0, 0.3])[0], u[i], atol=1e-6)
+
+
+def test_a_state_that_is_not_finite_is_refused():
+    """A NaN in the initial state is told before anything is computed."""
+    u_0 = torch.tensor([[[0.0, torch.nan, 1.0, 2.0]]])
+    with pytest.raises(ConfigFault, match="finite"):
+        solve("burgers_1d", u_0, {"nu": 0.1}, [0.0, 1.0])
 
 
 def test_the_number_advanced_together_does_not_matter(monkeypatch):

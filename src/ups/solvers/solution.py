@@ -97,21 +97,20 @@ def _chunks(
         return
     _check_state(family, problem, u_0)
     size = max(1, CHUNK_VALUES // prod(u_0.shape[1:]))
-    per_trajectory = {
-        name: value
-        for name, value in coefficients.items()
-        if isinstance(value, Tensor) and name in _names(problem) and len(value.shape) in (1, 1 + problem.num_axes)
-        if len(value) == len(u_0)
-    }
+    values = {name: torch.as_tensor(coefficients[name]) for name in _names(problem) if name in coefficients}
+    axes = {name: 1 + problem.num_axes if name in problem.given_fields else 1 for name in values}
+    own = {name: value for name, value in values.items() if value.ndim == axes[name] and len(value) == len(u_0)}
     for start in range(0, len(u_0), size):
         rows = slice(start, start + size)
-        yield u_0[rows], {**coefficients, **{name: value[rows] for name, value in per_trajectory.items()}}
+        yield u_0[rows], {**coefficients, **{name: value[rows] for name, value in own.items()}}
 
 
 def _check_state(family: str, problem: Problem, u_0: Tensor | None) -> None:
     if u_0 is None or u_0.ndim != problem.num_axes + 2 or u_0.shape[1] != problem.num_fields or not len(u_0):
         shape = "nothing" if u_0 is None else tuple(u_0.shape)
         raise ConfigFault(f"{family} needs u_0 of shape (B, {problem.num_fields}, *grid), got {shape}")
+    if not u_0.is_floating_point() or not u_0.isfinite().all():
+        raise ConfigFault(f"{family} needs a u_0 of finite floating-point numbers; check where it comes from")
 
 
 def _names(problem: Problem) -> tuple[str, ...]:
