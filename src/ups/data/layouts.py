@@ -110,6 +110,9 @@ def _inspect_arrays(file: h5py.File, family: Family) -> Contents:
         raise bad_file(file.filename, f"{names[0]!r} has {num_snapshots} snapshots, a steady family has 1")
     times = (0.0,) if family.steady else _read_times(file, "t-coordinate", num_snapshots)
     lengths = [_read_length(file, f"{axis}-coordinate", n) for axis, n in zip(family.axes, grid, strict=True)]
+    if family.name == "burgers_1d" and read_array(open_array(file, "x-coordinate", 1), 1)[0] < 0:
+        what = "lies on (-1, 1), as the outdated Burgers files do that have twice the flux"
+        raise bad_file(file.filename, what, "fetch the current version")
     return Contents(count, times, tuple(grid), tuple(lengths))
 
 
