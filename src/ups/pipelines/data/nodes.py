@@ -72,3 +72,23 @@ def fit_normalization(datasets: Receipt, raw: Path, data_root: Path) -> Receipt:
 
     identity = fingerprint("ups.data.normalization", None, datasets)
     return once("fit_normalization", data_root / "04_feature" / "normalization", identity, work, root=data_root)
+
+
+def draw_cards(
+    source: str, datasets: Receipt, normalization: Receipt, raw: Path, data_root: Path
+) -> tuple[dict[str, bytes], str]:
+    """Draw one page per dataset: its facts and its first training trajectory."""
+
+    def work(folder: Path) -> Receipt:
+        from ups.data.cards import write_cards
+
+        with ProgressBar("draw_cards", len(datasets["datasets"]), "datasets") as bar:
+            write_cards(folder, raw, datasets, normalization["statistics"], source, bar.advance)
+        return {"datasets": sorted(datasets["datasets"])}
+
+    inputs = {"source": source, "datasets": datasets, "normalization": normalization}
+    identity = fingerprint("ups.data.cards", None, inputs)
+    receipt = once("draw_cards", data_root / "04_feature" / "data_cards", identity, work, root=data_root)
+    place = data_root / receipt["path"]
+    pages = {path.name: path.read_bytes() for path in sorted(place.glob("*.png"))}
+    return pages, (place / "cards.md").read_text(encoding="utf-8")
