@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import numpy as np
 from kedro.io import AbstractDataset
 from kedro_datasets._typing import HTMLPreview, JSONPreview, TablePreview
-from PIL import Image
 
 from ups.errors import ConfigFault
 from ups.files import publish, read_json, write_json
@@ -151,6 +150,8 @@ def _table(columns: list[str], rows: list[list[Any]]) -> TablePreview:
 
 def _image(page: bytes) -> str:
     """A PNG as an element of HTML."""
+    from PIL import Image
+
     buffer = io.BytesIO()
     small = Image.open(io.BytesIO(page)).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
     small.save(buffer, "PNG", optimize=True)

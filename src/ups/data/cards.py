@@ -53,17 +53,24 @@ def write_cards(
 
 
 def read_sample(raw: Path, dataset: Dataset, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Times (K,), snapshots (K, C, *grid) and coefficients of a trajectory: first, middle and last; in 1D up to 256."""
+    """Times (K,), snapshots (K, C, *grid) and coefficients (C, *grid) of a trajectory to show.
+
+    In 1D up to 256 snapshots, else the first, the middle and the last; of a volume the middle plane of z.
+    """
     num_times = len(dataset.times)
     count = MAX_TIMES if len(dataset.grid) == 1 else 3
     shown = np.unique(np.linspace(0, num_times - 1, min(count, num_times)).astype(int))
     with TrajectoryReader(raw, dataset) as reader:
-        u = np.concatenate([reader.read(index, k, k + 1) for k in shown.tolist()])
-        return np.asarray(dataset.times)[shown], u, reader.read_coefficients(index)
+        u = np.concatenate([_plane(reader.read(index, k, k + 1), dataset) for k in shown.tolist()])
+        return np.asarray(dataset.times)[shown], u, _plane(reader.read_coefficients(index), dataset)
+
+
+def _plane(values: np.ndarray, dataset: Dataset) -> np.ndarray:
+    return values[..., dataset.grid[2] // 2].copy() if len(dataset.grid) == 3 else values
 
 
 def draw_card(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> Figure:
-    """One landscape page; snapshots `u` (K, C, *grid) at `times` and `coefficients` (C, *grid) are its picture."""
+    """One landscape page; `times`, `u` and `coefficients` as from `read_sample` are its picture."""
     column = _Column()
     column.write(_printable(card.dataset.name), LARGE, weight="bold", leading=0.24)
     column.write(f"family {card.family.name}", NORMAL, color=GREY)
@@ -79,7 +86,7 @@ def draw_card(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.nda
         _draw_lines(right, card, times, u, coefficients)
     else:
         _draw_planes(right, card, times, u, coefficients)
-    volume = ", middle of z" if u.ndim == 5 else ""
+    volume = ", middle of z" if len(card.dataset.grid) == 3 else ""
     right.suptitle(f"trajectory {card.splits['train'][0]}, the first of the training split{volume}", fontsize=NORMAL)
     return figure
 
@@ -99,15 +106,14 @@ class _Column:
             self.bottom += leading
 
     def add(self, section: Section) -> None:
-        """Add a heading, its lines and its table."""
+        """Add a heading, its formulas, lines and table."""
         self.bottom += GAP
         self.write(section.title, NORMAL, weight="bold")
+        for formula in section.formulas:
+            self._place(MARGIN, formula, {"fontsize": NORMAL})
+            self.bottom += MATH_LINE
         for line in section.lines:
-            if "$" in line:
-                self._place(MARGIN, line, {"fontsize": NORMAL})
-                self.bottom += MATH_LINE
-            else:
-                self.write(_printable(line), SMALL)
+            self.write(_printable(line), SMALL)
         widths = [max(map(len, cells)) * CHARACTER + 0.16 for cells in zip(*section.table, strict=True)]
         for number, row in enumerate(section.table):
             for x, cell in zip(np.cumsum([MARGIN, *widths]), row, strict=False):
@@ -154,18 +160,14 @@ def _draw_planes(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray,
 
 
 def _planes(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> Pictures:
-    """Images (Y, X) of the coefficients and the snapshots; of volumes the middle plane of z."""
+    """Images (Y, X) of the coefficients and the snapshots."""
     titles = [f", t = {time:.3g}" if len(times) > 1 else "" for time in times]
-    given = {name: [("", _plane(values))] for name, values in zip(card.family.coefficients, coefficients, strict=True)}
+    given = {name: [("", values.T)] for name, values in zip(card.family.coefficients, coefficients, strict=True)}
     fields = {
-        name: [(title, _plane(values)) for title, values in zip(titles, u[:, channel], strict=True)]
+        name: [(title, values.T) for title, values in zip(titles, u[:, channel], strict=True)]
         for channel, name in enumerate(card.family.fields)
     }
     return given | fields if card.family.steady else fields | given
-
-
-def _plane(values: np.ndarray) -> np.ndarray:
-    return (values[..., values.shape[-1] // 2] if values.ndim == 3 else values).T
 
 
 def _tidy(panel: Axes, title: str) -> None:

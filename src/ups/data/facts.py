@@ -80,9 +80,10 @@ STATISTICS = "mean, std: over the family's training split; of the log where so s
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with lines below it, then a table whose first row has the names of the columns."""
+    """A heading, formulas that may hold LaTeX, plain lines, and a table whose first row names the columns."""
 
     title: str
+    formulas: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     table: tuple[tuple[str, ...], ...] = ()
 
@@ -111,26 +112,31 @@ class Card:
         parameters = ", ".join(f"{name} = {value:g}" for name, value in dataset.parameters.items())
         counts = ", ".join(f"{name} {len(indices)}" for name, indices in self.splits.items())
         return [
-            Section("Equation", EQUATIONS.get(family.name, (family.equation,))),
-            Section("Parameters", (parameters or "none beside the constants above",)),
+            self._equation,
+            Section("Parameters", lines=(parameters or "none beside the constants above",)),
             Section("Domain", table=_axes(dataset, family)),
-            Section("Time", (_time(dataset, family),)),
-            Section("Fields (dimensionless)", (STATISTICS,), _fields(self)),
-            Section("Trajectories", (f"{dataset.num_trajectories}: {counts}",)),
-            Section("Files", tuple(_files(self))),
-            Section("Source", self.origin),
+            Section("Time", lines=(_time(dataset, family),)),
+            Section("Fields (dimensionless)", lines=(STATISTICS,), table=_fields(self)),
+            Section("Trajectories", lines=(f"{dataset.num_trajectories}: {counts}",)),
+            Section("Files", lines=tuple(_files(self))),
+            Section("Source", lines=self.origin),
         ]
+
+    @property
+    def _equation(self) -> Section:
+        known = EQUATIONS.get(self.family.name)
+        return Section("Equation", formulas=known) if known else Section("Equation", lines=(self.family.equation,))
 
 
 def find_origin(source: str, folder: Path, dataset: Dataset, sources: dict[str, dict[str, Any]]) -> tuple[str, ...]:
     """Where the files of a dataset come from, as the run, the registry and the files themselves say."""
-    registry = read_registry()
-    published = [name for name in dataset.files if name in registry and registry[name].md5 == sources[name]["md5"]]
-    said = [SOURCES[source]]
-    if published:
-        said.append(f"{len(published)} of {len(dataset.files)} files have the MD5 that PDEBench publishes")
-    markers = [(name, read_marker(folder / name)) for name in dataset.files]
-    said += [f"partial: {marker}" for _, marker in markers if marker]
+    registry, said = read_registry(), [SOURCES[source]]
+    named = [name for name in dataset.files if name in registry]
+    if named and source != "simulate":
+        agreeing = sum(registry[name].md5 == sources[name]["md5"] for name in named)
+        said.append(f"{agreeing} of {len(dataset.files)} files have the MD5 that PDEBench publishes")
+    markers = [read_marker(folder / name) for name in dataset.files]
+    said += [f"partial: {marker}" for marker in markers if marker]
     return tuple(said)
 
 
@@ -139,8 +145,8 @@ def card_text(card: Card) -> str:
     parts = [f"## `{card.dataset.name}`\n\nFamily `{card.family.name}`"]
     for section in card.sections:
         parts.append(f"**{section.title}**")
-        if section.lines:
-            parts.append("\n".join(f"- {line}" for line in section.lines))
+        if lines := section.formulas + section.lines:
+            parts.append("\n".join(f"- {line}" for line in lines))
         if section.table:
             header, *rows = (f"| {' | '.join(row)} |" for row in section.table)
             parts.append("\n".join([header, "| --- " * len(section.table[0]) + "|", *rows]))
