@@ -113,7 +113,7 @@ class Card:
         counts = ", ".join(f"{name} {len(indices)}" for name, indices in self.splits.items())
         return [
             self._equation,
-            Section("Parameters", lines=(parameters or "none beside the constants above",)),
+            Section("Parameters", lines=(parameters or "none",)),
             Section("Domain", table=_axes(dataset, family)),
             Section("Time", lines=(_time(dataset, family),)),
             Section("Fields (dimensionless)", lines=(STATISTICS,), table=_fields(self)),
