@@ -64,6 +64,17 @@ def test_a_state_that_is_not_finite_is_refused():
         solve("burgers_1d", u_0, {"nu": 0.1}, [0.0, 1.0])
 
 
+def test_the_number_of_threads_is_left_as_it_was():
+    """A solution is computed in one thread; afterwards the caller's number holds again, also after a fault."""
+    torch.set_num_threads(2)
+    seen = []
+    solve("burgers_1d", torch.ones(1, 1, 8), {"nu": 0.1}, [0.0, 0.1], lambda _: seen.append(torch.get_num_threads()))
+    with pytest.raises(ConfigFault):
+        solve("burgers_1d", torch.ones(1, 1, 8), {}, [0.0, 0.1])
+    assert (set(seen), torch.get_num_threads()) == ({1}, 2)
+    torch.set_num_threads(1)
+
+
 def test_the_number_advanced_together_does_not_matter(monkeypatch):
     """Trajectories advanced one by one or all together are the same, each with its own coefficients."""
     u_0, coefficients = drawn("incompressible_ns_2d", 3)

@@ -17,6 +17,7 @@ from ups.errors import ConfigFault, DataFault
 from ups.solvers import draw, evolve
 from ups.solvers.families import SIMULATED_FAMILIES, problem_of
 from ups.solvers.initial_conditions import STARTS
+from ups.solvers.solution import one_thread
 
 BATCH_VALUES = 2**15  # numbers in the states of one batch, whose trajectories are advanced together
 FILE_TRAJECTORIES = 4  # in each file of incompressible Navier-Stokes, as in PDEBench
@@ -68,6 +69,7 @@ def files_of(recipe: dict) -> dict[str, dict]:
     return files
 
 
+@one_thread()
 def simulate(
     path: Path,
     *,

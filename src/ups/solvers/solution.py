@@ -1,6 +1,7 @@
 """The entry to all solvers: a family, its initial states and coefficients in, trajectories out."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from math import isfinite, prod
 
@@ -32,6 +33,18 @@ SCHEMES = ("generator", "accurate")
 CHUNK_VALUES = 2**15  # numbers in the states advanced together: enough for full speed, few enough for the cache
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread: arrays of this size lose more to threads that wait for each other than they gain."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@one_thread()
 def solve(
     family: str,
     u_0: Tensor | None,  # (B, C, *grid); None for a steady family
