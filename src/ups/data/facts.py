@@ -72,7 +72,7 @@ BOUNDARY_WORDS = {
 SOURCES = {
     "simulate": "simulated by ups.solvers",
     "folder": "found in the folder that the user named",
-    "pdebench": "downloaded from PDEBench's data repository",
+    "pdebench": "downloaded from PDEBench's data repository or a mirror of it",
 }
 
 STATISTICS = "mean, std: over the family's training split; of the log where so scaled"
