@@ -5,8 +5,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from ups.data.pdebench import FAMILIES
+from ups.data.registry import ALIASES
 
 FamilyName = Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
+SourceName = Literal[(*FAMILIES, *ALIASES)]  # type: ignore[valid-type]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Seed = Annotated[int, Field(ge=0)]
@@ -39,10 +41,22 @@ class SimulateConfig(Section):
 
 
 class DownloadConfig(Section):
-    """What `source: pdebench` fetches: whole families, single files by name, or both."""
+    """What `source: pdebench` fetches: files of families (or tasks of the earlier stack), files by name, or both.
 
-    families: list[FamilyName]
+    `parameters`, `kind`, `resolution`, `files_per_family` and `max_gigabytes` choose among the files of `families`;
+    `trajectories` fetches the first of each file only, `base_url` names a mirror with PDEBench's folders.
+    """
+
+    families: list[SourceName]
     files: list[str]
+    parameters: dict[str, list[float]]
+    kind: Literal["train", "test", "all"]
+    resolution: PositiveInt | None
+    files_per_family: PositiveInt | None
+    max_gigabytes: PositiveFloat | None
+    trajectories: Annotated[int, Field(ge=3)] | None
+    base_url: Annotated[str, Field(pattern=r"^https?://[^/\s]+")] | None
+    parallel: Annotated[int, Field(ge=1, le=16)]
 
 
 class SplitConfig(Section):

@@ -29,6 +29,13 @@ class Diverged(Fault):
     kind = "diverged"
 
 
+class StorageFault(Fault):
+    """A disk is full or may not be written to."""
+
+    exit_code = 6
+    kind = "storage"
+
+
 class GateFailed(Fault):
     """The trained model does not meet its thresholds."""
 

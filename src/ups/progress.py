@@ -2,10 +2,21 @@
 
 import logging
 import time
+from threading import Lock
 from types import TracebackType
 
 from rich import get_console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 log = logging.getLogger(__name__)
 
@@ -57,3 +68,40 @@ class ProgressBar:
             return "?"
         seconds = (time.monotonic() - self.started) / done * (self.total - self.done)
         return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+class TransferBars:
+    """A bar with rate and time left for every file that arrives; in a log file a line now and then for all of them.
+
+    A context manager; threads may advance different files at once.
+    """
+
+    def __init__(self, sizes: dict[str, int | None]) -> None:
+        self.sizes = sizes
+        self._lock = Lock()
+        self._total = ProgressBar("download", sum(size or 0 for size in sizes.values()), "bytes")
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "TransferBars":
+        if get_console().is_terminal:
+            columns = (DownloadColumn(), TransferSpeedColumn(), TextColumn("left"), TimeRemainingColumn())
+            self._bars = Progress(TextColumn("{task.description:<60}"), BarColumn(20), *columns, transient=True)
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def advance(self, name: str, count: int) -> None:
+        """`count` more bytes of a file are there, fewer if it starts over."""
+        with self._lock:
+            if self._bars is None:
+                self._total.advance(count)
+                return
+            if name not in self._tasks:
+                self._tasks[name] = self._bars.add_task(name, total=self.sizes[name])
+            self._bars.update(self._tasks[name], advance=count)

@@ -1,13 +1,17 @@
-"""Small PDEBench files in all four layouts, sound or damaged on purpose."""
+"""Small PDEBench files in all four layouts, sound or damaged on purpose, and a server for them."""
 
-from collections.abc import Callable
+import re
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
+from ups.data import transfer
 from ups.data.pdebench import FAMILIES, Family
 
 NAMES = {
@@ -90,3 +94,88 @@ def samples() -> Path:
     if not folder.is_dir():
         pytest.skip("the sample files are not on this machine")
     return folder
+
+
+class FileServer(ThreadingHTTPServer):
+    """Serves the files of a folder, whole or by ranges; `sent` counts the bytes, `requests` has method and range.
+
+    `script` has other answers for the next requests. `drop_after` lists after how many bytes the next connections
+    close; `tag` is the ETag, `ranges` can be switched off.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), FileHandler)
+        self.folder, self.sent, self.requests = folder, 0, []
+        self.tag, self.ranges, self.drop_after = '"1"', True, []
+        self.script: list[Callable[[BaseHTTPRequestHandler], object]] = []
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # clients may leave when they like
+
+
+class FileHandler(BaseHTTPRequestHandler):
+    """One request to a `FileServer`."""
+
+    server: FileServer
+
+    def do_GET(self) -> None:
+        if self.server.script:
+            self.server.script.pop(0)(self)
+            return
+        path = self.server.folder / Path(self.path).name
+        if not path.is_file():
+            self.send_error(404)
+            return
+        size, match = path.stat().st_size, re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        fresh = self.headers.get("If-Range") in (None, self.server.tag)
+        start, stop = 0, size
+        if match and self.server.ranges and fresh:
+            start, stop = int(match[1]), min(size, int(match[2] or size - 1) + 1)
+            self.send_response(206 if start < size else 416)
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}" if start < size else f"bytes */{size}")
+        else:
+            self.send_response(200)
+        with self.server.lock:
+            self.server.requests.append(self.headers.get("Range"))
+            limit = self.server.drop_after.pop(0) if self.server.drop_after else None
+        self.send_header("ETag", self.server.tag)
+        self.send_header("Content-Length", str(max(0, stop - start)))
+        self.end_headers()
+        self._send(path, start, stop if limit is None else min(stop, start + limit))
+
+    def _send(self, path: Path, start: int, stop: int) -> None:
+        with path.open("rb") as file:
+            file.seek(start)
+            while start < stop and (block := file.read(min(2**20, stop - start))):
+                self.wfile.write(block)
+                start += len(block)
+                with self.server.lock:
+                    self.server.sent += len(block)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], FileServer]]:
+    """`serve(folder)` starts a server of the files in a folder."""
+    monkeypatch.setattr(transfer, "PAUSE_SECONDS", 0.001)
+    servers: list[FileServer] = []
+
+    def start(folder: Path) -> FileServer:
+        servers.append(FileServer(folder))
+        threading.Thread(target=servers[-1].serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()

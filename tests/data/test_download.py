@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ups.data import download
+from ups.data import transfer
 from ups.data.checksums import md5_of
-from ups.data.download import download_file, read_table, select
+from ups.data.download import download_file
 from ups.data.hdf5 import SIGNATURE
-from ups.data.pdebench import FAMILIES
-from ups.errors import ConfigFault, DataFault
+from ups.errors import DataFault, StorageFault
 
 CONTENT = SIGNATURE + bytes(range(256)) * 400
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -64,8 +63,8 @@ def serve(handler: Handler) -> None:
 @pytest.fixture
 def server(monkeypatch):
     """`server(*answers)` scripts a local server and returns its URL; `Handler.ranges` has what it was asked."""
-    monkeypatch.setattr(download, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(download, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(transfer, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(transfer, "TIMEOUT_SECONDS", 0.5)
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     Handler.script, Handler.ranges = [], []
     threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -186,9 +185,9 @@ def test_busy_server_is_asked_again(server, target, status):
 def test_retry_after_is_honoured(server, target, monkeypatch, value):
     """The server's wish for a pause counts, up to a limit."""
     pauses: list[float] = []
-    monkeypatch.setattr(download.time, "sleep", pauses.append)
+    monkeypatch.setattr(transfer.time, "sleep", pauses.append)
     fetch(server(reply(503, Retry_After=value)), target)
-    assert pauses == [7.0 if value == "7" else download.MAX_PAUSE_SECONDS]
+    assert sum(pauses) == (7.0 if value == "7" else transfer.MAX_PAUSE_SECONDS)
 
 
 @pytest.mark.parametrize("status", [403, 404, 410])
@@ -200,12 +199,12 @@ def test_refusal_is_final(server, target, status):
 
 def test_retries_end(server, target):
     """A server that never recovers is given up, with the byte where the next run resumes."""
-    expect_fault(server(drop(2000), *[reply(503)] * download.ATTEMPTS), target, "503.*resume at byte 2000")
+    expect_fault(server(drop(2000), *[reply(503)] * transfer.ATTEMPTS), target, "503.*resume at byte 2000")
 
 
 def test_silent_server_times_out(server, target, monkeypatch):
     """A server that accepts and says nothing is asked again."""
-    monkeypatch.setattr(download, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(transfer, "TIMEOUT_SECONDS", 0.1)
     silence = threading.Event()
     fetch(server(lambda handler: silence.wait(1)), target)
     assert target.read_bytes() == CONTENT
@@ -213,10 +212,10 @@ def test_silent_server_times_out(server, target, monkeypatch):
 
 def test_slow_server_is_left(server, target, monkeypatch):
     """A transfer below the minimum speed is broken off, even if bytes still trickle in."""
-    monkeypatch.setattr(download, "SPEED_WINDOW_SECONDS", 0)
-    monkeypatch.setattr(download, "MIN_BYTES_PER_SECOND", 10**12)
-    monkeypatch.setattr(download, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(download, "ATTEMPTS", 1)
+    monkeypatch.setattr(transfer, "SPEED_WINDOW_SECONDS", 0)
+    monkeypatch.setattr(transfer, "MIN_BYTES_PER_SECOND", 10**12)
+    monkeypatch.setattr(transfer, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(transfer, "ATTEMPTS", 1)
     expect_fault(server(reply(200, CONTENT), *[reply(503)] * 200), target, "503.*resume at byte 1000")
 
 
@@ -269,9 +268,144 @@ def test_redirects_to_other_schemes_are_refused(server, target):
     expect_fault(server(reply(302, Location="file:///etc/passwd")), target, "only http and https")
 
 
+@pytest.mark.parametrize("location", ["https://10.0.0.1/", "http://169.254.169.254/latest", "http://localhost:1/"])
+def test_redirects_into_the_local_network_are_refused(location):
+    """No public address leads to this machine, its network or the credentials of its cloud."""
+    with pytest.raises(DataFault, match="redirects"):
+        transfer._expect_no_downgrade("https://a.test/x", "https://a.test/x", location)
+
+
+def test_redirects_from_https_to_http_are_refused():
+    """An encrypted transfer stays so; another host, an object store say, is fine."""
+    with pytest.raises(DataFault, match="from https to http"):
+        transfer._expect_no_downgrade("https://a.test/x", "https://a.test/x", "http://b.test/x")
+    transfer._expect_no_downgrade("https://a.test/x", "https://a.test/x", "https://b.test/x")
+
+
+def test_few_redirects_are_followed(server, target):
+    """Relative and absolute redirects lead to the file."""
+    assert fetch(server(*[reply(307, Location="/other")] * 3), target) == len(CONTENT)
+
+
+def test_credentials_are_not_sent(server, target, tmp_path, monkeypatch):
+    """What `.netrc` knows about the host stays there."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    sent: list[str | None] = []
+
+    def note(handler: Handler) -> None:
+        sent.append(handler.headers.get("Authorization"))
+        serve(handler)
+
+    fetch(server(note), target)
+    assert sent == [None]
+
+
 def test_endless_redirects_end(server, target):
     """A redirect that leads to itself is given up."""
     expect_fault(server(*[reply(302, Location="/file")] * 40), target, "redirects")
+
+
+def test_changed_file_starts_over(server, target):
+    """A file that is replaced at the server between two tries is fetched anew, be the server's range old or new."""
+    old = reply(200, CONTENT[:3000] + bytes(len(CONTENT) - 3000), 5000, ETag='"old"')
+    new = reply(206, CONTENT[5000:], Content_Range=f"bytes 5000-{len(CONTENT) - 1}/{len(CONTENT)}", ETag='"new"')
+    fetch(server(old, new), target)
+    assert Handler.ranges == [None, "bytes=5000-", None]
+    assert target.read_bytes() == CONTENT
+
+
+def test_version_is_sent_along(server, target):
+    """A resumed request names the version it wants, also after the process was killed."""
+    seen: list[str | None] = []
+
+    def note(handler: Handler) -> None:
+        seen.append(handler.headers.get("If-Range"))
+        serve(handler)
+
+    stop = lambda count: None if count < 5000 else 1 / 0  # noqa: E731
+    url = server(reply(200, CONTENT, 5000, ETag='"v1"'), note)
+    with pytest.raises(ZeroDivisionError):
+        download_file(url, MD5, target, stop, num_bytes=len(CONTENT))
+    assert visible(target) == [f"{NAME}.part", f"{NAME}.part.version"]
+    fetch(url, target)
+    assert seen == ['"v1"']
+    assert visible(target) == [NAME]
+
+
+def test_weak_version_is_no_version(server, target):
+    """A weak ETag says nothing about bytes and is not sent."""
+    fetch(server(reply(200, CONTENT, 5000, ETag='W/"v1"')), target)
+    assert target.read_bytes() == CONTENT
+
+
+def test_chunked_transfer_arrives(server, target):
+    """A server that does not tell the size is read to its end."""
+
+    def chunked(handler: Handler) -> None:
+        handler.protocol_version = "HTTP/1.1"
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for start in range(0, len(CONTENT), 1000):
+            block = CONTENT[start : start + 1000]
+            handler.wfile.write(f"{len(block):x}\r\n".encode() + block + b"\r\n")
+        handler.wfile.write(b"0\r\n\r\n")
+
+    download_file(server(chunked), MD5, target, lambda count: None)
+    assert target.read_bytes() == CONTENT
+
+
+def test_page_in_place_of_a_range_is_not_pasted(server, target):
+    """A web page that answers a resumed request with 206 is not taken for the rest of the file."""
+    content_range = f"bytes 5000-{len(CONTENT) - 1}/{len(CONTENT)}"
+    page = reply(206, b"<html>" * 10, Content_Range=content_range, Content_Type="text/html")
+    fetch(server(drop(5000), page), target)
+    assert target.read_bytes() == CONTENT
+
+
+def test_endless_file_is_cut_off(server, target):
+    """A server that sends more than the table promises is left."""
+
+    def endless(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        for _ in range(100):
+            handler.wfile.write(CONTENT)
+
+    expect_fault(server(endless), target, "sends more than")
+    assert visible(target) == []
+
+
+def test_full_disk_keeps_what_arrived(server, target):
+    """A disk that fills up is a storage fault; the bytes so far are kept and the same call goes on there."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    url = server()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(StorageFault, match=f"{NAME}: .*the same command goes on"):
+            fetch(url, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert target.with_name(f"{NAME}.part").stat().st_size == 50_000
+    assert not target.exists()
+    fetch(url, target)
+    assert Handler.ranges == [None, "bytes=50000-"]
+    assert target.read_bytes() == CONTENT
+
+
+def test_closed_folder_is_refused(server, target):
+    """A folder that cannot be made is a storage fault."""
+    target.parent.write_text("a file in the place of the folder")
+    with pytest.raises(StorageFault, match="deep"):
+        fetch(server(), target)
+
+
+def test_nothing_hidden_is_left(server, target):
+    """Locks vanish with the download, be it good or bad."""
+    fetch(server(), target)
+    assert list(target.parent.iterdir()) == [target]
 
 
 def test_two_downloads_fetch_once(server, target):
@@ -287,34 +421,6 @@ def test_random_drops_arrive_whole(server, target):
     sizes = [1 + int.from_bytes(os.urandom(2)) % 20000 for _ in range(20)]
     assert fetch(server(*map(drop, sizes)), target) == len(CONTENT)
     assert md5_of(target) == MD5
-
-
-def test_table_covers_all_families():
-    """The published files of all families have URL, MD5 and size; no name or URL occurs twice."""
-    files = read_table().values()
-    assert {file.family for file in files} == set(FAMILIES)
-    assert all(len(file.md5) == 32 and file.bytes > 10**9 and file.url.startswith("https://") for file in files)
-    assert len({file.url for file in files}) == len(files) == 335
-
-
-def test_select_takes_families_and_names():
-    """Whole families and single files, each once."""
-    files = select(["darcy_2d"], [NAME, "2D_DarcyFlow_beta1.0_Train.hdf5"])
-    assert [file.name for file in files].count("2D_DarcyFlow_beta1.0_Train.hdf5") == 1
-    assert len(files) == 6
-    assert files[0].name == NAME
-
-
-def test_select_skips_byte_copies():
-    """Of the 275 incompressible Navier-Stokes files 250 differ."""
-    assert len(select(["incompressible_ns_2d"], [])) == 250
-
-
-@pytest.mark.parametrize(("families", "names", "near"), [(["darcy"], [], "darcy_2d"), ([], [NAME[:-1]], NAME)])
-def test_select_refuses_unknown_names(families, names, near):
-    """A misspelt family or file is answered with its neighbours."""
-    with pytest.raises(ConfigFault, match=near):
-        select(families, names)
 
 
 def test_md5_is_reported_block_by_block(tmp_path):

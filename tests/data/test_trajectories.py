@@ -220,6 +220,7 @@ BAD_CONTENTS = {
     "odd time step": ("advection_1d", replace("t-coordinate", lambda t: t**2), "uniform"),
     "NaN in time": ("advection_1d", replace("t-coordinate", lambda t: t * np.nan), "uniform"),
     "odd grid": ("advection_1d", replace("x-coordinate", lambda x: x**2), "uniform"),
+    "outdated Burgers": ("burgers_1d", replace("x-coordinate", lambda x: 2 * x - 1), "outdated.*twice the flux"),
     "group differs": ("diffusion_sorption_1d", replace("0004/grid/t", lambda t: 2 * t), "'0004'"),
     "fields of a group": ("diffusion_reaction_2d", replace("0002/data", lambda u: u[..., :1]), "1 fields"),
     "trajectories differ": ("incompressible_ns_2d", replace("t", lambda t: t * np.arange(1, 5)[:, None]), "'t'"),

@@ -5,14 +5,15 @@ import torch
 from ups.errors import ConfigFault
 from ups.solvers import SIMULATED_FAMILIES, draw
 from ups.solvers.families import PROBLEMS
-from ups.solvers.initial_conditions import rescaled, sines, window
+from ups.solvers.sines import rescaled, sines, window
 
 torch.set_num_threads(1)
 
 
 def drawn(family: str, indices, seed: int = 0) -> torch.Tensor:
     """What is random of a family: the initial states, for Darcy the permeabilities."""
-    u_0, coefficients = draw(family, indices, (16,) * PROBLEMS[family].num_axes, seed)
+    mach = 0.5 if family.startswith("compressible") else None
+    u_0, coefficients = draw(family, indices, (16,) * PROBLEMS[family].num_axes, seed, mach=mach)
     return coefficients["nu"] if u_0 is None else u_0
 
 

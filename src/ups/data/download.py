@@ -1,201 +1,87 @@
 """Verified downloads: a partial file beside the target, resumed after a drop, checked by MD5 and only then renamed."""
 
-import csv
-import difflib
-import email.utils
+import hashlib
 import os
-import re
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
+from types import TracebackType
 
 import requests
-import urllib3
-from filelock import FileLock
 
 from ups.data.checksums import BLOCK_BYTES, md5_of
 from ups.data.hdf5 import SIGNATURE, what_is
-from ups.data.layouts import find_family
-from ups.data.pdebench import FAMILIES
-from ups.errors import ConfigFault, DataFault
+from ups.data.registry import refuse_outdated_md5
+from ups.data.storage import lock, storage_faults
+from ups.data.transfer import TransferError, ask, new_session, persist
+from ups.errors import DataFault
 
-TABLE = Path(__file__).with_name("pdebench_files.csv")
-TIMEOUT_SECONDS = 30
-ATTEMPTS = 8  # in a row without a new byte
-PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 300.0
-MIN_BYTES_PER_SECOND, SPEED_WINDOW_SECONDS = 10_000, 60
+Advance = Callable[[int], object]
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """One published file; `folder` is its place in the collection."""
-
-    name: str
-    family: str
-    folder: str
-    url: str
-    md5: str
-    bytes: int
-
-
-class TransferError(Exception):
-    """A transfer failed in a way that the next try may repair."""
-
-    def __init__(self, reason: str, pause_seconds: float | None = None) -> None:
-        super().__init__(reason)
-        self.pause_seconds = pause_seconds
-
-
-def read_table() -> dict[str, RemoteFile]:
-    """The published files by name."""
-    with TABLE.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {
-        row["name"]: RemoteFile(**row | {"family": _family(row["name"]), "bytes": int(row["bytes"])}) for row in rows
-    }
-
-
-def select(families: list[str], names: list[str]) -> list[RemoteFile]:
-    """Files of whole families, each content once although some are published twice, and files by name."""
-    table = read_table()
-    for what, asked, known in (("family", families, list(FAMILIES)), ("file", names, list(table))):
-        for name in asked:
-            if name not in known:
-                near = difflib.get_close_matches(name, known) or known[:5]
-                raise ConfigFault(f"unknown {what} {name!r} in the download list; close to it: {', '.join(near)}")
-    chosen: dict[str, RemoteFile] = {}
-    for file in table.values():
-        if file.family in families:
-            chosen.setdefault(file.md5, file)
-    by_name = {file.name: file for file in chosen.values()} | {name: table[name] for name in names}
-    return [file for file in table.values() if file.name in by_name]
-
-
-def _family(name: str) -> str:
-    family = find_family(name)
-    assert family is not None, f"{name} in {TABLE.name} matches no family"
-    return family.name
-
-
-def download_file(
-    url: str, md5: str, target: Path, advance: Callable[[int], None], *, num_bytes: int | None = None
-) -> None:
+def download_file(url: str, md5: str, target: Path, advance: Advance, *, num_bytes: int | None = None) -> None:
     """Fetch an HDF5 file; under its final name there is the right content or nothing.
 
-    `advance` takes the bytes that arrived, negative when a transfer starts over. A killed download is resumed by the
-    same call; a second process waits for the first.
+    `advance` takes the bytes that arrived, negative when a transfer starts over, 0 now and then; what it raises ends
+    the download. A killed download is resumed by the same call; a second process waits for the first.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.part")
-    with FileLock(target.with_name(f".{target.name}.lock")):
+    with lock(target, lambda: advance(0)):
         if target.exists():
-            _expect_md5(target, md5, f"delete it to fetch {url}")
+            _expect_md5(target, md5_of(target), md5, f"delete it to fetch {url}")
             advance(target.stat().st_size)
             return
-        _fetch(url, part, num_bytes, advance)
+        with storage_faults(target, "free space or make the folder writable, the same command goes on here"):
+            _fetch(url, md5, target, num_bytes, advance)
+
+
+def _fetch(url: str, md5: str, target: Path, num_bytes: int | None, advance: Advance) -> None:
+    with PartFile(target, num_bytes) as part, new_session() as session:
+        advance(part.size)
+        if num_bytes is None or part.size != num_bytes:
+            persist(
+                url, lambda: _transfer(session, url, part, num_bytes, advance), lambda: part.size, lambda: advance(0)
+            )
         try:
-            _expect_md5(part, md5, f"fetched from {url}, discarded; run the same command to try again")
+            _expect_md5(target, part.md5(), md5, f"fetched from {url}, discarded; run the same command to try again")
         except DataFault:
-            part.unlink()
+            part.discard()
             raise
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        part.replace(target)
+        part.publish()
 
 
-def _expect_md5(path: Path, expected: str, remedy: str) -> None:
-    actual = md5_of(path)
+def _expect_md5(path: Path, actual: str, expected: str, remedy: str) -> None:
     if actual != expected:
+        refuse_outdated_md5(path, actual)
         raise DataFault(f"{path}: MD5 is {actual}, expected {expected}; {remedy}")
 
 
-def _fetch(url: str, part: Path, num_bytes: int | None, advance: Callable[[int], None]) -> None:
-    """Fill the partial file, with retries as long as bytes arrive."""
-    if part.exists() and _first_bytes(part) != SIGNATURE:
-        part.unlink()
-    best = _size(part)
-    advance(best)
-    failures = 0
-    while num_bytes is None or _size(part) != num_bytes:
-        try:
-            _transfer(url, part, num_bytes, advance)
-            return
-        except TransferError as error:
-            failures = 0 if _size(part) > best else failures + 1
-            best = max(best, _size(part))
-            if failures == ATTEMPTS:
-                what = f"{error}, {ATTEMPTS} times in a row"
-                raise DataFault(f"{url}: {what}; run the same command to resume at byte {_size(part)}") from error
-            pause = PAUSE_SECONDS * 2**failures if error.pause_seconds is None else error.pause_seconds
-            time.sleep(min(MAX_PAUSE_SECONDS, pause))
-
-
-def _transfer(url: str, part: Path, num_bytes: int | None, advance: Callable[[int], None]) -> None:
+def _transfer(session: requests.Session, url: str, part: "PartFile", num_bytes: int | None, advance: Advance) -> None:
     """One request that continues the partial file, or starts it over if the server does not resume."""
-    offset = _size(part)
-    with _get(url, offset) as response:
-        start, total = _offered_range(response, offset)
-        if offset and start == offset == total:
+    offset = part.size
+    with ask(session, url, offset, validator=part.validator) as answer:
+        if offset and answer.start == offset == answer.total:
             return
-        if start not in (0, offset):
-            part.unlink(missing_ok=True)
+        has_changed = None not in (part.validator, answer.validator) and part.validator != answer.validator
+        if answer.start not in (0, offset) or (offset and answer.start == offset and has_changed):
+            part.discard()
             advance(-offset)
-            raise TransferError(f"the server cannot resume at byte {offset}")
-        blocks = _read_blocks(response)
-        first = b"" if start else _read_start(url, blocks)
-        if num_bytes is not None and total not in (None, num_bytes):
-            raise DataFault(f"{url}: the server offers {total} bytes, expected {num_bytes}; check the table of files")
-        advance(start - offset)
-        with part.open("ab" if start else "wb") as file:
-            for block in chain([first], blocks):
-                file.write(block)
-                advance(len(block))
-    if total is not None and _size(part) != total:
-        raise TransferError(f"the connection closed after {_size(part)} of {total} bytes")
-
-
-def _get(url: str, offset: int) -> requests.Response:
-    """The answer to a request from byte `offset` on, if it is one worth reading."""
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
-    try:
-        response = requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS)
-    except requests.exceptions.SSLError as error:
-        raise DataFault(f"{url}: the certificate is not trusted; check the clock and the proxy") from error
-    except (requests.ConnectionError, requests.Timeout) as error:
-        raise TransferError(f"no connection ({type(error).__name__})") from error
-    except requests.RequestException as error:
-        raise DataFault(f"{url}: {error}; only http and https are fetched, with few redirects") from error
-    hops = [answer.url for answer in (*response.history, response)]
-    status = response.status_code
-    if status in (200, 206, 416) and not (hops[0].startswith("https:") and any(h.startswith("http:") for h in hops)):
-        return response
-    response.close()
-    if status == 429 or status >= 500:
-        raise TransferError(f"HTTP {status} {response.reason}", _retry_after(response))
-    what = f"HTTP {status} {response.reason}" if status >= 400 else "redirects from https to http"
-    raise DataFault(f"{url}: {what}; check the URL in the table of files")
-
-
-def _retry_after(response: requests.Response) -> float | None:
-    """Seconds the server asks to wait, given as a number or as a date."""
-    value = response.headers.get("Retry-After", "")
-    if value.isdecimal():
-        return float(value)
-    parsed = email.utils.parsedate_tz(value)
-    return None if parsed is None else max(0.0, email.utils.mktime_tz(parsed) - time.time())
-
-
-def _offered_range(response: requests.Response, offset: int) -> tuple[int | None, int | None]:
-    """First byte and total size of what the server sends; no first byte if the range is not the one asked for."""
-    if response.status_code == 200:
-        length = response.headers.get("Content-Length", "")
-        return 0, int(length) if length.isdecimal() else None
-    match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", response.headers.get("Content-Range", ""))
-    if match is None or (match[1] or match[2]) != str(offset):
-        return None, None
-    return offset, int(match[2]) if match[2] != "*" else None
+            raise TransferError(f"the server cannot resume at byte {offset} of the same file")
+        first = b"" if answer.start else _read_start(url, answer.blocks)
+        if num_bytes is not None and answer.total not in (None, num_bytes):
+            raise DataFault(f"{url}: the server offers {answer.total} bytes, expected {num_bytes}; check the source")
+        if not answer.start:
+            part.restart(answer.validator)
+            advance(-offset)
+        for block in chain([first], answer.blocks):
+            part.append(block)
+            advance(len(block))
+            if num_bytes is not None and part.size > num_bytes:
+                part.discard()
+                raise DataFault(f"{url}: the server sends more than the expected {num_bytes} bytes; check the source")
+    expected = answer.total if num_bytes is None else num_bytes
+    if expected is not None and part.size != expected:
+        raise TransferError(f"the connection closed after {part.size} of {expected} bytes")
 
 
 def _read_start(url: str, blocks: Iterator[bytes]) -> bytes:
@@ -206,33 +92,97 @@ def _read_start(url: str, blocks: Iterator[bytes]) -> bytes:
         if not block:
             break
         start += block
+    if not start:
+        raise TransferError("the server sent nothing")
     if not start.startswith(SIGNATURE):
         raise DataFault(f"{url}: the server sent {what_is(start[:80])}, not an HDF5 file; check the URL or log in")
     return start
 
 
-def _read_blocks(response: requests.Response) -> Iterator[bytes]:
-    """Blocks as they arrive; gives up on a server slower than the minimum."""
-    since, received = time.monotonic(), 0
-    while True:
-        try:
-            block = response.raw.read1(BLOCK_BYTES)
-        except urllib3.exceptions.HTTPError as error:
-            raise TransferError(f"the transfer broke off ({type(error).__name__})") from error
-        if not block:
-            return
-        yield block
-        received += len(block)
-        if (elapsed := time.monotonic() - since) > SPEED_WINDOW_SECONDS:
-            if received < MIN_BYTES_PER_SECOND * elapsed:
-                raise TransferError(f"slower than {MIN_BYTES_PER_SECOND} bytes per second")
-            since, received = time.monotonic(), 0
+class PartFile:
+    """What has arrived of a file, in `NAME.part`, hashed beside the writing; `NAME.part.version` has its validator."""
 
+    def __init__(self, target: Path, num_bytes: int | None) -> None:
+        self.target = target
+        self.path = target.with_name(f"{target.name}.part")
+        self._version = target.with_name(f"{target.name}.part.version")
+        self._hasher = ThreadPoolExecutor(1)
+        self._hashed: Future[None] | None = None
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._stream = self.path.open("ab", buffering=0)
+        self.size = self.path.stat().st_size
+        self._adopt(num_bytes)
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    def __enter__(self) -> "PartFile":
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._hasher.shutdown()
+        self._stream.close()
+        if self.size == 0 and self.path.exists():
+            self._remove()
 
-def _first_bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(len(SIGNATURE))
+    @property
+    def validator(self) -> str | None:
+        """The version of the file that the bytes belong to, as its server calls it."""
+        return self._version.read_text() if self._version.exists() else None
+
+    def append(self, block: bytes) -> None:
+        """Write a block while the one before it is hashed."""
+        view = memoryview(block)
+        while view:
+            written = self._stream.write(view)
+            view = view[written:]
+            self.size += written
+        self._hash(block)
+
+    def restart(self, validator: str | None) -> None:
+        """Forget what has arrived: a file of this version follows."""
+        self.discard()
+        if validator is not None:
+            self._version.write_text(validator)
+
+    def discard(self) -> None:
+        """Remove what has arrived."""
+        self._wait()
+        self._stream.close()
+        self._remove()
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._stream = self.path.open("ab", buffering=0)
+        self.size = 0
+
+    def md5(self) -> str:
+        """MD5 of what has arrived."""
+        self._wait()
+        return self._md5.hexdigest()
+
+    def publish(self) -> None:
+        """Give the file its final name."""
+        os.fsync(self._stream.fileno())
+        self.path.replace(self.target)
+        self._version.unlink(missing_ok=True)
+
+    def _adopt(self, num_bytes: int | None) -> None:
+        """Hash what an earlier process left, or remove it if it cannot be the start of the file."""
+        with self.path.open("rb") as file:
+            is_foreign = self.size > 0 and file.read(len(SIGNATURE)) != SIGNATURE
+            if is_foreign or (num_bytes is not None and self.size > num_bytes):
+                self.discard()
+                return
+            file.seek(0)
+            while block := file.read(BLOCK_BYTES):
+                self._hash(block)
+
+    def _hash(self, block: bytes) -> None:
+        self._wait()
+        self._hashed = self._hasher.submit(self._md5.update, block)
+
+    def _wait(self) -> None:
+        if self._hashed is not None:
+            self._hashed.result()
+
+    def _remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._version.unlink(missing_ok=True)

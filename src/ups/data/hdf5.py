@@ -10,7 +10,11 @@ import numpy as np
 from ups.errors import DataFault
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-MAX_ELEMENTS = 2**40
+MAX_ELEMENTS = 2**40  # of a dataset
+MAX_SMALL_ELEMENTS = 2**24  # of what is read in one piece: coordinates, times
+MAX_SNAPSHOT_ELEMENTS = 2**28
+MAX_CHUNK_BYTES = 2**28  # unpacked
+MAX_ATTRIBUTE_ELEMENTS = 2**10
 PLAIN_FILTERS = {
     h5py.h5z.FILTER_DEFLATE,
     h5py.h5z.FILTER_SHUFFLE,
@@ -18,6 +22,7 @@ PLAIN_FILTERS = {
     h5py.h5z.FILTER_SZIP,
     h5py.h5z.FILTER_LZF,
 }
+NUMBER = "expected one finite number"
 CORRUPTION = (
     OSError,
     RuntimeError,
@@ -70,16 +75,32 @@ def list_names(file: h5py.File) -> list[str]:
 
 
 def read_number(file: h5py.File, attribute: str) -> float | None:
-    """A scalar attribute of the file, None where there is none."""
+    """A scalar attribute of the file, None where there is none; its type and size are checked before its value."""
     try:
-        value = np.asarray(file.attrs.get(attribute, ()))
+        if attribute not in file.attrs:
+            return None
+        stored = file.attrs.get_id(attribute)
+        if stored.dtype.kind not in "fiu" or math.prod(stored.shape) > MAX_ATTRIBUTE_ELEMENTS:
+            raise bad_file(file.filename, f"attribute {attribute!r} is {stored.dtype} of shape {stored.shape}", NUMBER)
+        value = np.asarray(file.attrs[attribute])
+    except DataFault:
+        raise
     except CORRUPTION as error:
         raise bad_file(file.filename, f"attribute {attribute!r} is damaged ({error})") from error
     if value.size == 0:
         return None
-    if value.size != 1 or value.dtype.kind not in "fiu" or not np.isfinite(value).all():
-        raise bad_file(file.filename, f"attribute {attribute!r} is {str(value)[:80]!r}, expected one finite number")
+    if value.size != 1 or not np.isfinite(value).all():
+        raise bad_file(file.filename, f"attribute {attribute!r} is {str(value)[:80]!r}", NUMBER)
     return float(value.item())
+
+
+def read_text(file: h5py.File, attribute: str) -> str | None:
+    """A text attribute of the file, None where there is none or something else."""
+    try:
+        value = file.attrs.get(attribute)
+    except CORRUPTION as error:
+        raise bad_file(file.filename, f"attribute {attribute!r} is damaged ({error})") from error
+    return value if isinstance(value, str) else None
 
 
 def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:
@@ -101,6 +122,8 @@ def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:
         raise bad_file(
             file.filename, f"{name!r} needs the HDF5 filter {max(filters - PLAIN_FILTERS)}", "use gzip or lzf"
         )
+    if dataset.chunks is not None and math.prod(dataset.chunks) * dtype_of(dataset).itemsize > MAX_CHUNK_BYTES:
+        raise bad_file(file.filename, f"{name!r} has the absurd chunks {dataset.chunks}")
     return dataset
 
 
@@ -121,25 +144,26 @@ def open_array(file: h5py.File, name: str, rank: int) -> h5py.Dataset:
     shape = dataset.shape or ()
     if shape[: len(shape) - rank] not in ((), (1,)) or len(shape) < rank:
         raise bad_file(file.filename, f"{name!r} has shape {shape}, expected {rank} axes")
-    if (dtype := _dtype(dataset)).kind != "f":
+    if (dtype := dtype_of(dataset)).kind != "f":
         raise bad_file(file.filename, f"{name!r} has dtype {dtype}, expected floating point")
     if math.prod(shape) == 0:
         raise bad_file(file.filename, f"{name!r} is empty, its shape is {shape}")
-    if math.prod(shape) > MAX_ELEMENTS:
+    if math.prod(shape) > (MAX_ELEMENTS if rank > 1 else MAX_SMALL_ELEMENTS):
         raise bad_file(file.filename, f"{name!r} claims the absurd shape {shape}")
-    if not _is_complete(dataset):
+    if not is_stored(dataset):
         raise bad_file(file.filename, f"parts of {name!r} were never written")
     return dataset
 
 
-def _dtype(dataset: h5py.Dataset) -> np.dtype:
+def dtype_of(dataset: h5py.Dataset) -> np.dtype:
+    """Type of the values, which a damaged file may lack."""
     try:
         return dataset.dtype
     except CORRUPTION as error:
         raise bad_file(dataset.file.filename, f"{dataset.name!r} has a damaged type ({error})") from error
 
 
-def _is_complete(dataset: h5py.Dataset) -> bool:
+def is_stored(dataset: h5py.Dataset) -> bool:
     """Whether every value is stored; HDF5 reads the missing ones as zeros without a word."""
     if dataset.chunks is None:
         return dataset.id.get_storage_size() >= dataset.nbytes

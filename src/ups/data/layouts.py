@@ -1,15 +1,28 @@
 """PDEBench's four HDF5 layouts: what a sound file looks like and where one trajectory lies in it."""
 
+import math
 import re
 from dataclasses import dataclass, replace
 
 import h5py
 import numpy as np
 
-from ups.data.hdf5 import bad_file, list_names, open_array, open_dataset, read_array, read_number
+from ups.data.hdf5 import (
+    MAX_SMALL_ELEMENTS,
+    MAX_SNAPSHOT_ELEMENTS,
+    bad_file,
+    dtype_of,
+    is_stored,
+    list_names,
+    open_array,
+    open_dataset,
+    read_array,
+    read_number,
+)
 from ups.data.pdebench import FAMILIES, Family
 
 STORED_YX = ("diffusion_reaction_2d",)  # stored (T, Y, X, C); every other family is stored (x[, y[, z]])
+POSITIONS = "ups_trajectories"  # of the trajectories of a partial file in the whole one
 TOLERANCE = 1e-3  # of one step; float32 coordinates are good to about 1e-5
 
 
@@ -30,11 +43,11 @@ def find_family(file_name: str) -> Family | None:
 
 def inspect_file(file: h5py.File, family: Family) -> Contents:
     """Check everything about a file except its values."""
-    if family.layout == "groups":
-        return _inspect_groups(file, family)
-    if family.layout == "batch":
-        return _inspect_batch(file, family)
-    return _inspect_arrays(file, family)
+    inspect = {"groups": _inspect_groups, "batch": _inspect_batch}.get(family.layout, _inspect_arrays)
+    contents = inspect(file, family)
+    if math.prod(contents.grid) * len(family.fields) > MAX_SNAPSHOT_ELEMENTS:
+        raise bad_file(file.filename, f"claims snapshots on the absurd grid {contents.grid}")
+    return contents
 
 
 def list_trajectories(file: h5py.File, family: Family) -> list[str] | range:
@@ -44,6 +57,16 @@ def list_trajectories(file: h5py.File, family: Family) -> list[str] | range:
     name = {"tensor": "tensor", "fields": family.fields[0], "batch": "particles"}[family.layout]
     rank = len(family.axes) + (3 if family.layout == "batch" else 2)
     return range(open_dataset(file, name).shape[-rank])
+
+
+def read_positions(file: h5py.File, count: int) -> np.ndarray | range:
+    """Positions of the trajectories in the whole file, if this one holds but some of them."""
+    if POSITIONS not in list_names(file):
+        return range(count)
+    dataset = open_dataset(file, POSITIONS)
+    if dataset.shape != (count,) or dtype_of(dataset).kind != "i" or not is_stored(dataset):
+        raise bad_file(file.filename, f"{POSITIONS!r} has shape {dataset.shape}, expected {count} integers")
+    return read_array(dataset, 1).astype(np.int64)
 
 
 def read_snapshots(file: h5py.File, family: Family, trajectory: int | str, snapshots: slice) -> np.ndarray:
@@ -87,6 +110,9 @@ def _inspect_arrays(file: h5py.File, family: Family) -> Contents:
         raise bad_file(file.filename, f"{names[0]!r} has {num_snapshots} snapshots, a steady family has 1")
     times = (0.0,) if family.steady else _read_times(file, "t-coordinate", num_snapshots)
     lengths = [_read_length(file, f"{axis}-coordinate", n) for axis, n in zip(family.axes, grid, strict=True)]
+    if family.name == "burgers_1d" and read_array(open_array(file, "x-coordinate", 1), 1)[0] < 0:
+        what = "lies on (-1, 1), as the outdated Burgers files do that have twice the flux"
+        raise bad_file(file.filename, what, "fetch the current version")
     return Contents(count, times, tuple(grid), tuple(lengths))
 
 
@@ -122,6 +148,8 @@ def _inspect_batch(file: h5py.File, family: Family) -> Contents:
     _expect_shape(file, "particles", (count, num_snapshots, *grid, 1))
     _expect_shape(file, "force", (count, *grid, len(grid)))
     _expect_shape(file, "t", (count, num_snapshots))
+    if count * num_snapshots > MAX_SMALL_ELEMENTS:
+        raise bad_file(file.filename, f"claims the absurd number of {count} x {num_snapshots} snapshots")
     times = read_array(open_dataset(file, "t"), 2)
     for row in times:
         _expect_times(file, "t", row)

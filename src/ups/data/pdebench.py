@@ -1,4 +1,24 @@
-"""The registry of PDEBench's eleven families: what each file holds and how its fields are laid out."""
+r"""The registry of PDEBench's eleven families: what each file holds and how its fields are laid out.
+
+Your own dataset takes one entry in `FAMILIES` and one HDF5 file. An equation with one field `u` on a line:
+
+    Family(
+        "wave_1d", "u_tt = beta^2 u_xx", "tensor", r"Wave_.*\.hdf5",
+        ("u",), ("x",), "periodic", {"beta": "beta"},
+    ),
+
+    with h5py.File("Wave_beta0.5.hdf5", "w") as file:
+        file["tensor"] = u                # float (N, T, X): trajectories, snapshots, points; 2D (N, T, X, Y)
+        file["x-coordinate"] = x          # (X,) cell centres; `y-coordinate`, `z-coordinate` for more axes
+        file["t-coordinate"] = t          # (T,) uniform times
+        file.attrs["beta"] = 0.5          # one number per parameter; or in the file name: beta0.5
+
+Several fields take the layout `fields`: one dataset (N, T, *grid) per name in place of `tensor`. A steady family
+(`steady=True`) has T = 1 and its input as `coefficients`, datasets (N, *grid). Write one file per set of parameters,
+with the same grid in all; give `initial_conditions` a name if trajectory `i` starts alike in all of them. Parameters
+are among `PARAMETERS`, boundaries among `BOUNDARIES`: both are what the operator is told, and a name added there
+changes the width of its input. Then: `kedro run --params source=folder,raw_root=DIR`.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -33,6 +53,18 @@ class Family:
     coefficients: tuple[str, ...] = ()
     steady: bool = False
     initial_conditions: str | None = None
+
+    def __post_init__(self) -> None:
+        expected = {
+            "layout": (self.layout, ("tensor", "fields", "groups", "batch")),
+            "boundary": (self.boundary, BOUNDARIES),
+            "axes": (self.axes, (("x",), ("x", "y"), ("x", "y", "z"))),
+        } | {f"parameter {number}": (name, PARAMETERS) for number, name in enumerate(self.attributes)}
+        for what, (value, known) in expected.items():
+            if value not in known:
+                raise ValueError(f"family {self.name}: {what} is {value!r}, expected one of {known}")
+        if self.layout == "tensor" and len(self.fields) != 1:
+            raise ValueError(f"family {self.name}: layout 'tensor' has one field, not {self.fields}; use 'fields'")
 
     @property
     def parameters(self) -> tuple[str, ...]:

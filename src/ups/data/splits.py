@@ -74,7 +74,7 @@ def _clues(reader: TrajectoryReader, index: int) -> Iterator[tuple]:
     """
     family = reader.family
     if family.layout != "batch":
-        yield family.initial_conditions or family.name, index % BLOCKS.get(family.name, 2**63)
+        yield family.initial_conditions or family.name, reader.origin(index) % BLOCKS.get(family.name, 2**63)
     fields = reader.read_coefficients(index) if family.steady else reader.read(index, 0, 1)[0]
     fields = fields + np.float32(0)  # -0 and 0 are the same state
     for field in fields:

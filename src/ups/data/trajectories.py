@@ -16,6 +16,7 @@ from ups.data.layouts import (
     inspect_file,
     list_trajectories,
     read_coefficients,
+    read_positions,
     read_snapshots,
 )
 from ups.data.pdebench import FAMILIES, Family
@@ -150,6 +151,7 @@ class TrajectoryReader:
         self.family = FAMILIES[dataset.family]
         self._ends = list(accumulate(dataset.counts))
         self._open: dict[str, tuple[h5py.File, list[str] | range]] = {}
+        self._origins: dict[str, np.ndarray | range] = {}
 
     def __enter__(self) -> "TrajectoryReader":
         return self
@@ -171,6 +173,16 @@ class TrajectoryReader:
             raise IndexError(f"trajectory {index} of {self.dataset.name}, which has {self.dataset.num_trajectories}")
         number = next(i for i, end in enumerate(self._ends) if index < end)
         return self.dataset.files[number], index - self._ends[number] + self.dataset.counts[number]
+
+    def origin(self, index: int) -> int:
+        """Position of a trajectory in the published file, which a partial file has only a part of."""
+        if self.family.layout in ("groups", "batch"):
+            return index
+        name, position = self.locate(index)
+        if name not in self._origins:
+            file, _ = self._find(index)
+            self._origins[name] = read_positions(file, self.dataset.num_trajectories)
+        return int(self._origins[name][position])
 
     def read(self, index: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Snapshots `start` to `stop` of a trajectory, float32 (T, C, *grid)."""

@@ -2,6 +2,6 @@
 
 from ups.solvers.families import SIMULATED_FAMILIES
 from ups.solvers.initial_conditions import draw
-from ups.solvers.solution import solve
+from ups.solvers.solution import evolve, solve
 
-__all__ = ["SIMULATED_FAMILIES", "draw", "solve"]
+__all__ = ["SIMULATED_FAMILIES", "draw", "evolve", "solve"]

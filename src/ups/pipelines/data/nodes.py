@@ -4,13 +4,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ups.config import DownloadConfig, SimulateConfig, SplitConfig
-from ups.data.download import select
 from ups.data.normalization import fit_normalization as fit
+from ups.data.plan import announce, make_plan
+from ups.data.selection import select
 from ups.data.sources import Files, download_files, list_files, simulate_files
 from ups.data.splits import split
 from ups.data.trajectories import Dataset, describe
 from ups.fingerprint import code_digest, fingerprint
-from ups.progress import ProgressBar
+from ups.progress import ProgressBar, TransferBars
 from ups.receipts import Receipt, once
 
 
@@ -25,12 +26,15 @@ def simulate_pdebench(source: str, config: SimulateConfig, raw: Path) -> Files:
 
 
 def download_pdebench(source: str, config: DownloadConfig, raw: Path) -> Files:
-    """Fetch published PDEBench files, verified by their MD5 sums."""
+    """Plan and fetch published PDEBench files, or the first trajectories of each, verified by MD5."""
     if source != "pdebench":
         return {}
-    files = select(config.families, config.files)
-    with ProgressBar("download", sum(file.bytes for file in files), "bytes") as bar:
-        return download_files(raw, files, bar.advance)
+    place, choice = {"base_url", "parallel"}, {"families", "files"}
+    files = select(config.families, config.files, **config.model_dump(exclude=place | choice))
+    plan = make_plan(raw, files, config.trajectories)
+    announce(plan)
+    with TransferBars({file.name: file.bytes for file in plan.files}) as bars:
+        return download_files(plan, bars.advance, **config.model_dump(include=place))
 
 
 def list_folder(source: str, raw: Path, data_root: Path) -> Files:
@@ -68,3 +72,23 @@ def fit_normalization(datasets: Receipt, raw: Path, data_root: Path) -> Receipt:
 
     identity = fingerprint("ups.data.normalization", None, datasets)
     return once("fit_normalization", data_root / "04_feature" / "normalization", identity, work, root=data_root)
+
+
+def draw_cards(
+    source: str, datasets: Receipt, normalization: Receipt, raw: Path, data_root: Path
+) -> tuple[dict[str, bytes], str]:
+    """Draw one page per dataset: its facts and its first training trajectory."""
+
+    def work(folder: Path) -> Receipt:
+        from ups.data.cards import write_cards
+
+        with ProgressBar("draw_cards", len(datasets["datasets"]), "datasets") as bar:
+            write_cards(folder, raw, datasets, normalization["statistics"], source, bar.advance)
+        return {"datasets": sorted(datasets["datasets"])}
+
+    inputs = {"source": source, "datasets": datasets, "normalization": normalization}
+    identity = fingerprint("ups.data.cards", None, inputs)
+    receipt = once("draw_cards", data_root / "04_feature" / "data_cards", identity, work, root=data_root)
+    place = data_root / receipt["path"]
+    pages = {path.name: path.read_bytes() for path in sorted(place.glob("*.png"))}
+    return pages, (place / "cards.md").read_text(encoding="utf-8")

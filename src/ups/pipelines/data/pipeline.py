@@ -5,6 +5,7 @@ from kedro.pipeline import Pipeline, node
 from ups.pipelines.data.nodes import (
     describe_datasets,
     download_pdebench,
+    draw_cards,
     fit_normalization,
     list_folder,
     simulate_pdebench,
@@ -44,6 +45,12 @@ def create_pipeline() -> Pipeline:
                 inputs=["datasets", "raw", "data_root"],
                 outputs="normalization",
                 name="fit_normalization",
+            ),
+            node(
+                draw_cards,
+                inputs=["params:source", "datasets", "normalization", "raw", "data_root"],
+                outputs=["data_cards", "data_cards_text"],
+                name="draw_cards",
             ),
         ]
     )

@@ -1,0 +1,180 @@
+"""Data cards: one page per dataset, its facts on the left and its first training trajectory on the right."""
+
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure, SubFigure
+
+from ups.data.facts import Card, Section, card_text, find_origin
+from ups.data.trajectories import Dataset, TrajectoryReader
+from ups.files import publish
+
+WIDTH, TEXT_WIDTH, HEIGHT, DPI = 13.2, 5.0, 7.0, 110  # inches, and pixels per inch
+MARGIN = 0.22
+LINE, MATH_LINE, GAP = 0.165, 0.225, 0.12
+SMALL, NORMAL, LARGE = 7.5, 8.5, 12  # font sizes in points
+CHARACTER = 0.064  # mean width in inches of a character of size SMALL
+MAX_TIMES = 256  # rows of a space-time image
+GREY = "#666666"
+TEXT = "cards.md"
+
+Pictures = dict[str, list[tuple[str, np.ndarray]]]  # of each field: titles and planes
+
+
+def write_cards(
+    folder: Path,
+    raw: Path,
+    datasets: dict[str, Any],
+    statistics: dict[str, Any],
+    source: str,
+    advance: Callable[[int], None],
+) -> None:
+    """Write `<dataset>.png` for every dataset, and `cards.md` with the facts of all; `advance(1)` follows each."""
+    texts = ["# Data cards\n"]
+    for name, entry in datasets["datasets"].items():
+        dataset = Dataset.from_json(entry)
+        origin = find_origin(source, raw, dataset, datasets["sources"])
+        card = Card(dataset, datasets["splits"][name], statistics[dataset.family], datasets["sources"], origin)
+        figure = draw_card(card, *read_sample(raw, dataset, card.splits["train"][0]))
+        with publish(folder / f"{name}.png") as temporary:
+            figure.savefig(temporary, format="png")
+        texts.append(f"{card_text(card)}\n![{name}](data_cards/{quote(name)}.png)\n")
+        advance(1)
+    with publish(folder / TEXT) as temporary:
+        temporary.write_text("\n".join(texts), encoding="utf-8")
+
+
+def read_sample(raw: Path, dataset: Dataset, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Times (K,), snapshots (K, C, *grid) and coefficients (C, *grid) of a trajectory to show.
+
+    In 1D up to 256 snapshots, else the first, the middle and the last; of a volume the middle plane of z.
+    """
+    num_times = len(dataset.times)
+    count = MAX_TIMES if len(dataset.grid) == 1 else 3
+    shown = np.unique(np.linspace(0, num_times - 1, min(count, num_times)).astype(int))
+    with TrajectoryReader(raw, dataset) as reader:
+        u = np.concatenate([_plane(reader.read(index, k, k + 1), dataset) for k in shown.tolist()])
+        return np.asarray(dataset.times)[shown], u, _plane(reader.read_coefficients(index), dataset)
+
+
+def _plane(values: np.ndarray, dataset: Dataset) -> np.ndarray:
+    return values[..., dataset.grid[2] // 2].copy() if len(dataset.grid) == 3 else values
+
+
+def draw_card(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> Figure:
+    """One landscape page; `times`, `u` and `coefficients` as from `read_sample` are its picture."""
+    column = _Column()
+    column.write(_printable(card.dataset.name), LARGE, weight="bold", leading=0.24)
+    column.write(f"family {card.family.name}", NORMAL, color=GREY)
+    for section in card.sections:
+        column.add(section)
+    figure = Figure(figsize=(WIDTH, max(HEIGHT, column.bottom + MARGIN)), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    for x, y, words, style in column.placed:
+        figure.text(x / WIDTH, 1 - y / figure.get_figheight(), words, va="top", **style)
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.1)
+    _, right = figure.subfigures(1, 2, width_ratios=(TEXT_WIDTH, WIDTH - TEXT_WIDTH))
+    if len(card.dataset.grid) == 1:
+        _draw_lines(right, card, times, u, coefficients)
+    else:
+        _draw_planes(right, card, times, u, coefficients)
+    volume = ", middle of z" if len(card.dataset.grid) == 3 else ""
+    right.suptitle(f"trajectory {card.splits['train'][0]}, the first of the training split{volume}", fontsize=NORMAL)
+    return figure
+
+
+@dataclass
+class _Column:
+    """Texts with their places in inches from the top left corner, filled downwards."""
+
+    bottom: float = MARGIN
+    placed: list[tuple[float, float, str, dict[str, Any]]] = field(default_factory=list)
+
+    def write(self, words: str, size: float, *, leading: float = LINE, **style: Any) -> None:
+        """Add a paragraph, broken where the column ends."""
+        width = int((TEXT_WIDTH - 2 * MARGIN) / (CHARACTER * size / SMALL))
+        for line in textwrap.wrap(words.replace("_", "_ "), width):
+            self._place(MARGIN, line.replace("_ ", "_"), {"fontsize": size, "parse_math": False, **style})
+            self.bottom += leading
+
+    def add(self, section: Section) -> None:
+        """Add a heading, its formulas, lines and table."""
+        self.bottom += GAP
+        self.write(section.title, NORMAL, weight="bold")
+        for formula in section.formulas:
+            self._place(MARGIN, formula, {"fontsize": NORMAL})
+            self.bottom += MATH_LINE
+        for line in section.lines:
+            self.write(_printable(line), SMALL)
+        widths = [max(map(len, cells)) * CHARACTER + 0.16 for cells in zip(*section.table, strict=True)]
+        for number, row in enumerate(section.table):
+            for x, cell in zip(np.cumsum([MARGIN, *widths]), row, strict=False):
+                colour = "black" if number else GREY
+                self._place(float(x), cell, {"fontsize": SMALL, "parse_math": False, "color": colour})
+            self.bottom += LINE
+
+    def _place(self, x: float, words: str, style: dict[str, Any]) -> None:
+        self.placed.append((x, self.bottom, words, style))
+
+
+def _draw_lines(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> None:
+    """Space-time images of the fields on a line; what does not change in time as a curve."""
+    names = (*card.family.fields, *card.family.coefficients)
+    panels = right.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
+    for panel, name, values in zip(panels, names, [*u.swapaxes(0, 1), *coefficients[:, None]], strict=True):
+        _tidy(panel, name)
+        if len(values) > 1:
+            extent = (0, 1, times[0], times[-1])
+            image = panel.imshow(values, origin="lower", aspect="auto", interpolation="nearest", extent=extent)
+            panel.set_ylabel("time", fontsize=SMALL)
+            right.colorbar(image, ax=panel, pad=0.02, aspect=30).ax.tick_params(labelsize=SMALL)
+        else:
+            panel.plot((np.arange(values.shape[1]) + 0.5) / values.shape[1], values[0], color="#1f77b4")
+    panels[-1].set_xlabel("x / length", fontsize=SMALL)
+
+
+def _draw_planes(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> None:
+    """Images of every field, one column each; of one or two fields that change in time, one row each."""
+    pictures = _planes(card, times, u, coefficients)
+    longest = max(map(len, pictures.values()))
+    by_column = len(pictures) > 2 or longest == 1
+    shape = (longest, len(pictures)) if by_column else (len(pictures), longest)
+    panels = right.subplots(*shape, squeeze=False)
+    for panel in panels.flat:
+        panel.set_axis_off()
+    for place, (name, planes) in zip(panels.T if by_column else panels, pictures.items(), strict=True):
+        for panel, (title, plane) in zip(place, planes, strict=False):
+            panel.set_axis_on()
+            panel.imshow(plane, origin="lower", interpolation="nearest")
+            panel.set(xticks=[], yticks=[])
+            panel.set_xlabel(f"{plane.min():.3g} to {plane.max():.3g}", fontsize=SMALL)
+            _tidy(panel, f"{name}{title}")
+
+
+def _planes(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> Pictures:
+    """Images (Y, X) of the coefficients and the snapshots."""
+    titles = [f", t = {time:.3g}" if len(times) > 1 else "" for time in times]
+    given = {name: [("", values.T)] for name, values in zip(card.family.coefficients, coefficients, strict=True)}
+    fields = {
+        name: [(title, values.T) for title, values in zip(titles, u[:, channel], strict=True)]
+        for channel, name in enumerate(card.family.fields)
+    }
+    return given | fields if card.family.steady else fields | given
+
+
+def _tidy(panel: Axes, title: str) -> None:
+    panel.set_title(title, fontsize=SMALL)
+    panel.tick_params(labelsize=SMALL)
+
+
+def _printable(words: str) -> str:
+    """Text without the characters that a font may lack."""
+    return re.sub(r"[^ -~]", "?", words)

@@ -1,0 +1,316 @@
+"""The first trajectories of a remote file."""
+
+import hashlib
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ups.data import transfer
+from ups.data.layouts import find_family
+from ups.data.partial import fetch_trajectories, partial_name, read_marker
+from ups.data.pdebench import FAMILIES
+from ups.data.registry import find_file
+from ups.data.splits import split
+from ups.data.trajectories import TrajectoryReader, describe
+from ups.errors import ConfigFault, DataFault, StorageFault
+
+CONTIGUOUS = [name for name, family in FAMILIES.items() if family.layout in ("tensor", "fields")]
+MD5 = "00112233445566778899aabbccddeeff"
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """The folder that partial files go to."""
+    return tmp_path / "local"
+
+
+def fetch(
+    server,
+    path: Path,
+    local: Path,
+    count: int = 3,
+    positions: Sequence[int] | None = None,
+    advance: Callable[[int], object] = lambda num_bytes: None,
+) -> Path:
+    """Fetch the first trajectories of a file, or those at some positions, and return the small one."""
+    published = find_file("2D_DarcyFlow_beta1.0_Train.hdf5")
+    url, size = f"{server.url}/{path.name}", path.stat().st_size
+    file = replace(published, name=path.name, family=find_family(path.name).name, url=url, md5=MD5, bytes=size)
+    target = local / partial_name(path.name, count)
+    chosen = range(count) if positions is None else positions
+    fetch_trajectories(file, target, chosen, base_url=None, advance=advance)
+    return target
+
+
+def expect_same(small: Path, whole: Path, count: int) -> None:
+    """The trajectories of the small file are the first ones of the whole."""
+    part, full = (next(iter(describe(path.parent, [path.name]).values())) for path in (small, whole))
+    assert part.counts == (count,)
+    assert (part.times, part.grid, part.lengths, part.boundary) == (full.times, full.grid, full.lengths, full.boundary)
+    assert part.parameters == full.parameters
+    with TrajectoryReader(small.parent, part) as a, TrajectoryReader(whole.parent, full) as b:
+        for i in range(count):
+            assert np.array_equal(a.read(i), b.read(i))
+            assert np.array_equal(a.read_coefficients(i), b.read_coefficients(i))
+
+
+@pytest.mark.parametrize("family", CONTIGUOUS)
+def test_first_trajectories_arrive(serve, write, tmp_path, local, family):
+    """In every contiguous family the small file is a valid one with the same first trajectories."""
+    whole = write(family)
+    expect_same(fetch(serve(tmp_path), whole, local), whole, 3)
+
+
+@pytest.mark.parametrize(
+    "name", ["2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_32_Train.hdf5", "ReacDiff_Nu0.5_Rho1.0.hdf5"]
+)
+def test_first_trajectories_of_real_files(serve, samples, local, name):
+    """Files written by PDEBench's own generators can be fetched in part."""
+    expect_same(fetch(serve(samples), samples / name, local, 5), samples / name, 5)
+
+
+def test_one_percent_of_the_bytes(serve, write, tmp_path, local):
+    """3 of 300 trajectories take about 1 % of the bytes, apart from a few pages with the structure of the file."""
+    whole = write("compressible_ns_2d", count=300, grid=(64, 64, 1))
+    server = serve(tmp_path)
+    fetch(server, whole, local)
+    assert server.sent <= 0.01 * whole.stat().st_size + 4 * 2**16
+
+
+def test_partial_file_is_marked(serve, write, tmp_path, local):
+    """The attribute says which trajectories of which file; a whole file has none."""
+    whole = write("advection_1d")
+    small = fetch(serve(tmp_path), whole, local)
+    assert read_marker(small) == f"trajectories 0-2 of 4 of {whole.name}, MD5 {MD5}"
+    assert read_marker(whole) is None
+
+
+def test_double_precision_and_leading_axis_are_kept(serve, write, tmp_path, local):
+    """A float64 dataset with a leading axis of one stays so."""
+
+    def edit(file: h5py.File) -> None:
+        u = file["tensor"][()]
+        del file["tensor"]
+        file["tensor"] = u[None].astype(np.float64)
+
+    whole = write("advection_1d", edit=edit)
+    small = fetch(serve(tmp_path), whole, local)
+    with h5py.File(small) as file:
+        assert file["tensor"].shape == (1, 3, 5, 8)
+        assert file["tensor"].dtype == np.float64
+    expect_same(small, whole, 3)
+
+
+def test_attributes_are_copied(serve, write, tmp_path, local):
+    """Numbers are copied; objects and long texts of strangers are not."""
+
+    def edit(file: h5py.File) -> None:
+        file.attrs["beta"], file.attrs["comment"] = 0.7, "x" * 100
+
+    small = fetch(serve(tmp_path), write("advection_1d", edit=edit), local)
+    with h5py.File(small) as file:
+        assert set(file.attrs) == {"beta", "ups_partial"}
+        assert file.attrs["beta"] == 0.7
+
+
+def test_drops_are_repaired(serve, write, tmp_path, local):
+    """Whatever connection breaks, the file is the same."""
+    whole = write("compressible_ns_1d", count=50)
+    server = serve(tmp_path)
+    server.drop_after = [100, 0, 5, 3000, 7, 40, 1]
+    expect_same(fetch(server, whole, local, 20), whole, 20)
+
+
+def test_existing_partial_file_is_kept(serve, write, tmp_path, local):
+    """A second fetch asks the server nothing and changes nothing."""
+    whole, server = write("darcy_2d"), serve(tmp_path)
+    small = fetch(server, whole, local)
+    digest, num_requests = hashlib.sha256(small.read_bytes()).digest(), len(server.requests)
+    fetch(server, whole, local)
+    assert hashlib.sha256(small.read_bytes()).digest() == digest
+    assert len(server.requests) == num_requests
+
+
+@pytest.mark.parametrize("positions", [[3], [0, 2, 3], [1, 2], range(1, 4)])
+@pytest.mark.parametrize("family", ["darcy_2d", "compressible_ns_2d"])
+def test_chosen_trajectories_arrive(serve, write, tmp_path, local, family, positions):
+    """Any increasing positions can be chosen; the reader knows where they come from."""
+    whole = write(family)
+    small = fetch(serve(tmp_path), whole, local, positions=positions)
+    part, full = (next(iter(describe(path.parent, [path.name]).values())) for path in (small, whole))
+    with TrajectoryReader(local, part) as a, TrajectoryReader(tmp_path, full) as b:
+        assert [a.origin(i) for i in range(len(positions))] == list(positions)
+        for i, position in enumerate(positions):
+            assert np.array_equal(a.read(i), b.read(position))
+            assert np.array_equal(a.read_coefficients(i), b.read_coefficients(position))
+
+
+@pytest.mark.parametrize("positions", [[], [-1, 2], [2, 1], [1, 1]])
+def test_bad_positions_are_refused(serve, write, tmp_path, local, positions):
+    """Positions must increase from 0 on."""
+    with pytest.raises(ConfigFault, match="increasing positions"):
+        fetch(serve(tmp_path), write("advection_1d"), local, positions=positions)
+    assert not local.exists()
+
+
+def test_chosen_trajectories_split_by_origin(serve, write, tmp_path, local):
+    """Trajectory 7 of one file and trajectory 7 of another share a split, wherever they are in the small files."""
+    server, chosen = serve(tmp_path), {"advection_1d": range(5, 25), "burgers_1d": range(20)}
+    small = [fetch(server, write(family, count=40), local, positions=positions) for family, positions in chosen.items()]
+    splits = split(local, describe(local, [path.name for path in small]), 0, 0.2, 0.2)
+    place = {
+        family: {positions[i]: kind for kind, indices in splits[path.stem].items() for i in indices}
+        for (family, positions), path in zip(chosen.items(), small, strict=True)
+    }
+    common = range(5, 20)
+    assert [place["advection_1d"][i] for i in common] == [place["burgers_1d"][i] for i in common]
+
+
+def test_partial_files_split_like_whole_ones(serve, write, tmp_path, local):
+    """Two families with common initial states keep trajectory i of both in one split."""
+    server = serve(tmp_path)
+    small = [fetch(server, write(family, count=40), local, 20) for family in ("advection_1d", "burgers_1d")]
+    datasets = describe(local, [path.name for path in small])
+    first, second = split(local, datasets, 0, 0.2, 0.2).values()
+    assert first == second
+
+
+def replace_first(file: h5py.File) -> None:
+    """Store the trajectories compressed."""
+    u = file["tensor"][()]
+    del file["tensor"]
+    file.create_dataset("tensor", data=u, compression="gzip")
+
+
+def link_out(file: h5py.File) -> None:
+    """Put a link to another file in the place of the trajectories."""
+    del file["tensor"]
+    file["tensor"] = h5py.ExternalLink("/etc/passwd", "/")
+
+
+BAD_FILES = {
+    "compressed": (replace_first, 3, "chunks; fetch the whole file"),
+    "link": (link_out, 3, "link"),
+    "too few": (lambda file: None, 5, "has 4 trajectories, not 5"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_remote_file_leaves_nothing(serve, write, tmp_path, local, case):
+    """A remote file that cannot be fetched in part ends in one line, and nothing is written."""
+    edit, count, message = BAD_FILES[case]
+    whole = write("advection_1d", edit=edit)
+    with pytest.raises(DataFault, match=message) as caught:
+        fetch(serve(tmp_path), whole, local, count)
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("http://")
+    assert list(local.iterdir()) == []
+
+
+def test_server_without_ranges_is_refused(serve, write, tmp_path, local):
+    """A server that answers a range with the whole file is refused before the file is read."""
+    whole, server = write("advection_1d", count=2000), serve(tmp_path)
+    server.ranges = False
+    with pytest.raises(DataFault, match="does not send ranges of bytes; fetch the whole file"):
+        fetch(server, whole, local)
+    assert list(local.iterdir()) == []
+
+
+def test_file_that_changes_is_refused(serve, write, tmp_path, local, monkeypatch):
+    """Bytes of two versions are never mixed."""
+    whole, server = write("advection_1d", count=5000), serve(tmp_path)
+    answer = type(server).finish_request
+
+    def finish_request(self, request, address):
+        answer(self, request, address)
+        self.tag = f'"{len(self.requests)}"'
+
+    monkeypatch.setattr(type(server), "finish_request", finish_request)
+    with pytest.raises(DataFault, match="has changed while it was read"):
+        fetch(server, whole, local, 2000)
+    assert [path for path in local.iterdir() if path.suffix == ".hdf5"] == []
+
+
+def test_dead_server_ends(serve, write, tmp_path, local, monkeypatch):
+    """A server that drops every connection is given up."""
+    monkeypatch.setattr(transfer, "ATTEMPTS", 3)
+    whole, server = write("advection_1d"), serve(tmp_path)
+    server.drop_after = [0] * 1000
+    with pytest.raises(DataFault, match="3 times in a row"):
+        fetch(server, whole, local)
+    assert list(local.iterdir()) == []
+
+
+def test_other_size_is_refused(serve, write, tmp_path, local):
+    """A part has no MD5 sum to check: the size of the whole file at least must be the published one."""
+    whole, server = write("advection_1d"), serve(tmp_path)
+    file = replace(find_file(whole.name), url=f"{server.url}/{whole.name}")
+    with pytest.raises(DataFault, match="bytes, expected 8232966952"):
+        fetch_trajectories(file, local / "a.hdf5", range(3), base_url=None, advance=lambda num_bytes: None)
+    assert list(local.iterdir()) == []
+
+
+@pytest.mark.parametrize("limit", [1_000, 4_000, 100_000])
+def test_full_disk_leaves_nothing(serve, write, tmp_path, local, limit):
+    """A disk that fills up, at whatever point, is a storage fault; what has arrived is kept for the next run."""
+    whole, server = write("advection_1d", count=4000), serve(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(StorageFault, match="free space"):
+            fetch(server, whole, local, 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert all(".part" in path.name for path in local.iterdir())
+    small = fetch(server, whole, local, 2000)
+    expect_same(small, whole, 2000)
+    assert list(local.iterdir()) == [small]
+
+
+@pytest.mark.parametrize("family", ["advection_1d", "darcy_2d", "compressible_ns_2d"])
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.99])
+def test_killed_fetch_goes_on(serve, write, tmp_path, local, family, share):
+    """What an earlier process fetched is not fetched again."""
+    whole, server, left = write(family, count=800, grid=(16, 16)), serve(tmp_path), []
+
+    def stop(num_bytes: int) -> None:
+        left.append(num_bytes)
+        if sum(left) > share * whole.stat().st_size / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(server, whole, local, 400, advance=stop)
+    server.requests.clear()
+    small = fetch(server, whole, local, 400)
+    ranges = [request.removeprefix("bytes=").split("-") for request in server.requests]
+    expect_same(small, whole, 400)
+    assert (
+        sum(int(last) - int(first) + 1 for first, last in ranges) <= (1 - share) * whole.stat().st_size / 2 + 10 * 2**16
+    )
+    assert list(local.iterdir()) == [small]
+
+
+def test_part_of_another_version_is_not_continued(serve, write, tmp_path, local):
+    """If the file at the server changed since, the fetch starts over."""
+    whole, server = write("advection_1d", count=3000), serve(tmp_path)
+    server.drop_after = [2**20, 50_000, *[0] * 20]
+    with pytest.raises(DataFault, match="times in a row"):
+        fetch(server, whole, local, 2000)
+    write("advection_1d", count=3000, edit=lambda file: file["tensor"].write_direct(2 * file["tensor"][:]))
+    server.drop_after, server.tag = [], '"2"'
+    expect_same(fetch(server, whole, local, 2000), whole, 2000)
+
+
+def test_foreign_file_is_not_overwritten(serve, write, tmp_path, local):
+    """A file under the name of the partial one that is something else is reported and kept."""
+    whole, server = write("advection_1d"), serve(tmp_path)
+    local.mkdir()
+    target = local / partial_name(whole.name, 3)
+    target.write_bytes(whole.read_bytes())
+    with pytest.raises(DataFault, match="delete it"):
+        fetch(server, whole, local)
+    assert target.read_bytes() == whole.read_bytes()
