@@ -1,5 +1,6 @@
 """All figures of a report, from the arrays that the evaluation left."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,11 @@ from matplotlib.figure import Figure
 from ups.data.pdebench import FAMILIES
 from ups.evaluation.plots import plot_errors, plot_snapshots, plot_spectra
 
+DPI = 110
 
-def draw_figures(folder: Path, datasets: dict[str, str]) -> dict[str, Figure]:
-    """File name -> figure; `datasets` maps the name of each dataset to its family."""
+
+def draw_figures(folder: Path, datasets: dict[str, str]) -> dict[str, bytes]:
+    """File name -> PNG page; `datasets` maps the name of each dataset to its family."""
     arrays = {name: dict(np.load(folder / f"{name}.npz")) for name in datasets}
     transient = {name: content for name, content in arrays.items() if not FAMILIES[datasets[name]].steady}
     figures = {"spectra.png": plot_spectra({name: _part(content, "spectrum") for name, content in arrays.items()})}
@@ -23,7 +26,13 @@ def draw_figures(folder: Path, datasets: dict[str, str]) -> dict[str, Figure]:
         figures[f"snapshots_{name}.png"] = plot_snapshots(
             name, fields, content["times"], rollouts.pop("truth"), rollouts
         )
-    return figures
+    return {name: _png(figure) for name, figure in figures.items()}
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
 
 
 def _part(content: dict[str, np.ndarray], part: str) -> dict[str, np.ndarray]:

@@ -51,12 +51,11 @@ def evaluate(
     return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
 
 
-def plot(rollouts: Receipt, data_root: Path) -> tuple[dict[str, Any], list[str]]:
-    """Error over time, spectra, and snapshots of truth, prediction and error."""
+def plot(rollouts: Receipt, data_root: Path) -> dict[str, bytes]:
+    """Error over time, spectra, and snapshots of truth, prediction and error, as PNG pages."""
     from ups.evaluation.figures import draw_figures
 
-    figures = draw_figures(data_root / rollouts["path"], rollouts["datasets"])
-    return figures, sorted(figures)
+    return draw_figures(data_root / rollouts["path"], rollouts["datasets"])
 
 
 def judge(metrics: list[dict[str, Any]], latent_cache: Receipt, config: JudgeConfig) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def judge(metrics: list[dict[str, Any]], latent_cache: Receipt, config: JudgeCon
     return judge_records(metrics, config.gates, families)
 
 
-def require_pass(verdict: dict[str, Any], metrics: list[dict[str, Any]], figure_names: list[str]) -> None:
+def require_pass(verdict: dict[str, Any], metrics: list[dict[str, Any]], figures: dict[str, bytes]) -> None:
     """Show the scores, and fail the run if a gate failed, after everything else is written."""
     get_console().print(score_table(metrics, "nRMSE"))
     failed = [f"{gate['name']} on {gate['family']}: {gate['value']}" for gate in verdict["gates"] if not gate["passed"]]
@@ -73,4 +72,4 @@ def require_pass(verdict: dict[str, Any], metrics: list[dict[str, Any]], figure_
         raise GateFailed(
             f"{len(failed)} of {len(verdict['gates'])} gates failed ({'; '.join(failed)}); see verdict.json"
         )
-    log.info("passed all %d gates; figures: %d", len(verdict["gates"]), len(figure_names))
+    log.info("passed all %d gates; figures: %d", len(verdict["gates"]), len(figures))

@@ -17,8 +17,8 @@ def create_pipeline() -> Pipeline:
                 outputs=["metrics", "rollouts"],
                 name="evaluate",
             ),
-            node(plot, inputs=["rollouts", "data_root"], outputs=["figures", "figure_names"], name="plot"),
+            node(plot, inputs=["rollouts", "data_root"], outputs="figures", name="plot"),
             node(judge, inputs=["metrics", "latent_cache", "params:judge"], outputs="verdict", name="judge"),
-            node(require_pass, inputs=["verdict", "metrics", "figure_names"], outputs=None, name="require_pass"),
+            node(require_pass, inputs=["verdict", "metrics", "figures"], outputs=None, name="require_pass"),
         ]
     )
