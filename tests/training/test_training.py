@@ -233,7 +233,7 @@ def test_no_process_outlives_a_killed_parent(root: Path):
 
 def test_diverged_training_says_so(root: Path):
     """A learning rate far too high ends as `Diverged` with one line that names stage, step and remedy."""
-    with pytest.raises(Diverged, match=r"^operator: loss .* at step \d+; lower learning_rate$") as fault:
+    with pytest.raises(Diverged, match=r"^operator: loss .* at step \d+; lower operator.learning_rate$") as fault:
         train_operator(root, learning_rate=1e20, warmup_steps=0)
     assert "\n" not in str(fault.value)
     assert not processes_of(root)

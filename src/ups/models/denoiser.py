@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ups.models.amplitude import Amplitude
 from ups.models.domain import Domain
 from ups.models.mixing import TokenMixer
 from ups.models.operator import Operator
 
 NUM_NOISE_FEATURES = 8
+SMALLEST_STEP = 0.05
 
 
 def precondition(sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -26,8 +26,9 @@ def precondition(sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 class Prediction:
     """An operator's step and what a denoiser is told about it.
 
-    z_pred (B, N, D); tokens (B, N, 2 D + D_c): the state at unit amplitude, the predicted change in its unit, the
-    coefficients; summary (B, 2 D); unit (B, 1, D), in which residuals are measured.
+    z_pred (B, N, D); tokens (B, N, 2 D + D_c): the state at unit amplitude, the predicted change in units of its own
+    RMS, the coefficients; summary (B, 2 D); unit (B, 1, D): that RMS, one per field, in which residuals are measured,
+    for an operator misses more where more happens.
     """
 
     z_pred: Tensor
@@ -39,17 +40,19 @@ class Prediction:
 def predict(operator: Operator, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Prediction:
     """Advance z (B, N, D) by one step of the operator and describe the step."""
     z_pred = operator(z, coefficients, condition, domain)
-    amplitude: Amplitude = operator.amplitude
-    x, summary = amplitude.standardize(z, domain)
-    unit = amplitude.unit(z, domain)
-    return Prediction(z_pred, torch.cat([x, (z_pred - z) / unit, coefficients], -1), summary, unit)
+    x, summary = operator.amplitude.standardize(z, domain)
+    change, channels = z_pred - z, z.shape[-1]
+    pool = operator.amplitude.pool[domain.family, :channels, :channels]
+    unit = (change.square().mean(1, keepdim=True) @ pool).sqrt()
+    unit = torch.maximum(unit, SMALLEST_STEP * operator.amplitude.unit(z, domain))
+    return Prediction(z_pred, torch.cat([x, change / unit, coefficients], -1), summary, unit)
 
 
 class Denoiser(nn.Module):
     """D(y + sigma n; sigma) = c_skip x + c_out F(c_in x; c_noise, context) for x = y + sigma n.
 
-    y = (z_next - z_pred) / (scale * unit) is the residual of the operator; `scale` (families, D) is its RMS on the
-    validation split, one value per field. The context is the operator's `Prediction`.
+    y = (z_next - z_pred) / (scale * unit) is the residual of the operator; `scale` (families, D) is its median RMS
+    on the validation split, one value per field. The context is the operator's `Prediction`.
     """
 
     def __init__(

@@ -47,16 +47,17 @@ def residual(operator: Operator, denoiser: Denoiser, batch: LatentBatch) -> tupl
 
 @torch.no_grad()
 def residual_scale(operator: Operator, valid: LatentSamples, batch_sizes: dict[str, int]) -> Tensor:
-    """RMS per family and latent channel (families, D) of the residual on validation steps, one value per field.
+    """Median RMS per family and latent channel (families, D) of the residual on validation steps, one value per field.
 
-    Training residuals would be too small where the operator has learned the training set by heart.
+    Training residuals would be too small where the operator has learned the training set by heart; a mean would be that
+    of the one trajectory it fails on.
     """
     scale = torch.ones_like(operator.amplitude.change)
     for family, samples in fixed_batches(valid.num_samples, batch_sizes):
         batch = valid.load(family, samples, torch.device("cpu"))
         prediction = predict(operator, batch.z, batch.coefficients, batch.condition, batch.domain)
         error = (batch.z_next - prediction.z_pred) / prediction.unit
-        rms = field_rms(error, batch.domain.family).square().mean(0).sqrt()
+        rms = field_rms(error, batch.domain.family).median(0).values
         channels = batch.z.shape[-1]
         scale[list(FAMILIES).index(family), :channels] = rms.repeat_interleave(channels // len(rms))
     return scale.clamp(min=SMALLEST_RESIDUAL)
