@@ -8,7 +8,7 @@ from ups.diffusion.losses import consistency_loss, next_sigma
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator
 from ups.models.weights import load_model, load_settings
-from ups.training.diffusion import residual
+from ups.training.diffusion import outlier_weight, residual
 from ups.training.distributed import Draw
 from ups.training.inputs import open_cache
 from ups.training.loop import Stage
@@ -35,7 +35,7 @@ def build(config: ConsistencyConfig, run: Run) -> Stage:
         def denoise(x: Tensor, sigma: Tensor) -> Tensor:
             return model(x, sigma, context, batch.condition, batch.domain)
 
-        return consistency_loss(denoise, y, noise, sigma, sigma_next)
+        return consistency_loss(denoise, y, noise, sigma, sigma_next) / outlier_weight(y)
 
     train = LatentSamples(cache, "train", steady=False)
     return Stage(
