@@ -95,7 +95,7 @@ class Emulator:
         def corrected_step(z: Tensor) -> Tensor:
             context = predict(operator, z, setting.coefficients, condition, domain)
             y = sample(lambda x, sigma: denoiser(x, sigma, context, condition, domain), z)
-            return operator.amplitude.clip(context.z_pred + denoiser.units(context, domain) * y, domain)
+            return operator.amplitude.clip(context.z_pred + denoiser.units(context, domain) * y, z, domain)
 
         return corrected_step
 

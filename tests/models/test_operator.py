@@ -100,13 +100,24 @@ def test_operator_sees_the_coefficients():
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 1e3, 1e6])
 def test_prediction_stays_within_its_bound(size: float):
-    """However absurd the state, mean and fluctuation of each channel are finite and as small as its family allows."""
+    """However absurd the state, mean and fluctuation of each channel stay where its family allows or the state was."""
     model, bound, spread = operator(randomized=True), torch.linspace(0.1, 5.0, D), torch.linspace(3.0, 0.3, D)
     family = domain_of(DATASET).family
     model.amplitude.bound[family], model.amplitude.spread[family] = bound, spread
-    z = advance(model, DATASET, size * normal(2, 24, D))
+    before = size * normal(2, 24, D)
+    z = advance(model, DATASET, before)
+    mean, mean_before = z.mean(1, keepdim=True), before.mean(1, keepdim=True)
+    limit = torch.maximum(bound, mean_before.abs())
+    rest_limit = torch.maximum(spread, (before - mean_before).abs().amax(1, keepdim=True))
     assert z.isfinite().all()
-    assert (z.abs() <= (bound + spread) * (1 + 1e-6)).all()
+    assert (z.abs() <= (limit + rest_limit) * (1 + 1e-6)).all()
+
+
+def test_a_state_outside_training_is_kept():
+    """An untrained operator leaves a state alone however far its mean lies outside what training showed."""
+    model, z = operator(), 50.0 + normal(2, 24, D)
+    model.amplitude.bound.fill_(1.0)
+    assert torch.equal(advance(model, DATASET, z), z)
 
 
 def test_families_may_have_fewer_channels():

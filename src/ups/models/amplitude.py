@@ -35,8 +35,12 @@ class Amplitude(nn.Module):
         return (rms / self.fluctuation[domain.family, :channels]).clamp(SMALLEST, LARGEST)
 
     def unit(self, z: Tensor, domain: Domain) -> Tensor:
-        """What one step is expected to change in states z: `change` times amplitude, (B, 1, D)."""
-        return self.change[domain.family, : z.shape[-1]] * self.measure(z, domain)
+        """What one step is expected to change in states z: `change` times the RMS of a over fields, (B, 1, D).
+
+        One amplitude for all fields, for they drive each other: density changes as velocity tells it to.
+        """
+        amplitude = self.measure(z, domain).square().mean(-1, keepdim=True).sqrt()
+        return self.change[domain.family, : z.shape[-1]] * amplitude
 
     def standardize(self, z: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
         """States of zero mean and unit amplitude (B, N, D), and what that took away: means and log a, (B, 2 D)."""
@@ -44,10 +48,22 @@ class Amplitude(nn.Module):
         x = (z - mean) / (self.fluctuation[domain.family, : z.shape[-1]] * a)
         return x, torch.cat([mean, a.log()], -1).squeeze(1)
 
-    def clip(self, z: Tensor, domain: Domain) -> Tensor:
-        """Keep the mean of z (B, N, D) over tokens within `bound` and the rest within `spread`."""
-        bound, spread = (limit[domain.family, : z.shape[-1]] for limit in (self.bound, self.spread))
-        mean = z.mean(1, keepdim=True)
-        rest = z - mean
+    def clip(self, z: Tensor, before: Tensor, domain: Domain) -> Tensor:
+        """Keep the mean of z (B, N, D) over tokens within `bound` and the rest within `spread`, or the state before.
+
+        A state outside what training showed keeps its size, and no step leads further out: by induction a rollout is
+        bounded by its initial state and the limits.
+        """
+        mean, rest = _split(z)
+        mean_before, rest_before = _split(before)
+        channels = z.shape[-1]
+        bound = torch.maximum(self.bound[domain.family, :channels], mean_before.abs())
+        spread = torch.maximum(self.spread[domain.family, :channels], rest_before.abs().amax(1, keepdim=True))
         limited = torch.clamp(mean, -bound, bound) + torch.clamp(rest, -spread, spread)
         return torch.where((mean.abs() <= bound) & (rest.abs() <= spread), z, limited)
+
+
+def _split(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean over tokens and the rest."""
+    mean = z.mean(1, keepdim=True)
+    return mean, z - mean

@@ -43,4 +43,4 @@ class Operator(nn.Module):
         """Advance z (B, N, D) by one time step; coefficients (B, N, D_c), condition (B, K)."""
         x, summary = self.amplitude.standardize(z, domain)
         step = self.mixer(torch.cat([x, coefficients], -1), summary, condition, domain, z.shape[-1])
-        return self.amplitude.clip(z + self.amplitude.unit(z, domain) * step, domain)
+        return self.amplitude.clip(z + self.amplitude.unit(z, domain) * step, z, domain)

@@ -1,5 +1,6 @@
 """The steady model: coefficient fields to the steady solution, in latent space."""
 
+import torch
 from torch import Tensor, nn
 
 from ups.models.amplitude import Amplitude
@@ -37,4 +38,5 @@ class SteadyModel(nn.Module):
     def forward(self, coefficients: Tensor, condition: Tensor, domain: Domain, latent_channels: int) -> Tensor:
         """Solutions z (B, N, D) for coefficients (B, N, D_c)."""
         summary = coefficients.mean(1)
-        return self.amplitude.clip(self.mixer(coefficients, summary, condition, domain, latent_channels), domain)
+        z = self.mixer(coefficients, summary, condition, domain, latent_channels)
+        return self.amplitude.clip(z, torch.zeros_like(z), domain)
