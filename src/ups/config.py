@@ -68,24 +68,40 @@ class SplitConfig(Section):
 
 
 class TrainingSection(Section):
-    """What the one training loop needs; `batch_tokens` is global: tokens per optimizer step over all processes."""
+    """What the one training loop needs.
+
+    `batch_tokens` is global: about so many tokens per optimizer step over all processes. A batch has a multiple of
+    `batch_multiple` snapshots of one family, equally many for each process. Families are drawn in proportion to (their
+    number of samples)^`balance`.
+
+    A step whose gradient norm is not finite, or above `spike_factor` times its running mean, changes nothing; more
+    than `max_skipped_steps` of them end the run. `patience`: validations without a better one after which training
+    ends early, with the best weights, and half of it after which schedule `plateau` halves the learning rate.
+    """
 
     seed: Seed
     steps: Steps
     batch_tokens: PositiveInt
+    batch_multiple: PositiveInt
+    balance: Annotated[float, Field(ge=0.0, le=1.0)]
+    optimizer: Literal["adamw", "muon"]
     learning_rate: PositiveFloat
+    schedule: Literal["cosine", "step", "plateau", "constant"]
     warmup_steps: Annotated[int, Field(ge=0)]
     weight_decay: NonNegative
     clip_norm: PositiveFloat
+    spike_factor: Annotated[float, Field(gt=1.0)]
+    max_skipped_steps: Annotated[int, Field(ge=0)]
     ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)]
+    precision: Literal["float32", "bfloat16"]
+    patience: PositiveInt | None
     log_every: PositiveInt
     validate_every: PositiveInt
-    checkpoint_every: PositiveInt
 
     @model_validator(mode="after")
-    def _check_intervals(self) -> "TrainingSection":
-        if self.checkpoint_every % self.log_every:
-            raise ValueError("checkpoint_every must be a multiple of log_every: a resumed curve is then the same curve")
+    def _check_schedule(self) -> "TrainingSection":
+        if self.schedule == "plateau" and self.patience is None:
+            raise ValueError("schedule plateau needs patience: after half of it the learning rate is halved")
         return self
 
 
@@ -152,17 +168,42 @@ class SteadyConfig(TrainingSection):
 
 
 class LaunchConfig(Section):
-    """How training is started; none of it changes what is learned.
+    """How training is started; none of it changes what is learned, beyond rounding.
 
-    `threads_per_process: null` shares the machine's cores among the processes; `device: auto` takes CUDA where there
-    is one. `force` trains again what is up to date.
+    `num_processes` is per node; with `num_nodes` > 1 they meet at `rendezvous`, "host:port". `threads_per_process:
+    null` shares the machine's cores among the processes; `device: auto` takes CUDA where there is one.
+    `micro_batch_tokens`: tokens per process, forward and backward pass; null takes what `--pipeline tune` found, or
+    all at once. A job that lost a worker or memory is started again `restarts` times, from the last checkpoint; one
+    that makes no step for `timeout_seconds` is lost. `force` trains again what is up to date.
     """
 
     num_processes: PositiveInt
+    num_nodes: PositiveInt
+    rendezvous: Annotated[str, Field(pattern=r"^[^:/\s]+:\d+$")] | None
     threads_per_process: PositiveInt | None
     device: Literal["auto", "cpu", "cuda"]
+    sharding: Literal["ddp", "fsdp"]
+    compile: bool
+    activation_checkpointing: bool
+    micro_batch_tokens: PositiveInt | None
+    memory_fraction: Fraction
+    checkpoint_steps: PositiveInt
+    checkpoint_minutes: PositiveFloat
+    keep_checkpoints: PositiveInt
+    restarts: Annotated[int, Field(ge=0)]
     timeout_seconds: PositiveInt
     force: bool
+
+    @property
+    def world_size(self) -> int:
+        """Processes on all nodes."""
+        return self.num_nodes * self.num_processes
+
+    @model_validator(mode="after")
+    def _check_nodes(self) -> "LaunchConfig":
+        if self.num_nodes > 1 and self.rendezvous is None:
+            raise ValueError("several nodes need a place to meet: launch.rendezvous=HOST:PORT, the host of one of them")
+        return self
 
 
 class EvaluationConfig(Section):

@@ -2,10 +2,15 @@
 
 
 class Fault(Exception):
-    """A failure with a known cause: the message says what, where and the remedy; `exit_code` ends the process."""
+    """A failure with a known cause: the message says what, where and the remedy; `exit_code` ends the process.
+
+    `rank` is the training process it befell, `signal` what killed that.
+    """
 
     exit_code = 70
     kind = "internal"
+    rank: int | None = None
+    signal: str | None = None
 
 
 class ConfigFault(Fault, ValueError):
@@ -27,6 +32,14 @@ class Diverged(Fault):
 
     exit_code = 4
     kind = "diverged"
+
+
+class OutOfMemory(Fault):
+    """A micro-batch of `tokens` tokens does not fit into memory."""
+
+    exit_code = 5
+    kind = "out of memory"
+    tokens: int = 0
 
 
 class StorageFault(Fault):
@@ -51,10 +64,10 @@ class Locked(Fault):
 
 
 class LostWorker(Fault):
-    """A training process died without saying why."""
+    """A training process was killed, hangs, or lost the others."""
 
     exit_code = 9
-    kind = "worker"
+    kind = "lost worker"
 
 
 class Preempted(Fault):

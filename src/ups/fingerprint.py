@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import BaseModel
 
 
-def fingerprint(module: str, config: BaseModel | None, inputs: dict[str, Any]) -> str:
-    """SHA-256 over the typed section, the receipts of the inputs and the code reachable from `module`."""
+def fingerprint(module: str, config: BaseModel | None, inputs: dict[str, Any], *also: str) -> str:
+    """SHA-256 over the typed section, the receipts of the inputs and the code reachable from `module` and `also`."""
     section = config.model_dump(mode="json") if config is not None else None
-    content = {"config": section, "inputs": inputs, "code": code_digest(module)}
+    content = {"config": section, "inputs": inputs, "code": [code_digest(name) for name in (module, *also)]}
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 

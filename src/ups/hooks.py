@@ -14,8 +14,9 @@ from kedro.framework.hooks import hook_impl
 from pydantic import BaseModel, ValidationError
 
 from ups.config import Parameters
-from ups.errors import ConfigFault, Fault
-from ups.launch import refuse_under_torchrun, stop_requested
+from ups.errors import ConfigFault, Fault, Preempted
+from ups.launch import refuse_under_torchrun
+from ups.torchrun import is_watching, stop_requested
 
 
 class FaultExit(click.ClickException):
@@ -80,18 +81,20 @@ class TrackingHooks:
     def on_pipeline_error(self, error: Exception) -> None:
         from ups import tracking
 
-        tracking.close_run("FAILED")
-        if (fault := _fault_behind(error)) is not None:
+        fault = _fault_behind(error)
+        tracking.close_run("KILLED" if isinstance(fault, Preempted) else "FAILED")
+        if fault is not None:
             raise fault_exit(fault) from error
 
 
 def _stop(number: int, _: FrameType | None) -> None:
-    """End this command, wherever its nodes run; the second signal does not wait."""
+    """End this command: a job first saves its step, anything else stops at once. The second signal does not wait."""
     stop_requested.set()
     signal.signal(number, signal.SIG_DFL)
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    sys.exit(128 + number)
+    if not is_watching():
+        stopped = fault_exit(Preempted("interrupted; the same command goes on with the step it was in"))
+        stopped.show()
+        sys.exit(stopped.exit_code)
 
 
 def _fault_behind(error: BaseException | None) -> Fault | None:
@@ -102,13 +105,13 @@ def _fault_behind(error: BaseException | None) -> Fault | None:
 
 
 def check_parameters(parameters: dict[str, Any]) -> None:
-    """Check every section and value.
+    """Check every section and value; a name that begins with an underscore is a building block for others.
 
     Raises:
         ConfigFault: naming each wrong parameter, what is wrong with it, and the nearest known name.
     """
     try:
-        Parameters.model_validate(parameters)
+        Parameters.model_validate({name: value for name, value in parameters.items() if not name.startswith("_")})
     except ValidationError as error:
         raise ConfigFault("; ".join(_explain(problem) for problem in error.errors())) from None
 

@@ -1,34 +1,29 @@
-"""Start a training stage: up to date? otherwise torchrun as a child process, watched until it has finished."""
+"""Train a stage: up to date? otherwise a torchrun job, watched until it has finished, started again if it was lost."""
 
 import json
 import logging
 import os
-import signal
-import subprocess
-import sys
-import threading
+import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ups import errors
+from ups import tuning
 from ups.config import LaunchConfig, TrainingSection
-from ups.errors import ConfigFault, Fault, LostWorker, Preempted
-from ups.files import digest_of, read_json, write_json
+from ups.errors import ConfigFault, Fault, LostWorker, OutOfMemory, Preempted
+from ups.files import WEIGHTS, digest_of, manifest_of, read_json, remove_leftovers
 from ups.fingerprint import fingerprint
-from ups.processes import die_with_parent
 from ups.progress import ProgressBar
 from ups.receipts import Receipt, once
+from ups.run import LOG, METRICS, Run
+from ups.status import fault_of, write_status
+from ups.torchrun import command, run_job, stop_requested
 from ups.tracking import StageRun
 
 log = logging.getLogger(__name__)
 
-RUN, METRICS, WEIGHTS, LOG = "run.json", "metrics.jsonl", "weights.pt", "train.log"
-GRACE_SECONDS = 20.0
-POLL_SECONDS = 0.2
-
-stop_requested = threading.Event()
-"""Set when this command was interrupted: a stage may be watched from a thread that no signal reaches."""
+WORKER = "ups.training.train"
+PAUSE_SECONDS = 1.0
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 
 
@@ -60,19 +55,18 @@ def train_stage(
         The receipt: stage, path relative to `data_root`, fingerprint, SHA-256 of the weights.
 
     Raises:
-        Fault: what a training process reported, or LostWorker if it died without a word.
+        Fault: what a training process reported, or LostWorker if it died without a word, after `launch.restarts`.
     """
-    identity = fingerprint(f"ups.training.{stage}", config, inputs)
+    identity = fingerprint(f"ups.training.{stage}", config, inputs, "ups.training.loop")
 
     def work(folder: Path) -> Receipt:
-        places = {"data_root": os.path.relpath(data_root, folder)}
-        places |= {"raw": os.path.relpath(raw, folder)} if raw is not None else {}
-        settings = launch.model_dump() | {"device": device(launch)}
-        content = {"stage": stage, "fingerprint": identity, "config": config.model_dump(mode="json"), "inputs": inputs}
-        write_json(folder / RUN, content | {"launch": settings} | places)
-        (folder / WEIGHTS).unlink(missing_ok=True)
-        _train(stage, config, folder, identity, launch)
-        return {"stage": stage, "weights": digest_of(folder / WEIGHTS)}
+        remove_leftovers(folder)
+        if not is_finished(folder):
+            where = device(launch)
+            tuned = tuning.apply(launch, stage, where, data_root)
+            section = config.model_dump(mode="json")
+            _train(Run(folder, stage, identity, section, inputs, tuned, where, data_root, raw))
+        return {"stage": stage, "weights": read_json(manifest_of(folder / WEIGHTS))["sha256"]}
 
     folder = data_root / "06_models" / stage
     return once(stage, folder, identity, work, root=data_root, force=launch.force)
@@ -97,71 +91,78 @@ def device(launch: LaunchConfig) -> str:
     return "cuda"
 
 
-def _train(stage: str, config: TrainingSection, folder: Path, identity: str, launch: LaunchConfig) -> None:
-    for path in folder.glob("fault.rank*.json"):
-        path.unlink()
-    tracked, status = StageRun(stage, config.model_dump(mode="json"), identity), "KILLED"
+def is_finished(folder: Path) -> bool:
+    """Whether the weights are there and what their manifest says."""
+    manifest = manifest_of(folder / WEIGHTS)
+    return manifest.is_file() and digest_of(folder / WEIGHTS) == read_json(manifest)["sha256"]
+
+
+def _train(run: Run) -> None:
+    """Run the job until it has finished, starting it again after what can be cured."""
+    tracked = StageRun(run.stage, run.config, run.fingerprint)
+    restarts: list[str] = []
+    state = "failed"
+    fault: Fault | None = None
     try:
-        _watch(stage, _start(folder, launch), config.steps, folder, tracked)
-        status = "FINISHED"
-    except Fault as fault:
-        status = "KILLED" if isinstance(fault, Preempted) else "FAILED"
+        while True:
+            run.write()
+            write_status(run.folder, "running", fault, restarts, tracked.state)
+            if (fault := _run_once(run, tracked)) is None:
+                state = "finished"
+                return
+            if not _is_curable(fault, run.launch) or len(restarts) == run.launch.restarts:
+                raise fault
+            restarts.append(str(fault))
+            log.warning("%s; started again (%d of %d)", fault, len(restarts), run.launch.restarts)
+            if isinstance(fault, OutOfMemory):
+                run = _with_smaller_micro_batches(run, fault.tokens)
+            time.sleep(PAUSE_SECONDS)
+    except Preempted as preempted:
+        state, fault = "preempted", preempted
         raise
     finally:
-        tracked.close(status, _lines(folder))
+        tracked.close({"finished": "FINISHED", "preempted": "KILLED"}.get(state, "FAILED"), _lines(run.folder))
+        write_status(run.folder, state, fault, restarts, tracked.state)
 
 
-def _start(folder: Path, launch: LaunchConfig) -> subprocess.Popen:
-    threads = launch.threads_per_process or max(1, (os.cpu_count() or 1) // launch.num_processes)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
-    command += [f"--nproc-per-node={launch.num_processes}", "-m", "ups.training.train", str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "HDF5_PLUGIN_PATH": ""}
-    with (folder / LOG).open("a", encoding="utf-8") as output:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
+def _run_once(run: Run, tracked: StageRun) -> Fault | None:
+    """Run the job; the fault it ended with, if it did not finish."""
+    folder, launch = run.folder, run.launch
+    if launch.num_nodes > 1:
+        others = shlex.join(command(WORKER, folder, launch))
+        log.info("%s: waiting for %d other nodes; there, run: %s", run.stage, launch.num_nodes - 1, others)
+    log_start = (folder / LOG).stat().st_size if (folder / LOG).is_file() else 0
+    with ProgressBar(run.stage, run.config["steps"], "steps") as bar:
+        seen = 0
+
+        def tick() -> None:
+            nonlocal seen
+            lines = _lines(folder)
+            if lines and len(lines) != seen:
+                seen = len(lines)
+                tracked.forward(lines)
+                bar.reach(json.loads(lines[-1])["step"], _note(lines))
+
+        try:
+            returncode = run_job(WORKER, folder, launch, tick)
+        except LostWorker as lost:
+            return lost
+    return None if is_finished(folder) else fault_of(folder, launch.world_size, returncode, log_start)
 
 
-def _watch(stage: str, child: subprocess.Popen, steps: int, folder: Path, tracked: StageRun) -> None:
-    """Show progress and forward metrics until the child ends; end it, and all it started, when we are interrupted."""
-    try:
-        with ProgressBar(stage, steps, "steps") as bar:
-            seen = 0
-            while child.poll() is None:
-                if stop_requested.is_set():
-                    raise Preempted(f"{stage} was interrupted; the same command resumes it")
-                lines = _lines(folder)
-                if lines and len(lines) != seen:
-                    seen = len(lines)
-                    tracked.forward(lines)
-                    bar.reach(json.loads(lines[-1])["step"], _note(lines))
-                time.sleep(POLL_SECONDS)
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGTERM)
-            try:
-                child.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)
-    if not (folder / WEIGHTS).is_file():
-        raise _fault(stage, folder, child.returncode)
+def _is_curable(fault: Fault, launch: LaunchConfig) -> bool:
+    """After a lost worker, a SIGTERM that was not meant for this command, or while micro-batches can get smaller."""
+    if stop_requested.is_set():
+        return False
+    if isinstance(fault, OutOfMemory):
+        return launch.micro_batch_tokens is None or fault.tokens <= launch.micro_batch_tokens
+    return isinstance(fault, LostWorker | Preempted)
 
 
-def _fault(stage: str, folder: Path, returncode: int) -> Fault:
-    """What the first rank with something to say reported; the exit code of torchrun says nothing."""
-    for path in sorted(folder.glob("fault.rank*.json")):
-        report: dict[str, Any] = read_json(path)
-        return getattr(errors, report["kind"])(report["what"])
-    return LostWorker(
-        f"{stage}: a training process ended without a word (torchrun: {returncode}); its output is in {folder / LOG}, "
-        "the same command resumes from the last checkpoint"
-    )
+def _with_smaller_micro_batches(run: Run, tokens: int) -> Run:
+    """Half of what did not fit, for this run and for those that follow."""
+    tuning.remember(run.launch, run.stage, run.device, run.data_root, tokens // 2)
+    return replace(run, launch=run.launch.model_copy(update={"micro_batch_tokens": tokens // 2}))
 
 
 def _lines(folder: Path) -> list[str]:

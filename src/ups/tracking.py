@@ -110,10 +110,17 @@ class StageRun:
     def __init__(self, stage: str, section: dict[str, Any], fingerprint: str) -> None:
         self.stage, self.sent, self.silent_until = stage, 0, 0.0
         self.run_id: str | None = None
-        parent = os.environ.get(PARENT_RUN)
-        if parent is not None:
+        self.parent = os.environ.get(PARENT_RUN)
+        if self.parent is not None:
             with _untracked_if_silent(stage):
-                self._open(parent, section, fingerprint)
+                self._open(self.parent, section, fingerprint)
+
+    @property
+    def state(self) -> str:
+        """`ok`; `degraded` where the store lacks something that `metrics.jsonl` has; `off` outside `kedro run`."""
+        if self.parent is None:
+            return "off"
+        return "ok" if self.run_id is not None and self.silent_until == 0.0 else "degraded"
 
     def _open(self, parent: str, section: dict[str, Any], fingerprint: str) -> None:
         from mlflow.entities import Param

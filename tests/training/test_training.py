@@ -28,7 +28,7 @@ from ups.pipelines.training.nodes import encode_latents, train_codec
 from ups.training import operator
 from ups.training.distributed import Ranks
 from ups.training.loop import Stage, train
-from ups.training.run import Run
+from ups.run import Run
 
 Receipt = dict[str, Any]
 

@@ -13,9 +13,10 @@ import requests
 from ups.data.checksums import BLOCK_BYTES, md5_of
 from ups.data.hdf5 import SIGNATURE, what_is
 from ups.data.registry import refuse_outdated_md5
-from ups.data.storage import lock, storage_faults
+from ups.data.storage import lock
 from ups.data.transfer import TransferError, ask, new_session, persist
 from ups.errors import DataFault
+from ups.files import storage_faults
 
 Advance = Callable[[int], object]
 

@@ -1,9 +1,10 @@
 """Endless training batches in which every choice is a function of (seed, step): same data for any number of ranks."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,11 +15,26 @@ from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import Dataset, TrajectoryReader
 from ups.models.domain import Domain
 
-BALANCE = 0.5
+
+class Batch:
+    """A record of tensors; made on the CPU."""
+
+    def pinned(self) -> Self:
+        """A copy from which a GPU can fetch while the CPU goes on."""
+        return self._each(Tensor.pin_memory)
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on a device."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **changed)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
-class FieldBatch:
+class FieldBatch(Batch):
     """Physical snapshots u (B, C, *grid) of one field group of the codec."""
 
     group: str
@@ -26,7 +42,7 @@ class FieldBatch:
 
 
 @dataclass(frozen=True)
-class LatentBatch:
+class LatentBatch(Batch):
     """Latent pairs of one family.
 
     z and z_next are (B, N, D), coefficients (B, N, D_c) with D_c = 0 where the PDE has no coefficient fields,
@@ -41,16 +57,16 @@ class LatentBatch:
 
 
 class BatchSampler:
-    """Which samples make batch `step`: one key per batch, chosen with probability ~ (its number of samples)^BALANCE.
+    """Which samples make batch `step`: one key per batch, chosen with probability ~ (its number of samples)^balance.
 
-    A key is a family, or a field group of the codec. Between 0 (all keys alike, small sets are learned by heart) and 1
-    (all samples alike, small sets are never seen). Samples are drawn with replacement.
+    A key is a family, or a field group of the codec. Between balance 0 (all keys alike, small sets are learned by
+    heart) and 1 (all samples alike, small sets are never seen). Samples are drawn with replacement.
     """
 
-    def __init__(self, num_samples: dict[str, int], batch_sizes: dict[str, int], seed: int) -> None:
+    def __init__(self, num_samples: dict[str, int], batch_sizes: dict[str, int], balance: float, seed: int) -> None:
         self.num_samples, self.batch_sizes, self.seed = num_samples, batch_sizes, seed
         self.keys = sorted(num_samples)
-        weights = np.array([num_samples[key] for key in self.keys], dtype=float) ** BALANCE
+        weights = np.array([num_samples[key] for key in self.keys], dtype=float) ** balance
         self.probabilities = weights / weights.sum()
 
     def draw(self, step: int) -> tuple[str, np.ndarray]:
@@ -67,9 +83,9 @@ def fixed_batches(num_samples: dict[str, int], batch_sizes: dict[str, int]) -> I
         yield key, np.linspace(0, num_samples[key] - 1, size).round().astype(int)
 
 
-def batch_size(batch_tokens: int, num_tokens: int) -> int:
-    """Snapshots per batch of about `batch_tokens` tokens; at least 4, so that small batches still average."""
-    return max(4, batch_tokens // num_tokens)
+def batch_size(batch_tokens: int, num_tokens: int, multiple: int) -> int:
+    """Snapshots per batch: the multiple of `multiple`, at least one, nearest to `batch_tokens` tokens."""
+    return multiple * max(1, round(batch_tokens / (num_tokens * multiple)))
 
 
 @dataclass(frozen=True)
@@ -118,7 +134,11 @@ class FieldSamples:
     def num_samples(self) -> dict[str, int]:
         return {key: index.total for key, index in self._index.items()}
 
-    def load(self, key: str, samples: np.ndarray, device: torch.device) -> FieldBatch:
+    def dataset(self, key: str, sample: int) -> str:
+        """The dataset that a sample is from."""
+        return self._index[key].find(sample)[0]
+
+    def load(self, key: str, samples: np.ndarray) -> FieldBatch:
         snapshots = []
         for name, trajectory, time in map(self._index[key].find, samples):
             reader = self._readers[name]
@@ -126,7 +146,7 @@ class FieldSamples:
             snapshots.append(
                 reader.read(trajectory, time, time + 1)[0] if is_field else reader.read_coefficients(trajectory)
             )
-        return FieldBatch(key, torch.from_numpy(np.stack(snapshots)).to(device))
+        return FieldBatch(key, torch.from_numpy(np.stack(snapshots)))
 
 
 class LatentSamples:
@@ -149,11 +169,16 @@ class LatentSamples:
     def num_samples(self) -> dict[str, int]:
         return {family: index.total for family, index in self._index.items()}
 
-    def batch_sizes(self, batch_tokens: int) -> dict[str, int]:
-        """Snapshots per batch of each family."""
-        return {name: batch_size(batch_tokens, math.prod(self._domains[name].grid)) for name in self.families}
+    @property
+    def num_tokens(self) -> dict[str, int]:
+        """Tokens per snapshot of each family."""
+        return {name: math.prod(self._domains[name].grid) for name in self.families}
 
-    def load(self, family: str, samples: np.ndarray, device: torch.device) -> LatentBatch:
+    def dataset(self, family: str, sample: int) -> str:
+        """The dataset that a sample is from."""
+        return self._index[family].find(sample)[0]
+
+    def load(self, family: str, samples: np.ndarray) -> LatentBatch:
         states, conditions, coefficients = [], [], []
         for name, trajectory, time in map(self._index[family].find, samples):
             z = self.cache.read(name, "fields", trajectory)
@@ -163,13 +188,13 @@ class LatentSamples:
             coefficients.append(
                 self.cache.read(name, "coefficients", trajectory)[0] if has_coefficients else z[0, :, :0]
             )
-        z = torch.from_numpy(np.stack(states).astype(np.float32)).to(device)
+        z = torch.from_numpy(np.stack(states).astype(np.float32))
         return LatentBatch(
             domain=self._domains[family],
             z=z[:, 0] if z.shape[1] > 1 else z[:, 0, :, :0],
             z_next=z[:, -1],
-            coefficients=torch.from_numpy(np.stack(coefficients).astype(np.float32)).to(device),
-            condition=torch.tensor(conditions, device=device),
+            coefficients=torch.from_numpy(np.stack(coefficients).astype(np.float32)),
+            condition=torch.tensor(conditions),
         )
 
 

@@ -19,9 +19,10 @@ from ups.data.registry import RemoteFile
 from ups.data.remote import RemoteReader
 from ups.data.selection import PARTIAL_LAYOUTS
 from ups.data.sparse import SparseBuffer
-from ups.data.storage import lock, storage_faults
+from ups.data.storage import lock
 from ups.data.transfer import new_session
 from ups.errors import ConfigFault, DataFault
+from ups.files import storage_faults
 
 MARKER = "ups_partial"
 MAX_RUNS_NAMED = 20

@@ -1,6 +1,5 @@
 """Disks that are full or closed, and one writer per file."""
 
-import errno
 import fcntl
 import logging
 import os
@@ -10,15 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ups.errors import StorageFault
-
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-UNUSABLE = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),  # full or failing
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),  # closed
-}
 
 
 def free_bytes(folder: Path) -> int:
@@ -27,17 +20,6 @@ def free_bytes(folder: Path) -> int:
     while not place.exists():
         place = place.parent
     return shutil.disk_usage(place).free
-
-
-@contextmanager
-def storage_faults(path: Path, remedy: str) -> Iterator[None]:
-    """Turn the errors of a full or closed disk into one line that names the file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in UNUSABLE:
-            raise
-        raise StorageFault(f"{path}: {os.strerror(error.errno)}; {remedy}") from error
 
 
 @contextmanager

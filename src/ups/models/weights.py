@@ -1,5 +1,6 @@
 """Finished models on disk: constructor arguments and weights in one file, checked by its hash when read."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,22 +9,20 @@ import torch
 from torch import nn
 
 from ups.errors import DataFault
-from ups.files import digest_of, publish
-
-WEIGHTS = "weights.pt"
+from ups.files import WEIGHTS, digest_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def save(path: Path, content: dict[str, Any]) -> None:
-    """Write tensors and plain values atomically; the same content gives the same bytes."""
-    # Given a path, torch puts its name, here with our process id, into the file.
-    with publish(path) as temporary, temporary.open("wb") as file:
-        torch.save(content, file)
+def tensor_bytes(content: dict[str, Any]) -> memoryview:
+    """Tensors and plain values as the bytes of a file; the same content gives the same bytes."""
+    buffer = io.BytesIO()  # given a path, torch puts its name into the file, and hides why a disk refused it
+    torch.save(content, buffer)
+    return buffer.getbuffer()
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read what `save` wrote, on the CPU; only tensors and plain values are accepted."""
+    """Read what `tensor_bytes` made, on the CPU; only tensors and plain values are accepted."""
     return torch.load(path, map_location="cpu", weights_only=True)
 
 

@@ -5,13 +5,13 @@ from dataclasses import asdict
 from torch import Tensor, nn
 
 from ups.config import CodecConfig
-from ups.data.loader import FieldBatch, FieldSamples, batch_size
+from ups.data.loader import FieldBatch, FieldSamples
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import Dataset
 from ups.models.codec import Codec, FieldGroup, choose_patch, group_name
+from ups.run import Run
 from ups.training.distributed import Draw
-from ups.training.loop import Stage
-from ups.training.run import Run
+from ups.training.stage import Stage
 
 
 def build(config: CodecConfig, run: Run) -> Stage:
@@ -33,7 +33,7 @@ def build(config: CodecConfig, run: Run) -> Stage:
         loss=loss,
         train=FieldSamples(run.raw, datasets, splits, "train"),
         valid=FieldSamples(run.raw, datasets, splits, "valid"),
-        batch_sizes={name: batch_size(config.batch_tokens, group.num_tokens) for name, group in groups.items()},
+        num_tokens={name: group.num_tokens for name, group in groups.items()},
     )
 
 

@@ -8,11 +8,11 @@ from ups.diffusion.losses import consistency_loss, next_sigma
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator
 from ups.models.weights import load_model, load_settings
+from ups.run import Run
 from ups.training.diffusion import outlier_weight, residual
 from ups.training.distributed import Draw
 from ups.training.inputs import open_cache
-from ups.training.loop import Stage
-from ups.training.run import Run
+from ups.training.stage import Stage
 
 LARGEST_SIGMA = 80.0
 
@@ -44,5 +44,5 @@ def build(config: ConsistencyConfig, run: Run) -> Stage:
         loss=loss,
         train=train,
         valid=LatentSamples(cache, "valid", steady=False),
-        batch_sizes=train.batch_sizes(config.batch_tokens),
+        num_tokens=train.num_tokens,
     )

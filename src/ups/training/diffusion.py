@@ -10,10 +10,10 @@ from ups.diffusion.losses import denoising_loss
 from ups.models.denoiser import Denoiser, Prediction, predict
 from ups.models.operator import Operator
 from ups.models.weights import load_model
+from ups.run import Run
 from ups.training.distributed import Draw
 from ups.training.inputs import field_rms, model_settings, open_cache
-from ups.training.loop import Stage
-from ups.training.run import Run
+from ups.training.stage import Stage, batch_sizes
 
 SMALLEST_RESIDUAL = 1e-3
 
@@ -24,9 +24,8 @@ def build(config: DiffusionConfig, run: Run) -> Stage:
     operator = load_model(Operator, run.data_root, run.inputs["operator"])
     settings = model_settings(cache, config.model)
     train, valid = (LatentSamples(cache, split, steady=False) for split in ("train", "valid"))
-    batch_sizes = train.batch_sizes(config.batch_tokens)
     denoiser = Denoiser(**settings)
-    denoiser.scale.copy_(residual_scale(operator, valid, batch_sizes))
+    denoiser.scale.copy_(residual_scale(operator, valid, batch_sizes(valid.num_tokens, config)))
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
         y, context = residual(operator, denoiser, batch)
@@ -38,7 +37,7 @@ def build(config: DiffusionConfig, run: Run) -> Stage:
 
         return denoising_loss(denoise, y, noise, sigma) / outlier_weight(y)
 
-    return Stage(model=denoiser, settings=settings, loss=loss, train=train, valid=valid, batch_sizes=batch_sizes)
+    return Stage(model=denoiser, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)
 
 
 def outlier_weight(y: Tensor) -> Tensor:
@@ -55,15 +54,15 @@ def residual(operator: Operator, denoiser: Denoiser, batch: LatentBatch) -> tupl
 
 
 @torch.no_grad()
-def residual_scale(operator: Operator, valid: LatentSamples, batch_sizes: dict[str, int]) -> Tensor:
+def residual_scale(operator: Operator, valid: LatentSamples, sizes: dict[str, int]) -> Tensor:
     """Median RMS per family and latent channel (families, D) of the residual on validation steps, one value per field.
 
     Training residuals would be too small where the operator has learned the training set by heart; a mean would be that
     of the one trajectory it fails on.
     """
     scale = torch.ones_like(operator.amplitude.change)
-    for family, samples in fixed_batches(valid.num_samples, batch_sizes):
-        batch = valid.load(family, samples, torch.device("cpu"))
+    for family, samples in fixed_batches(valid.num_samples, sizes):
+        batch = valid.load(family, samples)
         prediction = predict(operator, batch.z, batch.coefficients, batch.condition, batch.domain)
         error = (batch.z_next - prediction.z_pred) / prediction.unit
         rms = field_rms(error, batch.domain.family).median(0).values

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +13,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among `world_size` processes."""
+    """This process among `world_size` processes.
+
+    `control` is a group on the CPU: what ranks agree on in every step never waits for a GPU.
+    """
 
     rank: int
     world_size: int
     device: torch.device
+    control: dist.ProcessGroup | None = None
 
     @classmethod
     def join(cls, device: str, timeout_seconds: int) -> "Ranks":
@@ -25,13 +30,15 @@ class Ranks:
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device("cpu")
         if device == "cuda":
             torch.cuda.set_device(place)
-        if world_size > 1:
-            backend = "nccl" if device == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
-        return cls(rank, world_size, place)
+        if world_size == 1:
+            return cls(rank, world_size, place)
+        timeout = timedelta(seconds=timeout_seconds)
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timeout)
+        control = dist.new_group(backend="gloo", timeout=timeout) if device == "cuda" else dist.group.WORLD
+        return cls(rank, world_size, place, control)
 
     def share(self, size: int) -> slice:
-        """This rank's contiguous share of a global batch of `size` samples."""
+        """This rank's contiguous share of `size` samples."""
         return slice(self.rank * size // self.world_size, (self.rank + 1) * size // self.world_size)
 
     def total(self, value: Tensor) -> Tensor:
@@ -41,10 +48,42 @@ class Ranks:
             dist.all_reduce(value)
         return value
 
+    def agree(self, *wishes: bool) -> tuple[bool, ...]:
+        """Each wish as all ranks will act on it: granted if any rank has it."""
+        if self.world_size == 1:
+            return wishes
+        flags = torch.tensor(wishes, dtype=torch.uint8)
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.control)
+        return tuple(bool(flag) for flag in flags)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The plain value of every rank, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """The plain value of rank 0, on every rank."""
+        if self.world_size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.control)
+        return values[0]
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.world_size > 1:
-            dist.barrier()
+            dist.barrier(group=self.control)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an exchange failed because another rank is gone or does not answer; gloo says so in words alone."""
+    words = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "Timed out", "Socket")
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
 
 
 class Draw:

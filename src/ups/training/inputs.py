@@ -10,7 +10,7 @@ from ups.data.condition import NUM_CONDITIONS
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.models.amplitude import Amplitude
-from ups.training.run import Run
+from ups.run import Run
 
 SMALLEST_SCALE = 1e-3
 

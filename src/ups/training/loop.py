@@ -1,176 +1,142 @@
 """The training loop, once, for all stages: a stage is a model, a loss and its samples."""
 
-import copy
+import gc
 import json
-import math
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+import logging
+import signal
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ups.config import TrainingSection
-from ups.data.loader import BatchSampler, fixed_batches
-from ups.errors import ConfigFault, Diverged
-from ups.models.weights import WEIGHTS, load, save
+from ups.data.loader import fixed_batches
+from ups.errors import Preempted
+from ups.files import WEIGHTS, write_json
+from ups.run import CHECKPOINTS, METRICS, RESUMED, SAMPLING, Run, append_metrics
+from ups.training.batches import Batches
+from ups.training.checkpoints import Checkpoints, publish_tensors
 from ups.training.distributed import Draw, Ranks
-from ups.training.run import METRICS, STATE, Run, append_metrics
+from ups.training.injection import Injection
+from ups.training.optimizers import learning_rate
+from ups.training.parallel import full_state
+from ups.training.progress import Clock, Progress
+from ups.training.stage import Stage
+from ups.training.update import Update
 
-
-class Samples(Protocol):
-    """Where batches come from: the number of samples per key, and any of them on request."""
-
-    @property
-    def num_samples(self) -> dict[str, int]: ...
-
-    def load(self, key: str, samples: np.ndarray, device: torch.device) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What distinguishes one stage from another.
-
-    `loss(model, batch, draw)` gives one value per sample, (B,), and touches the model only by calling it. `settings`
-    are the model's constructor arguments.
-    """
-
-    model: nn.Module
-    settings: dict[str, Any]
-    loss: Callable[[nn.Module, Any, Draw], Tensor]
-    train: Samples
-    valid: Samples
-    batch_sizes: dict[str, int]
+log = logging.getLogger(__name__)
 
 
 def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
-    """Train until `config.steps`, from the last checkpoint if there is one, and write the averaged weights.
+    """Train until `config.steps`, or until validation stops improving, from the last checkpoint if there is one.
 
     Raises:
-        Diverged: the loss or the gradient became NaN or infinite.
+        Diverged: a loss is not finite, or too many gradients were not.
+        OutOfMemory: micro-batches do not fit.
+        Preempted: a SIGTERM came; the step it came in is saved.
     """
-    sampler = BatchSampler(stage.train.num_samples, stage.batch_sizes, config.seed)
-    _check_shares(stage.batch_sizes, ranks)
-    model = stage.model.to(ranks.device)
-    average = copy.deepcopy(model).requires_grad_(False)
-    parallel = DistributedDataParallel(model) if ranks.world_size > 1 else model
-    optimizer = _optimizer(model, config)
+    inject = Injection.read(run.folder, ranks.rank)
+    update = Update(stage, config, run, ranks, inject)
+    batches = Batches(stage, config, run, ranks, inject)
+    checkpoints = Checkpoints(run.folder / CHECKPOINTS, run.launch.keep_checkpoints, inject.at)
+    update.settle(batches.read(0))
+    progress = _resume(update, checkpoints, run, ranks)
+    stop, clock = StopRequest(), Clock(run.launch.checkpoint_minutes)
+    gc.freeze()
 
-    def losses(step: int) -> tuple[Tensor, int]:
-        key, samples = sampler.draw(step)
-        share = ranks.share(len(samples))
-        draw = Draw((config.seed, 2, step), len(samples), share, ranks.device)
-        return stage.loss(parallel, stage.train.load(key, samples[share], ranks.device), draw), len(samples)
+    with batches.from_step(progress.step):
+        while progress.step < config.steps and not progress.is_over(config.patience):
+            run.alive(ranks.rank).touch()
+            inject.at("step", progress.step)
+            share = clock.wait_for(batches.next)
+            rate = learning_rate(config, progress.step, progress.valid_losses)
+            save = checkpoints.failed() or (ranks.rank == 0 and clock.save_is_due())
+            outcome = update(share, rate, stop=stop.asked, save=save)
+            progress.add(outcome, share)
 
-    _settle_buckets(parallel, losses, ranks)
-    first = _restore(load(run.folder / STATE), model, average, optimizer) if (run.folder / STATE).is_file() else 0
-    if ranks.rank == 0:
-        _forget_after(run, first)
-    loss_sum, since, started = torch.zeros((), device=ranks.device), 0, time.perf_counter()
+            done = progress.step
+            if done % config.log_every == 0 or done == config.steps:
+                metrics = progress.metrics(update, config, ranks) | {"learning_rate": rate} | clock.metrics()
+                _record(run, ranks, done, metrics)
+            if done % config.validate_every == 0 or done == config.steps:
+                metrics = validate(stage, update.average, config, ranks)
+                _record(run, ranks, done, metrics)
+                progress.add_validation(metrics["valid_loss"], update, keep_best=config.patience is not None)
+                clock.restart()
+            if done == config.steps:
+                break
+            if done % run.launch.checkpoint_steps == 0 or outcome.save or outcome.stop:
+                _save(update, progress, checkpoints, ranks)
+                clock.saved()
+            if outcome.stop:
+                checkpoints.wait()
+                raise Preempted(f"{run.stage} was asked to stop and saved step {done}; the same command goes on")
 
-    for step in range(first, config.steps):
-        optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = learning_rate(config, step)
-        values, global_size = losses(step)
-        # The mean over the global batch: DDP averages gradients over ranks, whose shares may differ by one sample.
-        (values.sum() * (ranks.world_size / global_size)).backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        _update_average(average, model, min(config.ema_decay, (1 + step) / (10 + step)))
-        loss_sum, since = loss_sum + values.detach().sum() / global_size, since + 1
-
-        done = step + 1
-        if done % config.log_every == 0 or done == config.steps:
-            loss = (ranks.total(loss_sum) / since).item()
-            _check_finite(run, done, loss=loss, gradient_norm=norm.item())
-            speed = since / (time.perf_counter() - started)
-            metrics = {"loss": loss, "gradient_norm": norm.item(), "learning_rate": learning_rate(config, step)}
-            _record(run, ranks, done, metrics | {"steps_per_second": speed})
-            loss_sum, since, started = torch.zeros_like(loss_sum), 0, time.perf_counter()
-        if done % config.validate_every == 0 or done == config.steps:
-            _record(run, ranks, done, validate(stage, average, config, ranks))
-            started = time.perf_counter()
-        if done % config.checkpoint_every == 0 and ranks.rank == 0:
-            _check_finite(run, done, gradient_norm=norm.item())
-            save(run.folder / STATE, _state(done, model, average, optimizer))
-
-    if ranks.rank == 0:
-        save(run.folder / WEIGHTS, {"settings": stage.settings, "weights": average.state_dict()})
-        (run.folder / STATE).unlink(missing_ok=True)
-    ranks.barrier()
+    _finish(stage, update, progress, checkpoints, run, ranks)
 
 
-def _check_finite(run: Run, step: int, **values: float) -> None:
-    if not all(map(math.isfinite, values.values())):
-        told = ", ".join(f"{name} {value}" for name, value in values.items())
-        raise Diverged(f"{run.stage}: {told} at step {step}; lower {run.stage}.learning_rate")
+class StopRequest:
+    """Whether this process got a SIGTERM."""
 
+    def __init__(self) -> None:
+        self.asked = False
+        signal.signal(signal.SIGTERM, self._ask)
 
-def learning_rate(config: TrainingSection, step: int) -> float:
-    """Linear warm-up, then a cosine to one hundredth of the peak."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    return config.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
+    def _ask(self, *_: object) -> None:
+        self.asked = True
 
 
 @torch.no_grad()
-def validate(stage: Stage, model: nn.Module, config: TrainingSection, ranks: Ranks) -> dict[str, float]:
+def validate(stage: Stage, model: torch.nn.Module, config: TrainingSection, ranks: Ranks) -> dict[str, float]:
     """Mean loss over one fixed batch per key of the validation split, and over the keys."""
     metrics = {}
-    for position, (key, samples) in enumerate(fixed_batches(stage.valid.num_samples, stage.batch_sizes)):
+    for position, (key, samples) in enumerate(fixed_batches(stage.valid.num_samples, stage.batch_sizes(config))):
         share = ranks.share(len(samples))
-        draw = Draw((config.seed, 3, position), len(samples), share, ranks.device)
-        total = torch.zeros((), device=ranks.device)
-        if share.start < share.stop:
-            total = stage.loss(model, stage.valid.load(key, samples[share], ranks.device), draw).sum()
+        # A rank without a sample computes one that does not count: shards of the model are gathered by all ranks.
+        place = share if share.start < share.stop else slice(0, 1)
+        batch = stage.valid.load(key, samples[place]).to(ranks.device)
+        draw = Draw((config.seed, 3, position), len(samples), place, ranks.device)
+        total = stage.loss(model, batch, draw).sum() * (share.start < share.stop)
         metrics[f"valid_loss/{key}"] = ranks.total(total).item() / len(samples)
     return {"valid_loss": sum(metrics.values()) / len(metrics), **metrics}
 
 
-def _check_shares(batch_sizes: dict[str, int], ranks: Ranks) -> None:
-    key = min(batch_sizes, key=batch_sizes.__getitem__)
-    if batch_sizes[key] < ranks.world_size:
-        raise ConfigFault(
-            f"a batch of {batch_sizes[key]} snapshots of {key} cannot be shared by {ranks.world_size} processes: "
-            "raise batch_tokens or lower launch.num_processes"
-        )
+def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks) -> Progress:
+    """Progress of the newest intact checkpoint, restored; all ranks take the one that rank 0 finds."""
+    progress = Progress(run.stage, ranks.device)
+    if ranks.rank == 0:
+        checkpoints.clean()
+    found = checkpoints.newest() if ranks.rank == 0 else None
+    step = ranks.from_first(found[0] if found else None)
+    if step is not None:
+        state = found[1] if found else checkpoints.read(step)
+        if len(state["progress"]["ranks"]) != ranks.world_size and ranks.rank == 0:
+            before = len(state["progress"]["ranks"])
+            log.warning("resumed on %d processes instead of %d: not bit for bit", ranks.world_size, before)
+        update.restore(state["update"])
+        progress.restore(state["progress"], ranks)
+        log.info("resumed at step %d", step)
+    if ranks.rank == 0:
+        _forget_after(run, progress.step)
+        write_json(run.folder / RESUMED, {"step": progress.step, "refused": checkpoints.refused})
+    return progress
 
 
-def _optimizer(model: nn.Module, config: TrainingSection) -> torch.optim.Optimizer:
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.98), fused=True)
+def _save(update: Update, progress: Progress, checkpoints: Checkpoints, ranks: Ranks) -> None:
+    state = {"update": update.state(), "progress": progress.state(ranks)}
+    if ranks.rank == 0:
+        checkpoints.save(progress.step, state)
 
 
-def _settle_buckets(parallel: nn.Module, losses: Callable[[int], tuple[Tensor, int]], ranks: Ranks) -> None:
-    """Two backward passes that are thrown away: DDP orders its buckets anew after the first.
-
-    Without them the first step after a resume would add up gradients in another order than the step it repeats.
-    """
-    for step in range(2 if ranks.world_size > 1 else 0):
-        losses(step)[0].sum().backward()
-        parallel.zero_grad(set_to_none=True)
-
-
-@torch.no_grad()
-def _update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
-    torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
-
-
-def _state(step: int, model: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    parts = {"model": model, "average": average, "optimizer": optimizer}
-    return {"step": step, **{name: part.state_dict() for name, part in parts.items()}}
-
-
-def _restore(state: dict[str, Any], model: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    for name, part in (("model", model), ("average", average), ("optimizer", optimizer)):
-        part.load_state_dict(state[name])
-    return state["step"]
+def _finish(
+    stage: Stage, update: Update, progress: Progress, checkpoints: Checkpoints, run: Run, ranks: Ranks
+) -> None:
+    """Write the averaged weights and what each rank has seen; then the checkpoints are no longer needed."""
+    weights = progress.best or full_state(update.average)
+    seen = ranks.gather(dict(sorted(progress.seen.items())))
+    if ranks.rank == 0:
+        write_json(run.folder / SAMPLING, {"samples_per_rank": seen})
+        publish_tensors(run.folder / WEIGHTS, {"settings": stage.settings, "weights": weights})
+        checkpoints.remove()
+    ranks.barrier()
 
 
 def _record(run: Run, ranks: Ranks, step: int, metrics: dict[str, float]) -> None:

@@ -5,10 +5,10 @@ from torch import Tensor, nn
 from ups.config import SteadyConfig
 from ups.data.loader import LatentBatch, LatentSamples
 from ups.models.steady import SteadyModel
+from ups.run import Run
 from ups.training.distributed import Draw
 from ups.training.inputs import field_rms, model_settings, open_cache, set_amplitude
-from ups.training.loop import Stage
-from ups.training.run import Run
+from ups.training.stage import Stage
 
 
 def build(config: SteadyConfig, run: Run) -> Stage:
@@ -29,5 +29,5 @@ def build(config: SteadyConfig, run: Run) -> Stage:
         loss=loss,
         train=train,
         valid=LatentSamples(cache, "valid", steady=True),
-        batch_sizes=train.batch_sizes(config.batch_tokens),
+        num_tokens=train.num_tokens,
     )

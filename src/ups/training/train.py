@@ -5,20 +5,26 @@ from ups.processes import die_with_parent
 if __name__ == "__main__":
     die_with_parent()
 
+import faulthandler
 import os
+import signal
 import sys
+import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 import torch
-from torch.distributed.elastic.multiprocessing.errors import record
 
-from ups.config import CodecConfig, ConsistencyConfig, DiffusionConfig, OperatorConfig, SteadyConfig
+from ups.config import CodecConfig, ConsistencyConfig, DiffusionConfig, OperatorConfig, SteadyConfig, TrainingSection
 from ups.errors import Fault
 from ups.files import write_json
+from ups.run import Run
 from ups.training import codec, consistency, diffusion, operator, steady
-from ups.training.distributed import Ranks
+from ups.training.distributed import Ranks, is_lost_peer
 from ups.training.loop import train
-from ups.training.run import Run
+from ups.training.stage import Stage
 
 STAGES = {
     "codec": (CodecConfig, codec.build),
@@ -29,25 +35,46 @@ STAGES = {
 }
 
 
-@record
-def main(folder: Path) -> None:
-    """Train the stage that `folder/run.json` describes."""
+def main(work: Callable[[Stage, TrainingSection, Run, Ranks], object]) -> None:
+    """Build the stage that `RUN_DIR/run.json` describes on every rank and do `work` with it; never returns.
+
+    The folder is the last argument of the command line. A rank that fails says why in its fault file.
+    """
+    folder, rank = Path(sys.argv[-1]), int(os.environ["RANK"])
+    sys.excepthook = lambda *error: _end(folder, rank, *error)
     run = Run.read(folder)
-    ranks = Ranks.join(run.launch["device"], run.launch["timeout_seconds"])
+    run.alive(rank).write_text(f"{os.uname().nodename} {os.getpid()}", encoding="utf-8")
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    ranks = Ranks.join(run.device, run.launch.timeout_seconds)
     config_class, build = STAGES[run.stage]
     config = config_class(**run.config)
     torch.manual_seed(config.seed)
-    try:
-        train(build(config, run), config, run, ranks)
-    except Fault as fault:
-        what = {"kind": type(fault).__name__, "what": str(fault), "rank": ranks.rank}
-        write_json(folder / f"fault.rank{ranks.rank}.json", what)
-        raise
+    work(build(config, run), config, run, ranks)
+    _leave(0)
+
+
+def _end(folder: Path, rank: int, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Write the fault file of this rank and go: no thread, hung or not, holds a process that has failed."""
+    code = Fault.exit_code
+    if isinstance(error, Fault):
+        report, code = {"kind": kind.__name__, "what": str(error), "details": vars(error)}, error.exit_code
+    elif is_lost_peer(error):
+        report = {"kind": "LostPeer", "what": str(error)}
+    else:
+        place = traceback.extract_tb(trace)[-1]
+        report = {"kind": "Fault", "what": f"{kind.__name__}: {error} ({Path(place.filename).name}:{place.lineno})"}
+    traceback.print_exception(kind, error, trace)
+    sys.stderr.flush()
+    write_json(Run.fault_file(folder, rank), report | {"rank": rank, "time": time.time()})
+    _leave(code)
+
+
+def _leave(code: int) -> None:
+    """End this process without the interpreter's shutdown, which may abort in native threads after the work is done."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Interpreter shutdown may abort in native threads after the work is done, and would report a good run as failed.
-    os._exit(0)
+    main(train)

@@ -1,0 +1,143 @@
+"""One torchrun job as a child process: started, watched, ended with all it started."""
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from ups.config import LaunchConfig
+from ups.errors import LostWorker, Preempted
+from ups.processes import die_with_parent
+from ups.run import ALIVE, FAULTS, LOG
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 35.0  # torchrun itself gives its workers 30
+DUMP_SECONDS = 1.0
+
+stop_requested = threading.Event()
+"""Set when this command was interrupted: a job may be watched from a thread that no signal reaches."""
+_jobs: set[int] = set()
+
+
+def is_watching() -> bool:
+    """Whether a job of this process runs, which ends in good order once `stop_requested` is set."""
+    return bool(_jobs)
+
+
+def command(module: str, folder: Path, launch: LaunchConfig) -> list[str]:
+    """The command that runs `module` on every process of this node; with several nodes, the same on each of them."""
+    meet = ["--standalone"]
+    if launch.num_nodes > 1:
+        meet = [f"--nnodes={launch.num_nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={launch.rendezvous}"]
+        meet += [f"--rdzv-id={folder.parent.name}-{folder.name}"]
+        meet += [f"--rdzv-conf=join_timeout={launch.timeout_seconds}"]
+    workers = [f"--nproc-per-node={launch.num_processes}", "--max-restarts=0", "-m", module, str(folder)]
+    return [sys.executable, "-m", "torch.distributed.run", *meet, *workers]
+
+
+def run_job(module: str, folder: Path, launch: LaunchConfig, tick: Callable[[], None]) -> int:
+    """Run `module` on the run folder under torchrun, calling `tick` now and then; returns torchrun's exit code.
+
+    The code says little; what happened is in the folder. Whatever ends this function ends the job.
+
+    Raises:
+        Preempted: this command was interrupted; the job has saved its step.
+        LostWorker: a rank made no step for `launch.timeout_seconds`.
+    """
+    for path in (*folder.glob(FAULTS), *folder.glob(ALIVE)):
+        path.unlink()
+    with _started(command(module, folder, launch), folder / LOG, launch) as child:
+        while child.poll() is None:
+            if stop_requested.is_set():
+                _end(child)
+                raise Preempted(f"{folder.parent.name} was interrupted; the same command goes on where it was")
+            _check_progress(folder, launch.timeout_seconds)
+            tick()
+            time.sleep(POLL_SECONDS)
+        return child.returncode
+
+
+@contextlib.contextmanager
+def _started(words: list[str], log: Path, launch: LaunchConfig) -> Iterator[subprocess.Popen]:
+    threads = launch.threads_per_process or max(1, (os.cpu_count() or 1) // launch.num_processes)
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "HDF5_PLUGIN_PATH": ""}
+    with log.open("a", encoding="utf-8") as output:
+        output.write(f"$ OMP_NUM_THREADS={threads} {shlex.join(words)}\n")
+        output.flush()
+        child = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+    _jobs.add(child.pid)
+    try:
+        yield child
+    finally:
+        _end(child)
+        _jobs.discard(child.pid)
+
+
+def _end(child: subprocess.Popen) -> None:
+    """Ask torchrun to end, which asks its workers; what has not ended in time is killed."""
+    if child.poll() is not None:
+        return
+    workers = psutil.Process(child.pid).children(recursive=True)
+    child.terminate()
+    try:
+        child.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+
+
+def _check_progress(folder: Path, timeout_seconds: float) -> None:
+    """See that every rank has made a step lately; if not, have all write their stacks to the log and end them."""
+    ages = {path: time.time() - path.stat().st_mtime for path in folder.glob(ALIVE)}
+    oldest = max(ages, key=ages.__getitem__, default=None)
+    if oldest is None or ages[oldest] < timeout_seconds:
+        return
+    processes = {path: process for path in ages if (process := _process(path)) is not None}
+    stopped = [path for path, process in processes.items() if process.status() == psutil.STATUS_STOPPED]
+    hung = stopped[0] if stopped else oldest
+    for path, process in processes.items():
+        if path not in stopped:
+            process.send_signal(signal.SIGUSR1)
+    time.sleep(DUMP_SECONDS)
+    for process in processes.values():
+        process.kill()
+    what = "is stopped" if stopped else "hangs"
+    fault = LostWorker(
+        f"{folder.parent.name}: rank {rank_of(hung)} {what}, no step for {timeout_seconds:.0f} s; the stacks of all "
+        f"ranks are in {folder / LOG}, the same command goes on from the last checkpoint"
+    )
+    fault.rank = rank_of(hung)
+    raise fault
+
+
+def rank_of(path: Path) -> int:
+    """The rank in the name of one of its files."""
+    return int(path.name.partition("rank")[2].partition(".")[0])
+
+
+def _process(path: Path) -> psutil.Process | None:
+    """The rank's process if it runs on this machine and still is what it was."""
+    host, _, pid = path.read_text(encoding="utf-8").partition(" ")
+    if host != os.uname().nodename or not psutil.pid_exists(int(pid)):
+        return None
+    process = psutil.Process(int(pid))
+    return process if str(path.parent) in process.cmdline() else None

@@ -1,0 +1,90 @@
+"""Faults on request, for tests: `UPS_FAULT=<kind>:rank<r>:step<s>`, several separated by commas.
+
+Without `UPS_TESTING=1` nothing is ever injected. A fault strikes once: it leaves a marker in the run folder, so that
+the job that is started again survives it.
+"""
+
+import errno
+import logging
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger(__name__)
+
+SIGNALS = {"sigkill": signal.SIGKILL, "sigterm": signal.SIGTERM, "sigstop": signal.SIGSTOP}
+POINTS = {
+    "sigkill": "step",
+    "sigterm": "step",
+    "sigstop": "step",
+    "raise": "step",
+    "slow": "step",
+    "nan": "loss",
+    "spike": "loss",
+    "desync": "gradient",
+    "oom-forward": "forward",
+    "oom-backward": "backward",
+    "stall-data": "data",
+    "full-disk": "write",
+    "kill-before-write": "write",
+    "kill-before-rename": "written",
+    "kill-after-rename": "renamed",
+    "kill-before-purge": "committed",
+}
+"""Kind of fault -> the point in the code where it strikes."""
+FOREVER = 3600.0
+
+
+@dataclass(frozen=True)
+class Injection:
+    """The faults that `rank` meets."""
+
+    folder: Path
+    rank: int
+    faults: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path, rank: int) -> "Injection":
+        """Read the environment; a fault that nobody knows is our own mistake."""
+        text = os.environ.get("UPS_FAULT", "") if os.environ.get("UPS_TESTING") == "1" else ""
+        found = []
+        for word in filter(None, text.split(",")):
+            match = re.fullmatch(r"([a-z-]+):rank(\d+|\*):step(\d+)", word)
+            assert match is not None and match[1] in POINTS, word
+            if match[2] in ("*", str(rank)):
+                found.append((match[1], int(match[3])))
+        return cls(folder, rank, tuple(found))
+
+    def at(self, point: str, step: int) -> str | None:
+        """Strike with what is planned for this point of step `step`; kinds that only spoil numbers are returned."""
+        for kind, when in self.faults:
+            if POINTS[kind] == point and step >= when and self._is_first(kind, when):
+                log.warning("injected %s on rank %d in step %d", kind, self.rank, step)
+                return _strike(kind)
+        return None
+
+    def _is_first(self, kind: str, when: int) -> bool:
+        marker = self.folder / f"injected.{kind}.rank{self.rank}.step{when}"
+        if marker.exists():
+            return False
+        marker.touch()
+        return True
+
+
+def _strike(kind: str) -> str:
+    if kind in SIGNALS or kind.startswith("kill-"):
+        os.kill(os.getpid(), SIGNALS.get(kind, signal.SIGKILL))
+    if kind.startswith("oom-"):
+        raise torch.OutOfMemoryError("injected: tried to allocate more than there is")
+    if kind == "full-disk":
+        raise OSError(errno.ENOSPC, "No space left on device (injected)")
+    if kind == "raise":
+        raise RuntimeError("injected error")
+    if kind == "stall-data":
+        time.sleep(FOREVER)
+    return kind

@@ -1,0 +1,50 @@
+"""What distinguishes one training stage from another: a model, a loss and its samples."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+
+from ups.config import TrainingSection
+from ups.data.loader import Batch, batch_size
+from ups.training.distributed import Draw
+
+
+class Samples(Protocol):
+    """Where batches come from: the number of samples per key, and any of them on request."""
+
+    @property
+    def num_samples(self) -> dict[str, int]: ...
+
+    def dataset(self, key: str, sample: int) -> str: ...
+
+    def load(self, key: str, samples: np.ndarray) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage, ready to be trained.
+
+    `loss(model, batch, draw)` gives one value per sample, (B,), and touches the model only by calling it. `settings`
+    are the model's constructor arguments, `num_tokens` the tokens of one snapshot of each key.
+    """
+
+    model: nn.Module
+    settings: dict[str, Any]
+    loss: Callable[[nn.Module, Any, Draw], Tensor]
+    train: Samples
+    valid: Samples
+    num_tokens: dict[str, int]
+
+    def batch_sizes(self, config: TrainingSection) -> dict[str, int]:
+        """Snapshots per global batch of each key."""
+        return batch_sizes(self.num_tokens, config)
+
+
+def batch_sizes(num_tokens: dict[str, int], config: TrainingSection) -> dict[str, int]:
+    """Snapshots per global batch for keys whose snapshots have so many tokens."""
+    return {
+        key: batch_size(config.batch_tokens, tokens, config.batch_multiple) for key, tokens in num_tokens.items()
+    }

@@ -1,0 +1,199 @@
+"""One optimizer step: micro-batches forward and backward, gradients exchanged once, clipped, applied, averaged."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from ups.config import TrainingSection
+from ups.errors import OutOfMemory
+from ups.run import Run
+from ups.training.batches import MicroBatch, Share
+from ups.training.compiling import compile_blocks
+from ups.training.distributed import Draw, Ranks
+from ups.training.injection import Injection
+from ups.training.memory import is_out_of_memory
+from ups.training.optimizers import make_optimizer
+from ups.training.parallel import (
+    check_gradients_agree,
+    clip_gradients,
+    exchanging,
+    forget_gradients,
+    full_state,
+    load_full_state,
+    local,
+    parallelize,
+    settle,
+)
+from ups.training.stage import Stage
+
+CHECKED_STEPS = 3
+SETTLED_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step did: this rank's part of the mean loss, 0-d, the gradient's norm, and what all ranks agreed on.
+
+    A step for which some rank had no memory has neither loss nor norm: nobody took it.
+    """
+
+    loss: Tensor | None
+    norm: Tensor | None
+    stop: bool
+    save: bool
+
+
+class Update:
+    """A stage's model, its moving average and its optimizer, and the step that moves them.
+
+    `mean_norm`, `num_norms`, `num_skipped` and `first_skipped` are 0-d tensors on the device, so that no step waits
+    for it: the running mean of the gradient norm, over how many steps, how many steps were skipped, the first of them.
+    """
+
+    def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks, inject: Injection) -> None:
+        self.stage, self.config, self.run, self.ranks, self.inject = stage, config, run, ranks, inject
+        self.model = stage.model.to(ranks.device)
+        average = copy.deepcopy(self.model).requires_grad_(False)
+        if run.launch.activation_checkpointing:
+            checkpoint_blocks(self.model)
+        self.eager_because = compile_blocks(self.model, ranks) if run.launch.compile else "launch.compile is off"
+        self.parallel = parallelize(self.model, ranks, run.launch.sharding)
+        self.average = parallelize(average, ranks, run.launch.sharding)
+        self.optimizer = make_optimizer(self.model, config)
+        self.mean_norm, self.num_norms, self.num_skipped = torch.zeros(3, device=ranks.device)
+        self.first_skipped = torch.tensor(-1.0, device=ranks.device)
+        self.checked = 0
+
+    def __call__(self, share: Share, learning_rate: float, *, stop: bool, save: bool) -> Outcome:
+        """Take the step of `share`; this rank wishes to stop or save after it."""
+        loss = torch.zeros((), device=self.ranks.device)
+        last = len(share.micro_batches) - 1
+        for position, micro in enumerate(share.micro_batches):
+            with exchanging(self.parallel, position == last):
+                values = self._forward(share, micro, position)
+                if position == last or values is None:
+                    no_memory, stop, save = self.ranks.agree(values is None, stop, save)
+                    if no_memory:
+                        forget_gradients(self.parallel)
+                        return Outcome(None, None, stop, save)
+                assert values is not None
+                self._backward(values, share)
+                loss += values.detach().sum() / share.size
+        norm = self._apply(share.step, learning_rate)
+        return Outcome(loss, norm, stop, save)
+
+    def settle(self, share: Share) -> None:
+        """Bring the exchange of gradients into its final order; changes nothing that is trained."""
+
+        def backward() -> None:
+            self._loss(share, share.micro_batches[0], 0).sum().backward()
+
+        settle(self.parallel, backward)
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on, whole and on the CPU; the same whatever the number of processes."""
+        return {
+            "model": full_state(self.parallel),
+            "average": full_state(self.average),
+            "optimizer": self.optimizer.full_state(self.parallel),
+            "norms": [float(value) for value in self.norms()],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        load_full_state(self.parallel, state["model"])
+        load_full_state(self.average, state["average"])
+        self.optimizer.load_full_state(self.parallel, state["optimizer"])
+        for tensor, value in zip(self.norms(), state["norms"], strict=True):
+            tensor.fill_(value)
+
+    def norms(self) -> tuple[Tensor, ...]:
+        """Running mean of the gradient norm, over how many steps, steps skipped, the first of them or -1."""
+        return self.mean_norm, self.num_norms, self.num_skipped, self.first_skipped
+
+    def _loss(self, share: Share, micro: MicroBatch, position: int) -> Tensor:
+        seed = (self.config.seed, 2, share.step)
+        torch.manual_seed(_integer((*seed, position, self.ranks.rank)))
+        batch = micro.batch.to(self.ranks.device)
+        draw = Draw(seed, share.size, micro.place, self.ranks.device)
+        precision = torch.bfloat16 if self.config.precision == "bfloat16" else None
+        with torch.autocast(self.ranks.device.type, precision, enabled=precision is not None):
+            return self.stage.loss(self.parallel, batch, draw)
+
+    def _forward(self, share: Share, micro: MicroBatch, position: int) -> Tensor | None:
+        """One loss per sample; None where there is no memory for it and the other ranks can be told."""
+        try:
+            self.inject.at("forward", share.step)
+            with record_function("forward"):
+                values = self._loss(share, micro, position)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if self.run.launch.sharding == "fsdp":
+                raise self._too_large(share, "the forward pass") from None
+            return None
+        spoilt = {"nan": torch.nan, "spike": 1e6}.get(self.inject.at("loss", share.step) or "", 1.0)
+        return values * spoilt if spoilt != 1.0 else values
+
+    def _backward(self, values: Tensor, share: Share) -> None:
+        try:
+            self.inject.at("backward", share.step)
+            with record_function("backward"):
+                # The mean over the global batch: gradients are averaged over ranks.
+                (values.sum() * (self.ranks.world_size / share.size)).backward()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._too_large(share, "the backward pass") from None
+
+    def _too_large(self, share: Share, where: str) -> OutOfMemory:
+        fault = OutOfMemory(
+            f"{self.run.stage}: {share.tokens} tokens of {share.key} do not fit into the memory of rank "
+            f"{self.ranks.rank} in {where}; set launch.micro_batch_tokens below that"
+        )
+        fault.tokens = share.tokens
+        return fault
+
+    @record_function("update")
+    def _apply(self, step: int, learning_rate: float) -> Tensor:
+        parameters = list(self.model.parameters())
+        if self.inject.at("gradient", step):
+            parameters[0].grad.add_(1.0)
+        if self.checked < CHECKED_STEPS:
+            check_gradients_agree(self.parallel, self.ranks)
+            self.checked += 1
+        norm = clip_gradients(parameters, self.config.clip_norm)
+        self.optimizer.step(learning_rate, skip=self._is_bad(norm, step))
+        self.optimizer.zero_grad()
+        decay = min(self.config.ema_decay, (1 + step) / (10 + step))
+        with torch.no_grad():
+            torch._foreach_lerp_(local(self.average.parameters()), local(parameters), 1 - decay)
+        return norm
+
+    def _is_bad(self, norm: Tensor, step: int) -> Tensor:
+        """1 where this gradient must not be applied, else 0; on the device."""
+        is_spike = (self.num_norms >= SETTLED_STEPS) & (norm > self.config.spike_factor * self.mean_norm)
+        bad = ~norm.isfinite() | is_spike
+        good = ~bad
+        weight = good / (self.num_norms + 1).clamp(max=SETTLED_STEPS)
+        self.mean_norm.add_(torch.where(good, norm - self.mean_norm, 0.0) * weight)
+        self.num_norms.add_(good)
+        self.first_skipped.copy_(torch.where(bad & (self.first_skipped < 0), step, self.first_skipped))
+        self.num_skipped.add_(bad)
+        return bad.float()
+
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Have a model's blocks computed again in the backward pass instead of kept (Chen et al. 2016, arXiv:1604.06174)."""
+    for module in model.modules():
+        if hasattr(module, "recompute"):
+            module.recompute = True
+
+
+def _integer(seed: tuple[int, ...]) -> int:
+    return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1)
