@@ -21,7 +21,7 @@ from ups.training.parallel import (
     check_gradients_agree,
     clip_gradients,
     exchanging,
-    forget_gradients,
+    abandon,
     full_optimizer_state,
     full_state,
     load_full_optimizer_state,
@@ -137,7 +137,7 @@ def skip_gap(ranks: Ranks, sharding: Sharding, settled: bool, sync: bool) -> flo
         if step in (0, 1, 4):
             with exchanging(parallel, sync):
                 losses(parallel, plain, batch_of(step, ranks.share(BATCH_SIZE)))
-            forget_gradients(parallel)
+            abandon(parallel)
         backward(parallel, plain, step, ranks)
         gaps.append(gap(gradients(plain), expected(step)))
         check_gradients_agree(parallel, ranks)

@@ -63,15 +63,24 @@ def exchanging(parallel: nn.Module, when: bool) -> Iterator[None]:
             yield
     elif isinstance(parallel, FSDPModule):
         parallel.set_requires_gradient_sync(when)
-        yield
-        parallel.set_requires_gradient_sync(True)
+        try:
+            yield
+        finally:
+            parallel.set_requires_gradient_sync(True)
     else:
         yield
 
 
-def forget_gradients(parallel: nn.Module) -> None:
-    """Drop all gradients, also those that were not exchanged yet (collective under `fsdp`)."""
+def abandon(parallel: nn.Module) -> None:
+    """Give up a step on all ranks: forget gradients, exchanged or not, and forward passes without a backward pass.
+
+    Under `ddp` a rank may have failed in a forward pass or in a backward pass that exchanges nothing. Under `fsdp`, where
+    forward passes are collective, all ranks must have stopped at the same place; and so is this function.
+    """
     parallel.zero_grad(set_to_none=True)
+    if isinstance(parallel, DistributedDataParallel):
+        # Ranks that finished the forward pass would exchange in the next backward pass, even within `no_sync`.
+        parallel.reducer._reset_state()
     for module in parallel.modules():
         if isinstance(module, FSDPModule):
             module.unshard()
