@@ -70,6 +70,13 @@ class LostWorker(Fault):
     kind = "lost worker"
 
 
+class Unsynchronised(Fault):
+    """Ranks that must hold the same gradients do not; an error of ours."""
+
+    exit_code = 70
+    kind = "unsynchronised"
+
+
 class Preempted(Fault):
     """The run was asked to stop; the same command resumes it."""
 

@@ -1,0 +1,212 @@
+"""How a model is spread over ranks: its copies or shards, their gradients, and the whole state behind the shards."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ups.errors import Unsynchronised
+from ups.training.distributed import Ranks
+
+Sharding = Literal["ddp", "fsdp"]
+
+
+def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding) -> nn.Module:
+    """The model that computes on this rank: itself when alone, a replica (`ddp`) or a shard (`fsdp`) otherwise.
+
+    A frozen model, such as a moving average, needs no exchange: under `ddp` it is returned as it is, under `fsdp` it is
+    sharded like the model it averages. `fsdp` works in place.
+    """
+    if ranks.world_size == 1:
+        return model
+    if sharding == "fsdp":
+        return _shard(model, ranks)
+    if not any(p.requires_grad for p in model.parameters()):
+        return model
+    return DistributedDataParallel(
+        model,
+        device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        static_graph=True,
+        batched_grad_copy=True,
+        forward_sync_buffers=False,
+    )
+
+
+def _shard(model: nn.Module, ranks: Ranks) -> nn.Module:
+    """Shard the members of every module list one by one, then what is left with the root (FSDP2)."""
+    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
+
+    def placement(parameter: nn.Parameter) -> Shard | None:
+        even = (axis for axis, size in enumerate(parameter.shape) if size % ranks.world_size == 0)
+        return next(map(Shard, even), None)
+
+    blocks = [block for modules in model.modules() if isinstance(modules, nn.ModuleList) for block in modules]
+    for module in (*blocks, model):
+        # The root too: a forward pass that no backward pass follows then leaves nothing unsharded.
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=placement)
+    return model
+
+
+@contextmanager
+def exchanging(parallel: nn.Module, when: bool) -> Iterator[None]:
+    """Within it, forward and backward passes add to the gradients, which ranks exchange only if `when`."""
+    if isinstance(parallel, DistributedDataParallel) and not when:
+        with parallel.no_sync():
+            yield
+    elif isinstance(parallel, FSDPModule):
+        parallel.set_requires_gradient_sync(when)
+        try:
+            yield
+        finally:
+            parallel.set_requires_gradient_sync(True)
+    else:
+        yield
+
+
+def abandon(parallel: nn.Module) -> None:
+    """Give up a step on all ranks: forget gradients, exchanged or not, and forward passes without a backward pass.
+
+    Under `ddp` a rank may have failed in a forward pass or in a backward pass that exchanges nothing. Under `fsdp`, where
+    forward passes are collective, all ranks must have stopped at the same place; and so is this function.
+    """
+    parallel.zero_grad(set_to_none=True)
+    if isinstance(parallel, DistributedDataParallel):
+        # Ranks that finished the forward pass would exchange in the next backward pass, even within `no_sync`.
+        parallel.reducer._reset_state()
+    for module in parallel.modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()
+            module.zero_grad(set_to_none=True)
+            module.reshard()
+
+
+def settle(parallel: nn.Module, backward: Callable[[], None]) -> None:
+    """Run `backward`, a forward and a backward pass, twice and throw the gradients away.
+
+    DDP learns the order of its buckets in the first pass and changes to it in the second. Without this the first step
+    after a resume would add up gradients in another order than the step it repeats. The order may depend on the batch:
+    take the same one at every start.
+    """
+    if isinstance(parallel, DistributedDataParallel):
+        for _ in range(2):
+            backward()
+            parallel.zero_grad(set_to_none=True)
+
+
+def local(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The part of each tensor that lies on this rank, sharing its memory."""
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale the gradients g by min(1, max_norm / |g|) in place and return |g|, the norm over all of them and all ranks."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    parts = local(gradients)
+    norm = torch.stack(torch._foreach_norm(parts)).norm()
+    if isinstance(gradients[0], DTensor):
+        square = norm.square()
+        dist.all_reduce(square, group=gradients[0].device_mesh.get_group())
+        norm = square.sqrt()
+    torch._foreach_mul_(parts, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+@torch.no_grad()
+def check_gradients_agree(model: nn.Module, ranks: Ranks, group: dist.ProcessGroup | None = None) -> None:
+    """Compare a hash of every gradient over ranks; shards of gradients, which differ by design, are not compared.
+
+    Raises:
+        Unsynchronised: on every rank, if two ranks have different gradients.
+    """
+    names, parameters = zip(*_unwrapped(model).named_parameters(), strict=True)
+    if ranks.world_size == 1 or isinstance(parameters[0], DTensor):
+        return
+    hashes = torch.stack([_hash(p.grad, ranks.device) for p in parameters])
+    gathered = [torch.empty_like(hashes) for _ in range(ranks.world_size)]
+    dist.all_gather(gathered, hashes, group=group)
+    differing = (torch.stack(gathered) != gathered[0]).nonzero().tolist()
+    if differing:
+        rank, parameter = differing[0]
+        raise Unsynchronised(
+            f"ranks 0 and {rank} have different gradients of {names[parameter]}: the model was called or "
+            "differentiated other than through what `parallelize` returned"
+        )
+
+
+def _hash(gradient: Tensor | None, device: torch.device) -> Tensor:
+    """Sum of (2 i + 1) bits_i modulo 2^64 over the elements i: exact, whatever the order of summation."""
+    if gradient is None:
+        return torch.zeros((), dtype=torch.int64, device=device)
+    bits = gradient.float().flatten().view(torch.int32)
+    return (bits * torch.arange(1, 2 * len(bits), 2, device=device)).sum()
+
+
+def full_state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, whole and on the CPU, by the names of the plain model (collective under `fsdp`)."""
+    return {name: _whole(value) for name, value in _unwrapped(model).state_dict().items()}
+
+
+@torch.no_grad()
+def load_full_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Copy what `full_state` returned into a model, plain, replicated or sharded; every rank has the whole state."""
+    model = _unwrapped(model)
+    own = model.state_dict()
+    sharded = {name: _like(value, own[name]) if name in own else value for name, value in state.items()}
+    model.load_state_dict(sharded)
+
+
+def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimizer's state by parameter name, whole and on the CPU, and its groups (collective under `fsdp`)."""
+    names = _names(model, optimizer)
+    packed = optimizer.state_dict()
+    state = {
+        names[index]: {key: _whole(value) if isinstance(value, Tensor) else value for key, value in values.items()}
+        for index, values in packed["state"].items()
+    }
+    groups = [group | {"params": [names[index] for index in group["params"]]} for group in packed["param_groups"]]
+    return {"state": state, "param_groups": groups}
+
+
+def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Continue from what `full_optimizer_state` returned, on any number of ranks and with either sharding."""
+    names = _names(model, optimizer)
+    index_of = {name: index for index, name in enumerate(names)}
+    parameters = dict(_unwrapped(model).named_parameters())
+    packed = {
+        index_of[name]: {key: _like(value, parameters[name]) for key, value in values.items()}
+        for name, values in state["state"].items()
+    }
+    groups = [group | {"params": [index_of[name] for name in group["params"]]} for group in state["param_groups"]]
+    optimizer.load_state_dict({"state": packed, "param_groups": groups})
+
+
+def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Parameter names in the order in which the optimizer numbers them."""
+    names = {parameter: name for name, parameter in _unwrapped(model).named_parameters()}
+    return [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _whole(value: Tensor) -> Tensor:
+    value = value.full_tensor() if isinstance(value, DTensor) else value
+    return value.detach().to("cpu", copy=True)
+
+
+def _like(value: Any, parameter: Tensor) -> Any:
+    """`value` sharded as the parameter is, if it has the parameter's shape; without communication."""
+    if not isinstance(value, Tensor) or not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value
+    value = value.to(parameter.device)
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
