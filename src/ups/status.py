@@ -8,7 +8,7 @@ from typing import Any
 from ups import errors
 from ups.errors import Fault, LostWorker
 from ups.files import read_json, write_json
-from ups.run import CHECKPOINTS, FAULTS, LOG, RESUMED, STATUS
+from ups.run import ALIVE, CHECKPOINTS, FAULTS, LOG, RESUMED, STATUS
 
 SUMMARY = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+)")
 
@@ -28,6 +28,8 @@ def fault_of(folder: Path, world_size: int, returncode: int, log_start: int) -> 
         fault.rank = report["rank"]
         vars(fault).update(report.get("details", {}))
         return fault
+    if not any(folder.glob(ALIVE)):
+        return Fault(f"{stage}: no training process could start (torchrun: {returncode}); see {folder / LOG}")
     silent = sorted(set(range(world_size)) - {report["rank"] for report in reports})
     if not reports or not silent:
         said = "; ".join(report["what"].splitlines()[0] for report in reports[:1])

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ups.files import storage_faults
+
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2

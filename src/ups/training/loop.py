@@ -126,9 +126,7 @@ def _save(update: Update, progress: Progress, checkpoints: Checkpoints, ranks: R
         checkpoints.save(progress.step, state)
 
 
-def _finish(
-    stage: Stage, update: Update, progress: Progress, checkpoints: Checkpoints, run: Run, ranks: Ranks
-) -> None:
+def _finish(stage: Stage, update: Update, progress: Progress, checkpoints: Checkpoints, run: Run, ranks: Ranks) -> None:
     """Write the averaged weights and what each rank has seen; then the checkpoints are no longer needed."""
     weights = progress.best or full_state(update.average)
     seen = ranks.gather(dict(sorted(progress.seen.items())))

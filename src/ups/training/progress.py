@@ -17,6 +17,7 @@ from ups.training.parallel import full_state
 from ups.training.update import Outcome, Update
 
 MOST_SKIPPED_FOR_MEMORY = 3
+COMMON = ("step", "num_skipped_for_memory", "valid_losses", "best")
 Value = TypeVar("Value")
 
 
@@ -24,8 +25,8 @@ class Progress:
     """How far a rank has come. `loss_sum` and `seen` (samples per dataset) are the rank's own, the rest is common."""
 
     def __init__(self, stage: str, device: torch.device) -> None:
-        self.stage, self.step, self.num_losses, self.num_skipped_for_memory = stage, 0, 0, 0
-        self.loss_sum = torch.zeros((), device=device)
+        self.stage, self.step, self.num_skipped_for_memory = stage, 0, 0
+        self.loss_sum, self.num_losses = torch.zeros(2, device=device)
         self.seen: Counter[str] = Counter()
         self.valid_losses: list[float] = []
         self.best: dict[str, Tensor] | None = None
@@ -48,7 +49,7 @@ class Progress:
                 raise fault
             return
         self.seen += share.seen
-        self.loss_sum, self.num_losses = self.loss_sum + outcome.loss, self.num_losses + 1
+        self.loss_sum, self.num_losses = self.loss_sum + outcome.loss, self.num_losses + outcome.taken
 
     def metrics(self, update: Update, config: TrainingSection, ranks: Ranks) -> dict[str, float]:
         """Mean loss since the last call, over all ranks, and the running norm of the gradient.
@@ -56,7 +57,7 @@ class Progress:
         Raises:
             Diverged: a loss is not finite, or more gradients were skipped than `config.max_skipped_steps`.
         """
-        loss = (ranks.total(self.loss_sum) / max(1, self.num_losses)).item()
+        loss = (ranks.total(self.loss_sum) / self.num_losses).item()
         norm, _, num_skipped, first_skipped = (value.item() for value in update.norms())
         if num_skipped > config.max_skipped_steps or not math.isfinite(loss + norm):
             since = f", gradients not fit to use since step {first_skipped:.0f}" if num_skipped else ""
@@ -64,7 +65,7 @@ class Progress:
                 f"{self.stage}: loss {loss} at step {self.step}{since}; lower {self.stage}.learning_rate, "
                 "the last checkpoint is good"
             )
-        self.loss_sum, self.num_losses = torch.zeros_like(self.loss_sum), 0
+        self.loss_sum, self.num_losses = torch.zeros(2, device=self.loss_sum.device)
         return {"loss": loss, "gradient_norm": norm, "skipped_steps": num_skipped + self.num_skipped_for_memory}
 
     def add_validation(self, loss: float, update: Update, *, keep_best: bool) -> None:
@@ -74,7 +75,8 @@ class Progress:
             Diverged: the loss is not finite.
         """
         if not math.isfinite(loss):
-            raise Diverged(f"{self.stage}: validation loss {loss} at step {self.step}; lower {self.stage}.learning_rate")
+            told = f"{self.stage}: validation loss {loss} at step {self.step}"
+            raise Diverged(f"{told}; lower {self.stage}.learning_rate, the last checkpoint is good")
         if keep_best and loss < min(self.valid_losses, default=math.inf):
             self.best = full_state(update.average)
         self.valid_losses.append(loss)
@@ -89,20 +91,20 @@ class Progress:
     def state(self, ranks: Ranks) -> dict[str, Any]:
         """What a checkpoint keeps of all ranks."""
         own = {"loss_sum": self.loss_sum.item(), "seen": dict(self.seen)}
-        common = ("step", "num_losses", "num_skipped_for_memory", "valid_losses", "best")
-        return {name: getattr(self, name) for name in common} | {"ranks": ranks.gather(own)}
+        common = {name: getattr(self, name) for name in COMMON} | {"num_losses": self.num_losses.item()}
+        return common | {"ranks": ranks.gather(own)}
 
     def restore(self, state: dict[str, Any], ranks: Ranks) -> None:
         """Go on from what `state` returned; with another number of ranks, rank 0 takes over what was the others'."""
-        own = state.pop("ranks")
-        for name, value in state.items():
-            setattr(self, name, value)
-        if len(own) != ranks.world_size:
-            rest = own if ranks.rank == 0 else []
-            own = [{"loss_sum": sum(r["loss_sum"] for r in rest), "seen": sum((Counter(r["seen"]) for r in rest), Counter())}]
-        mine = own[ranks.rank % len(own)]
-        self.loss_sum.fill_(mine["loss_sum"])
-        self.seen = Counter(mine["seen"])
+        for name in COMMON:
+            setattr(self, name, state[name])
+        owners = state["ranks"]
+        mine = owners[ranks.rank : ranks.rank + 1]
+        if len(owners) != ranks.world_size:
+            mine = owners if ranks.rank == 0 else []
+        self.num_losses.fill_(state["num_losses"])
+        self.loss_sum.fill_(sum(own["loss_sum"] for own in mine))
+        self.seen = sum((Counter(own["seen"]) for own in mine), Counter())
 
 
 class Clock:

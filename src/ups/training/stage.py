@@ -45,6 +45,4 @@ class Stage:
 
 def batch_sizes(num_tokens: dict[str, int], config: TrainingSection) -> dict[str, int]:
     """Snapshots per global batch for keys whose snapshots have so many tokens."""
-    return {
-        key: batch_size(config.batch_tokens, tokens, config.batch_multiple) for key, tokens in num_tokens.items()
-    }
+    return {key: batch_size(config.batch_tokens, tokens, config.batch_multiple) for key, tokens in num_tokens.items()}

@@ -6,6 +6,7 @@ if __name__ == "__main__":
     die_with_parent()
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -45,6 +46,7 @@ def main(work: Callable[[Stage, TrainingSection, Run, Ranks], object]) -> None:
     run = Run.read(folder)
     run.alive(rank).write_text(f"{os.uname().nodename} {os.getpid()}", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(message)s")
     ranks = Ranks.join(run.device, run.launch.timeout_seconds)
     config_class, build = STAGES[run.stage]
     config = config_class(**run.config)

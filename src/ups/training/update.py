@@ -19,11 +19,13 @@ from ups.training.injection import Injection
 from ups.training.memory import is_out_of_memory
 from ups.training.optimizers import make_optimizer
 from ups.training.parallel import (
+    abandon,
     check_gradients_agree,
     clip_gradients,
     exchanging,
-    forget_gradients,
+    full_optimizer_state,
     full_state,
+    load_full_optimizer_state,
     load_full_state,
     local,
     parallelize,
@@ -37,13 +39,14 @@ SETTLED_STEPS = 100
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step did: this rank's part of the mean loss, 0-d, the gradient's norm, and what all ranks agreed on.
+    """What a step did: this rank's part of the mean loss, whether it was taken (1 or 0), what all ranks agreed on.
 
-    A step for which some rank had no memory has neither loss nor norm: nobody took it.
+    A step for which some rank had no memory has no loss: nobody took it. One whose gradient was not fit to use has
+    loss 0. Both are 0-d tensors on the device.
     """
 
     loss: Tensor | None
-    norm: Tensor | None
+    taken: Tensor | None
     stop: bool
     save: bool
 
@@ -79,13 +82,13 @@ class Update:
                 if position == last or values is None:
                     no_memory, stop, save = self.ranks.agree(values is None, stop, save)
                     if no_memory:
-                        forget_gradients(self.parallel)
+                        abandon(self.parallel)
                         return Outcome(None, None, stop, save)
                 assert values is not None
                 self._backward(values, share)
                 loss += values.detach().sum() / share.size
-        norm = self._apply(share.step, learning_rate)
-        return Outcome(loss, norm, stop, save)
+        taken = self._apply(share.step, learning_rate)
+        return Outcome(torch.where(taken > 0, loss, 0.0), taken, stop, save)
 
     def settle(self, share: Share) -> None:
         """Bring the exchange of gradients into its final order; changes nothing that is trained."""
@@ -100,7 +103,7 @@ class Update:
         return {
             "model": full_state(self.parallel),
             "average": full_state(self.average),
-            "optimizer": self.optimizer.full_state(self.parallel),
+            "optimizers": [full_optimizer_state(self.parallel, member) for member in self.optimizer.members],
             "norms": [float(value) for value in self.norms()],
         }
 
@@ -108,7 +111,8 @@ class Update:
         """Go on from what `state` returned."""
         load_full_state(self.parallel, state["model"])
         load_full_state(self.average, state["average"])
-        self.optimizer.load_full_state(self.parallel, state["optimizer"])
+        for member, content in zip(self.optimizer.members, state["optimizers"], strict=True):
+            load_full_optimizer_state(self.parallel, member, content)
         for tensor, value in zip(self.norms(), state["norms"], strict=True):
             tensor.fill_(value)
 
@@ -167,13 +171,13 @@ class Update:
         if self.checked < CHECKED_STEPS:
             check_gradients_agree(self.parallel, self.ranks)
             self.checked += 1
-        norm = clip_gradients(parameters, self.config.clip_norm)
-        self.optimizer.step(learning_rate, skip=self._is_bad(norm, step))
+        skip = self._is_bad(clip_gradients(parameters, self.config.clip_norm), step)
+        self.optimizer.step(learning_rate, skip)
         self.optimizer.zero_grad()
         decay = min(self.config.ema_decay, (1 + step) / (10 + step))
         with torch.no_grad():
             torch._foreach_lerp_(local(self.average.parameters()), local(parameters), 1 - decay)
-        return norm
+        return 1 - skip
 
     def _is_bad(self, norm: Tensor, step: int) -> Tensor:
         """1 where this gradient must not be applied, else 0; on the device."""
@@ -189,7 +193,7 @@ class Update:
 
 
 def checkpoint_blocks(model: nn.Module) -> None:
-    """Have a model's blocks computed again in the backward pass instead of kept (Chen et al. 2016, arXiv:1604.06174)."""
+    """Have a model's blocks computed again in the backward pass, not kept (Chen et al. 2016, arXiv:1604.06174)."""
     for module in model.modules():
         if hasattr(module, "recompute"):
             module.recompute = True

@@ -1,0 +1,5 @@
+"""stub"""
+
+
+def compile_blocks(model, ranks):
+    return "stub"
