@@ -74,8 +74,8 @@ def exchanging(parallel: nn.Module, when: bool) -> Iterator[None]:
 def abandon(parallel: nn.Module) -> None:
     """Give up a step on all ranks: forget gradients, exchanged or not, and forward passes without a backward pass.
 
-    Under `ddp` a rank may have failed in a forward pass or in a backward pass that exchanges nothing. Under `fsdp`, where
-    forward passes are collective, all ranks must have stopped at the same place; and so is this function.
+    Under `ddp` a rank may have failed in a forward pass, or in a backward pass that exchanges nothing. Under `fsdp`
+    forward passes are collective, as is this function: all ranks must have stopped at the same place.
     """
     parallel.zero_grad(set_to_none=True)
     if isinstance(parallel, DistributedDataParallel):
@@ -108,7 +108,7 @@ def local(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale the gradients g by min(1, max_norm / |g|) in place and return |g|, the norm over all of them and all ranks."""
+    """Scale the gradients g by min(1, max_norm / |g|) in place and return |g|, over all of them and all ranks."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     parts = local(gradients)
     norm = torch.stack(torch._foreach_norm(parts)).norm()
