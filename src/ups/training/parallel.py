@@ -33,8 +33,7 @@ def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding) -> nn.Module
         model,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        static_graph=True,
-        batched_grad_copy=True,
+        batched_grad_copy=ranks.device.type == "cuda",
         forward_sync_buffers=False,
     )
 
@@ -89,8 +88,8 @@ def settle(parallel: nn.Module, backward: Callable[[], None]) -> None:
     """Run `backward`, a forward and a backward pass that exchanges, twice and throw the gradients away.
 
     DDP learns the order of its buckets in the first pass and changes to it in the second. Without this the first step
-    after a resume would add up gradients in another order than the step it repeats, and a first step with several
-    micro-batches would fail. The order may depend on the batch: take the same one at every start.
+    after a resume would add up gradients in another order than the step it repeats. The order may depend on the batch:
+    take the same one at every start.
     """
     if isinstance(parallel, DistributedDataParallel):
         for _ in range(2):
