@@ -1,7 +1,7 @@
 """How a model is spread over ranks: its copies or shards, their gradients, and the whole state behind the shards."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -21,8 +21,7 @@ Sharding = Literal["ddp", "fsdp"]
 def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding) -> nn.Module:
     """The model that computes on this rank: itself when alone, a replica (`ddp`) or a shard (`fsdp`) otherwise.
 
-    A frozen model, such as a moving average, needs no exchange: under `ddp` it is returned as it is, under `fsdp` it is
-    sharded like the model it averages. `fsdp` works in place.
+    A frozen model, such as a moving average, is not wrapped for `ddp`. `fsdp` shards in place.
     """
     if ranks.world_size == 1:
         return model
@@ -34,8 +33,7 @@ def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding) -> nn.Module
         model,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        static_graph=True,
-        batched_grad_copy=True,
+        batched_grad_copy=ranks.device.type == "cuda",
         forward_sync_buffers=False,
     )
 
@@ -58,24 +56,22 @@ def _shard(model: nn.Module, ranks: Ranks) -> nn.Module:
 @contextmanager
 def exchanging(parallel: nn.Module, when: bool) -> Iterator[None]:
     """Within it, forward and backward passes add to the gradients, which ranks exchange only if `when`."""
-    if isinstance(parallel, DistributedDataParallel) and not when:
-        with parallel.no_sync():
-            yield
-    elif isinstance(parallel, FSDPModule):
+    if isinstance(parallel, FSDPModule):
         parallel.set_requires_gradient_sync(when)
         try:
             yield
         finally:
             parallel.set_requires_gradient_sync(True)
     else:
-        yield
+        with parallel.no_sync() if isinstance(parallel, DistributedDataParallel) and not when else nullcontext():
+            yield
 
 
 def abandon(parallel: nn.Module) -> None:
     """Give up a step on all ranks: forget gradients, exchanged or not, and forward passes without a backward pass.
 
-    Under `ddp` a rank may have failed in a forward pass or in a backward pass that exchanges nothing. Under `fsdp`, where
-    forward passes are collective, all ranks must have stopped at the same place; and so is this function.
+    Under `ddp` a rank may have failed in a forward pass, or in a backward pass that exchanges nothing. Under `fsdp`
+    forward passes are collective, as is this function: all ranks must have stopped at the same place.
     """
     parallel.zero_grad(set_to_none=True)
     if isinstance(parallel, DistributedDataParallel):
@@ -89,7 +85,7 @@ def abandon(parallel: nn.Module) -> None:
 
 
 def settle(parallel: nn.Module, backward: Callable[[], None]) -> None:
-    """Run `backward`, a forward and a backward pass, twice and throw the gradients away.
+    """Run `backward`, a forward and a backward pass that exchanges, twice and throw the gradients away.
 
     DDP learns the order of its buckets in the first pass and changes to it in the second. Without this the first step
     after a resume would add up gradients in another order than the step it repeats. The order may depend on the batch:
@@ -108,7 +104,7 @@ def local(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale the gradients g by min(1, max_norm / |g|) in place and return |g|, the norm over all of them and all ranks."""
+    """Scale the gradients g by min(1, max_norm / |g|) in place and return |g|, over all of them and all ranks."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     parts = local(gradients)
     norm = torch.stack(torch._foreach_norm(parts)).norm()
@@ -130,24 +126,21 @@ def check_gradients_agree(model: nn.Module, ranks: Ranks, group: dist.ProcessGro
     names, parameters = zip(*_unwrapped(model).named_parameters(), strict=True)
     if ranks.world_size == 1 or isinstance(parameters[0], DTensor):
         return
-    hashes = torch.stack([_hash(p.grad, ranks.device) for p in parameters])
+    hashes = torch.stack([_hash(p.new_empty(0) if p.grad is None else p.grad) for p in parameters])
     gathered = [torch.empty_like(hashes) for _ in range(ranks.world_size)]
     dist.all_gather(gathered, hashes, group=group)
     differing = (torch.stack(gathered) != gathered[0]).nonzero().tolist()
     if differing:
         rank, parameter = differing[0]
         raise Unsynchronised(
-            f"ranks 0 and {rank} have different gradients of {names[parameter]}: the model was called or "
-            "differentiated other than through what `parallelize` returned"
+            f"ranks 0 and {rank} have different gradients of {names[parameter]}: call only what `parallelize` returned"
         )
 
 
-def _hash(gradient: Tensor | None, device: torch.device) -> Tensor:
+def _hash(gradient: Tensor) -> Tensor:
     """Sum of (2 i + 1) bits_i modulo 2^64 over the elements i: exact, whatever the order of summation."""
-    if gradient is None:
-        return torch.zeros((), dtype=torch.int64, device=device)
     bits = gradient.float().flatten().view(torch.int32)
-    return (bits * torch.arange(1, 2 * len(bits), 2, device=device)).sum()
+    return (bits * (2 * torch.arange(len(bits), device=bits.device) + 1)).sum()
 
 
 def full_state(model: nn.Module) -> dict[str, Tensor]:
@@ -155,34 +148,26 @@ def full_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: _whole(value) for name, value in _unwrapped(model).state_dict().items()}
 
 
-@torch.no_grad()
 def load_full_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Copy what `full_state` returned into a model, plain, replicated or sharded; every rank has the whole state."""
-    model = _unwrapped(model)
-    own = model.state_dict()
-    sharded = {name: _like(value, own[name]) if name in own else value for name, value in state.items()}
-    model.load_state_dict(sharded)
+    own = _unwrapped(model).state_dict()
+    _unwrapped(model).load_state_dict({name: _copy(value, own.get(name)) for name, value in state.items()})
 
 
 def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state by parameter name, whole and on the CPU, and its groups (collective under `fsdp`)."""
-    names = _names(model, optimizer)
-    packed = optimizer.state_dict()
-    state = {
-        names[index]: {key: _whole(value) if isinstance(value, Tensor) else value for key, value in values.items()}
-        for index, values in packed["state"].items()
-    }
-    groups = [group | {"params": [names[index] for index in group["params"]]} for group in packed["param_groups"]]
+    names, packed = _names(model, optimizer), optimizer.state_dict()
+    state = {names[i]: {key: _whole(value) for key, value in values.items()} for i, values in packed["state"].items()}
+    groups = [group | {"params": [names[i] for i in group["params"]]} for group in packed["param_groups"]]
     return {"state": state, "param_groups": groups}
 
 
 def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Continue from what `full_optimizer_state` returned, on any number of ranks and with either sharding."""
-    names = _names(model, optimizer)
-    index_of = {name: index for index, name in enumerate(names)}
-    parameters = dict(_unwrapped(model).named_parameters())
+    index_of = {name: i for i, name in enumerate(_names(model, optimizer))}
+    own = dict(_unwrapped(model).named_parameters())
     packed = {
-        index_of[name]: {key: _like(value, parameters[name]) for key, value in values.items()}
+        index_of[name]: {key: _copy(value, own[name]) for key, value in values.items()}
         for name, values in state["state"].items()
     }
     groups = [group | {"params": [index_of[name] for name in group["params"]]} for group in state["param_groups"]]
@@ -199,14 +184,16 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def _whole(value: Tensor) -> Tensor:
-    value = value.full_tensor() if isinstance(value, DTensor) else value
-    return value.detach().to("cpu", copy=True)
-
-
-def _like(value: Any, parameter: Tensor) -> Any:
-    """`value` sharded as the parameter is, if it has the parameter's shape; without communication."""
-    if not isinstance(value, Tensor) or not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+def _whole(value: Any) -> Any:
+    if not isinstance(value, Tensor):
         return value
-    value = value.to(parameter.device)
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().to("cpu", copy=True)
+
+
+def _copy(value: Any, own: Tensor | None) -> Any:
+    """A copy of `value`, sharded as `own` where that is sharded and has the same shape; without communication."""
+    if not isinstance(value, Tensor):
+        return value
+    if not isinstance(own, DTensor) or own.shape != value.shape:
+        return value.clone()
+    return distribute_tensor(value.to(own.device, copy=True), own.device_mesh, own.placements, src_data_rank=None)

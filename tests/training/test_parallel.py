@@ -1,0 +1,138 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ups.training.distributed import Ranks
+from ups.training.parallel import clip_gradients, full_state, parallelize
+
+CHECKS = Path(__file__).with_name("parallel_checks.py")
+SECONDS = 90
+SHARDINGS = ("ddp", "fsdp")
+
+Outcome = Callable[[int, str], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """`outcome(world_size, check)` is what the check returned on each rank."""
+    results: dict[int, list[dict[str, Any]]] = {}
+
+    def of(world_size: int, check: str) -> list[Any]:
+        if world_size not in results:
+            results[world_size] = _run(world_size, tmp_path_factory.mktemp("ranks"))
+        return [result[check] for result in results[world_size]]
+
+    return of
+
+
+def _run(world_size: int, folder: Path) -> list[dict[str, Any]]:
+    """All checks on `world_size` processes, killed when they take too long."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    commands = [[sys.executable, str(CHECKS), str(rank), str(world_size), str(folder)] for rank in range(world_size)]
+    processes = [subprocess.Popen(command, env=environment) for command in commands]
+    try:
+        for process in processes:
+            process.wait(SECONDS)
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
+
+
+def small(gaps: list[Any]) -> bool:
+    """Whether the gap is below 1e-5 on every rank."""
+    return all(isinstance(gap, float) and gap < 1e-5 for gap in gaps)
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("kind", ["gradients", "accumulated"])
+def test_ranks_compute_the_gradients_of_one_process(outcome: Outcome, world_size: int, sharding: str, kind: str):
+    """However samples are spread over ranks and micro-batches, gradients are those of the whole batch."""
+    gaps = outcome(world_size, f"{kind} {sharding}")
+    assert small(gaps), gaps
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("kind", ["target from student", "compiled"])
+def test_a_second_forward_pass_or_compiled_blocks_change_nothing(outcome: Outcome, sharding: str, kind: str):
+    """Gradients are the same when a pass without gradients comes in between, or when blocks are compiled."""
+    gaps = outcome(2, f"{kind} {sharding}")
+    assert small(gaps), gaps
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_clipping_sees_all_shards(outcome: Outcome, world_size: int, sharding: str):
+    """The norm is that of the whole gradient, and so is the norm that clipping leaves."""
+    gaps = outcome(world_size, f"norm {sharding}")
+    assert small(gaps), gaps
+
+
+@pytest.mark.parametrize("check", ["given up", "forward failed", "early forward failed", "early backward failed"])
+def test_replicas_survive_a_step_that_is_given_up(outcome: Outcome, check: str):
+    """Training goes on when one rank fails before gradients are exchanged and all give up the step."""
+    gaps = outcome(3, f"{check} ddp")
+    assert small(gaps), gaps
+
+
+@pytest.mark.parametrize("check", ["given up", "forward failed", "early backward given up"])
+def test_shards_survive_a_step_that_all_give_up(outcome: Outcome, check: str):
+    """Nothing of a step that every rank gives up at the same place is left in the shards."""
+    gaps = outcome(3, f"{check} fsdp")
+    assert small(gaps), gaps
+
+
+@pytest.mark.parametrize("check", ["one to ddp", "ddp to fsdp", "fsdp to one", "one to fsdp"])
+def test_state_moves_between_shardings(outcome: Outcome, check: str):
+    """Model, average and optimizer continue on another number of ranks and with the other sharding."""
+    gaps = outcome(2, check)
+    assert small(gaps), gaps
+
+
+def test_resume_is_exact(outcome: Outcome):
+    """A settled model repeats the steps after a saved state bit by bit, also where the order of sums matters."""
+    assert outcome(3, "resumes") == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("check", "name"), [("altered", "mixer.blocks.1.mlp.0.bias"), ("bypassed", "mixer.stem.weight")]
+)
+def test_every_rank_notices_unsynchronised_gradients(outcome: Outcome, check: str, name: str):
+    """One bit on one rank, or a backward pass around DDP, is told by all ranks in the same words."""
+    complaints = outcome(3, check)
+    assert len(set(complaints)) == 1
+    assert complaints[0].startswith(f"ranks 0 and 1 have different gradients of {name}: ")
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_one_rank_needs_no_wrapper(sharding: str):
+    """Alone, a model is trained as it is."""
+    model = nn.Linear(2, 2)
+    assert parallelize(model, Ranks(0, 1, torch.device("cpu")), sharding) is model
+
+
+def test_full_state_is_a_copy():
+    """What was saved does not change when training goes on."""
+    model = nn.Linear(2, 2)
+    state = full_state(model)
+    nn.init.zeros_(model.weight)
+    assert state["weight"].abs().sum() > 0
+
+
+def test_small_gradients_are_not_clipped():
+    """A gradient (3, 4) has norm 5, is left alone by a limit of 6 and halved by 2.5."""
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert clip_gradients([parameter], max_norm=6.0) == 5.0
+    assert parameter.grad.tolist() == [3.0, 4.0]
+    clip_gradients([parameter], max_norm=2.5)
+    assert torch.allclose(parameter.grad, torch.tensor([1.5, 2.0]))
