@@ -183,6 +183,7 @@ class LaunchConfig(Section):
     threads_per_process: PositiveInt | None
     device: Literal["auto", "cpu", "cuda"]
     sharding: Literal["ddp", "fsdp"]
+    bucket_megabytes: PositiveFloat
     compile: bool
     activation_checkpointing: bool
     micro_batch_tokens: PositiveInt | None

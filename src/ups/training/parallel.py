@@ -18,10 +18,11 @@ from ups.training.distributed import Ranks
 Sharding = Literal["ddp", "fsdp"]
 
 
-def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding) -> nn.Module:
+def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding, bucket_megabytes: float = 25.0) -> nn.Module:
     """The model that computes on this rank: itself when alone, a replica (`ddp`) or a shard (`fsdp`) otherwise.
 
-    A frozen model, such as a moving average, is not wrapped for `ddp`. `fsdp` shards in place.
+    A frozen model, such as a moving average, is not wrapped for `ddp`; another one must be settled (`settle`) before
+    its first step. `fsdp` shards in place.
     """
     if ranks.world_size == 1:
         return model
@@ -32,7 +33,9 @@ def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding) -> nn.Module
     return DistributedDataParallel(
         model,
         device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
+        bucket_cap_mb=bucket_megabytes,
         gradient_as_bucket_view=True,
+        static_graph=True,
         batched_grad_copy=ranks.device.type == "cuda",
         forward_sync_buffers=False,
     )

@@ -65,8 +65,8 @@ class Update:
         if run.launch.activation_checkpointing:
             checkpoint_blocks(self.model)
         self.eager_because = compile_blocks(self.model, ranks) if run.launch.compile else "launch.compile is off"
-        self.parallel = parallelize(self.model, ranks, run.launch.sharding)
         self.average = parallelize(average, ranks, run.launch.sharding)
+        self.parallel = parallelize(self.model, ranks, run.launch.sharding, run.launch.bucket_megabytes)
         self.optimizer = make_optimizer(self.model, config)
         self.mean_norm, self.num_norms, self.num_skipped = torch.zeros(3, device=ranks.device)
         self.first_skipped = torch.tensor(-1.0, device=ranks.device)
