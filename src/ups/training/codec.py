@@ -5,9 +5,9 @@ from dataclasses import asdict
 from torch import Tensor, nn
 
 from ups.config import CodecConfig
+from ups.data.dataset import Dataset
 from ups.data.loader import FieldBatch, FieldSamples, batch_size
 from ups.data.pdebench import FAMILIES
-from ups.data.trajectories import Dataset
 from ups.models.codec import Codec, FieldGroup, choose_patch, group_name
 from ups.training.distributed import Draw
 from ups.training.loop import Stage
