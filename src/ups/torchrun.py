@@ -61,7 +61,8 @@ def run_job(module: str, folder: Path, launch: LaunchConfig, tick: Callable[[], 
                 raise Preempted(f"{folder.parent.name} was interrupted; the same command goes on where it was")
             _check_progress(folder, launch.timeout_seconds)
             tick()
-            time.sleep(POLL_SECONDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(POLL_SECONDS)
         return child.returncode
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from ups.data.condition import NUM_CONDITIONS, condition_features
+from ups.data.dataset import Dataset
 from ups.data.pdebench import BOUNDARIES, PARAMETERS
-from ups.data.trajectories import Dataset
 
 PLAIN = Dataset(
     name="plain",

@@ -7,8 +7,9 @@ import pytest
 import zarr
 
 from ups.data import latent_cache
+from ups.data.dataset import Dataset
 from ups.data.latent_cache import LatentCache, write_latents, write_manifest
-from ups.data.trajectories import Dataset, TrajectoryReader, describe
+from ups.data.trajectories import TrajectoryReader, describe
 from ups.errors import DataFault
 
 ADVECTION, DARCY = "1D_Advection_Sols_beta0.4", "2D_DarcyFlow_beta1.0_Train"

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from ups.data.dataset import Dataset
 from ups.data.latent_cache import LatentCache, write_latents, write_manifest
 from ups.data.loader import BatchSampler, FieldSamples, LatentSamples, fixed_batches
-from ups.data.trajectories import Dataset, TrajectoryReader, describe
+from ups.data.trajectories import TrajectoryReader, describe
 
 CPU = torch.device("cpu")
 NUM_SAMPLES = {"advection_1d": 30, "burgers_1d": 7, "darcy_2d": 100}

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ups.data.condition import NUM_CONDITIONS, condition_features
+from ups.data.dataset import Dataset
 from ups.data.pdebench import BOUNDARIES, FAMILIES, PARAMETERS
-from ups.data.trajectories import Dataset
 from ups.models.amplitude import LARGEST, SMALLEST, Amplitude
 from ups.models.domain import Domain
 from ups.models.operator import Operator

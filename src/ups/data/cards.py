@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 
+from ups.data.dataset import Dataset
 from ups.data.facts import Card, Section, card_text, find_origin
-from ups.data.trajectories import Dataset, TrajectoryReader
+from ups.data.trajectories import TrajectoryReader
 from ups.files import publish
 
 WIDTH, TEXT_WIDTH, HEIGHT, DPI = 13.2, 5.0, 7.0, 110  # inches, and pixels per inch

@@ -2,8 +2,8 @@
 
 import math
 
+from ups.data.dataset import Dataset
 from ups.data.pdebench import BOUNDARIES, PARAMETERS
-from ups.data.trajectories import Dataset
 
 MAX_DIMS = 3
 NUM_CONDITIONS = 2 + 2 * len(PARAMETERS) + MAX_DIMS * (1 + len(BOUNDARIES))

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ups.data.dataset import Dataset
 from ups.data.partial import read_marker
 from ups.data.pdebench import FAMILIES, Family
 from ups.data.registry import read_registry
-from ups.data.trajectories import Dataset
 
 MAX_FILES = 4
 MEBIBYTE = 2**20

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ups.data.dataset import Dataset
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
-from ups.data.trajectories import Dataset, TrajectoryReader
 from ups.models.domain import Domain
 
 
@@ -119,6 +119,8 @@ class FieldSamples:
     """Single snapshots of the raw files, for the codec; keys are the codec's group names."""
 
     def __init__(self, raw: Path, datasets: dict[str, Dataset], splits: dict, split: str) -> None:
+        from ups.data.trajectories import TrajectoryReader  # only the codec reads HDF5
+
         self._index: dict[str, _Index] = {}
         self._readers = {name: TrajectoryReader(raw, dataset) for name, dataset in datasets.items()}
         for name, dataset in datasets.items():

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ups.data.dataset import Dataset
 from ups.data.hdf5 import bad_file
 from ups.data.pdebench import FAMILIES, Family
-from ups.data.trajectories import Dataset, TrajectoryReader
+from ups.data.trajectories import TrajectoryReader
 
 POSITIVE_COEFFICIENTS = {"darcy_2d": ("nu",)}
 STD_FLOOR = 1e-6  # of the largest magnitude

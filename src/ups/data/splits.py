@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ups.data.trajectories import Dataset, TrajectoryReader
+from ups.data.dataset import Dataset
+from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault, DataFault
 
 SPLITS = ("train", "valid", "test")

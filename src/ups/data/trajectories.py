@@ -1,15 +1,15 @@
 """Every HDF5 layout of PDEBench as trajectories of shape (T, C, *grid), opened lazily and checked first."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import h5py
 import numpy as np
 
+from ups.data.dataset import Dataset
 from ups.data.hdf5 import bad_file, open_file, read_number
 from ups.data.layouts import (
     find_family,
@@ -22,34 +22,6 @@ from ups.data.layouts import (
 from ups.data.pdebench import FAMILIES, Family
 
 NUMBER = r"(\d+\.?\d*(?:e[-+]?\d+)?)"
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Trajectories of one family with one set of parameters, in one or several files of a folder.
-
-    `files` are names relative to the folder, `counts` the trajectories in each. `times` has one entry per snapshot
-    (length T, seconds of the PDE's clock); steady families have the single time 0. `boundary` has one entry per axis.
-    """
-
-    name: str
-    family: str
-    files: tuple[str, ...]
-    counts: tuple[int, ...]
-    times: tuple[float, ...]
-    grid: tuple[int, ...]
-    lengths: tuple[float, ...]
-    boundary: tuple[str, ...]
-    parameters: dict[str, float]
-
-    @classmethod
-    def from_json(cls, entry: dict[str, Any]) -> "Dataset":
-        """Rebuild what `dataclasses.asdict` and JSON made of a dataset."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
-
-    @property
-    def num_trajectories(self) -> int:
-        return sum(self.counts)
 
 
 def find_files(folder: Path) -> list[str]:

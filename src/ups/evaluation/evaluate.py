@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ups.config import EvaluationConfig
+from ups.data.dataset import Dataset
 from ups.data.latent_cache import LatentCache
 from ups.data.loader import domains
 from ups.data.pdebench import FAMILIES
-from ups.data.trajectories import Dataset, TrajectoryReader
+from ups.data.trajectories import TrajectoryReader
 from ups.emulator import Emulator, Setting
 from ups.metrics import MetricSuite, radial_spectrum
 from ups.rollout import rollout

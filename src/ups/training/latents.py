@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from ups.config import LatentsConfig
+from ups.data.dataset import Dataset
 from ups.data.latent_cache import write_latents, write_manifest
 from ups.data.pdebench import FAMILIES
-from ups.data.trajectories import Dataset
 from ups.models.codec import Codec, codec_from, group_name
 from ups.models.weights import load_model
 from ups.progress import ProgressBar

@@ -41,6 +41,7 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
     progress = _resume(update, checkpoints, run, ranks)
     stop, clock = StopRequest(), Clock(run.launch.checkpoint_minutes)
     gc.freeze()
+    gc.enable()
 
     with batches.from_step(progress.step):
         while progress.step < config.steps and not progress.is_over(config.patience):

@@ -1,9 +1,12 @@
 """Entry point of every training process: `torchrun ... -m ups.training.train RUN_DIR`."""
 
+import gc
+
 from ups.processes import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()
+    gc.disable()  # until the first step: imports make half a million objects, and none of them is garbage
 
 import faulthandler
 import logging

@@ -4,12 +4,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ups.config import DownloadConfig, SimulateConfig, SplitConfig
+from ups.data.dataset import Dataset
 from ups.data.normalization import fit_normalization as fit
 from ups.data.plan import announce, make_plan
 from ups.data.selection import select
 from ups.data.sources import Files, download_files, list_files, simulate_files
 from ups.data.splits import split
-from ups.data.trajectories import Dataset, describe
+from ups.data.trajectories import describe
 from ups.fingerprint import code_digest, fingerprint
 from ups.progress import ProgressBar, TransferBars
 from ups.receipts import Receipt, once
