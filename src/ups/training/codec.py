@@ -5,12 +5,8 @@ from dataclasses import asdict
 from torch import Tensor, nn
 
 from ups.config import CodecConfig
-<<<<<<< HEAD
-from ups.data.loader import FieldBatch, FieldSamples
-=======
 from ups.data.dataset import Dataset
-from ups.data.loader import FieldBatch, FieldSamples, batch_size
->>>>>>> 31f8c48
+from ups.data.loader import FieldBatch, FieldSamples
 from ups.data.pdebench import FAMILIES
 from ups.models.codec import Codec, FieldGroup, choose_patch, group_name
 from ups.run import Run
