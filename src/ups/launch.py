@@ -15,7 +15,7 @@ from ups.files import WEIGHTS, digest_of, manifest_of, read_json, remove_leftove
 from ups.fingerprint import fingerprint
 from ups.progress import ProgressBar
 from ups.receipts import Receipt, once
-from ups.run import LOG, METRICS, Run
+from ups.run import ALIVE, LOG, METRICS, Run
 from ups.status import fault_of, write_status
 from ups.torchrun import command, run_job, stop_requested
 from ups.tracking import StageRun
@@ -121,6 +121,8 @@ def _train(run: Run) -> None:
         state, fault = "preempted", preempted
         raise
     finally:
+        for path in run.folder.glob(ALIVE):
+            path.unlink()
         tracked.close({"finished": "FINISHED", "preempted": "KILLED"}.get(state, "FAILED"), _lines(run.folder))
         write_status(run.folder, state, fault, restarts, tracked.state)
 
