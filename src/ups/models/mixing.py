@@ -14,7 +14,6 @@ from ups.models.domain import Domain
 MAX_AXES = 3
 
 
-@torch.compiler.assume_constant_result
 @lru_cache(maxsize=64)
 def fourier_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Analysis (4M, n) and synthesis (n, 2M) matrices of cosines and sines at cell centres x = (i + 1/2) / n.
@@ -34,6 +33,12 @@ def fourier_basis(num_points: int, modes: int, periodic: bool, device: torch.dev
     return analysis.float(), torch.stack([cos, sin], 1).flatten(0, 1).T.float().contiguous()
 
 
+@torch.compiler.assume_constant_result
+def _constant_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`fourier_basis` for compiled blocks too, where its cache would be traced through and do nothing."""
+    return fourier_basis(num_points, modes, periodic, device)
+
+
 class FourierMixing(nn.Module):
     """Sum over axes of: transform along the axis, multiply each mode by a complex C x C matrix, transform back.
 
@@ -51,7 +56,7 @@ class FourierMixing(nn.Module):
         return sum(self._along(x, weights[axis], axis, periodic) for axis, periodic in enumerate(domain.periodic))
 
     def _along(self, x: Tensor, weight: Tensor, axis: int, periodic: bool) -> Tensor:
-        analysis, synthesis = fourier_basis(x.shape[axis + 1], self.modes, periodic, x.device)
+        analysis, synthesis = _constant_basis(x.shape[axis + 1], self.modes, periodic, x.device)
         num_modes, channels = synthesis.shape[1] // 2, x.shape[-1]
         lines = x.flatten(0, axis).flatten(2)  # (L, n, R C): L lines before the axis, R after it
         num_lines = lines.shape[0]
