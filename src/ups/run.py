@@ -11,7 +11,7 @@ from ups.config import LaunchConfig
 from ups.files import read_json, write_json
 
 RUN, STATUS, METRICS, LOG, CHECKPOINTS = "run.json", "status.json", "metrics.jsonl", "train.log", "checkpoints"
-ALIVE, FAULTS, RESUMED, SAMPLING = "alive.rank*", "fault.rank*.json", "resumed.json", "sampling.json"
+ALIVE, FAULTS, STARTED, SAMPLING = "alive.rank*", "fault.rank*.json", "started.json", "sampling.json"
 PLACES = ("data_root", "raw")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ups import errors
 from ups.errors import Fault, LostWorker
 from ups.files import read_json, write_json
-from ups.run import ALIVE, CHECKPOINTS, FAULTS, LOG, RESUMED, STATUS
+from ups.run import ALIVE, CHECKPOINTS, FAULTS, LOG, STARTED, STATUS
 
 SUMMARY = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+)")
 
@@ -56,7 +56,7 @@ def _killed(stage: str, folder: Path, silent: list[int], log_start: int) -> Lost
 
 def write_status(folder: Path, state: str, fault: Fault | None, restarts: list[str], tracking: str) -> None:
     """Write `status.json`: state (running, finished, failed, preempted), fault, restarts, checkpoints, tracking."""
-    resumed: dict[str, Any] = read_json(folder / RESUMED) if (folder / RESUMED).is_file() else {}
+    started: dict[str, Any] = read_json(folder / STARTED) if (folder / STARTED).is_file() else {}
     checkpoints = sorted(path.name for path in (folder / CHECKPOINTS).glob("step_*.pt"))
     content = {
         "stage": folder.parent.name,
@@ -66,8 +66,9 @@ def write_status(folder: Path, state: str, fault: Fault | None, restarts: list[s
         "what": str(fault) if fault else "",
         "rank": fault.rank if fault else None,
         "signal": fault.signal if fault else None,
-        "resumed_at_step": resumed.get("step", 0),
-        "refused_checkpoints": resumed.get("refused", []),
+        "resumed_at_step": started.get("step", 0),
+        "refused_checkpoints": started.get("refused", []),
+        "eager_because": started.get("eager_because"),
         "checkpoints": checkpoints,
         "restarts": restarts,
         "tracking": tracking,

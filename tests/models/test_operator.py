@@ -164,3 +164,31 @@ def test_amplitude_is_limited(size: float, expected: float):
     """A state at rest is not blown up, and a wild one is not taken as usual."""
     a = two_fields().measure(size * normal(2, 24, D), Domain(0, (24,), (True,)))
     assert torch.equal(a, torch.full_like(a, expected))
+
+
+def test_statistics_stay_in_float32():
+    """Under autocast amplitudes, units and what follows from them have the same bits as without."""
+    domain, z, amplitude = Domain(0, (24,), (True,)), 3 + normal(2, 24, D), two_fields()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = (amplitude.measure(z, domain), amplitude.unit(z, domain), *amplitude.standardize(z, domain))
+    expected = (amplitude.measure(z, domain), amplitude.unit(z, domain), *amplitude.standardize(z, domain))
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("family", ["darcy_2d", "shallow_water_2d"])
+def test_autocast_is_rounding(family: str):
+    """In bfloat16 the step and its gradient are those of float32 up to a few roundings, and the state is float32."""
+    model, z = operator(randomized=True), normal(2, 24, D)
+    dataset = replace(DATASET, family=family)
+    condition = torch.tensor([condition_features(dataset)]).expand(len(z), -1)
+
+    def step(enabled: bool) -> tuple[Tensor, Tensor]:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            z_next = model(z, normal(2, 24, D_C, seed=9), condition, domain_of(dataset))
+            (z_next - normal(2, 24, D, seed=3)).square().mean().backward()
+        return z_next.detach() - z, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    for rounded, exact in zip(step(True), step(False), strict=True):
+        assert rounded.dtype == torch.float32
+        assert (rounded - exact).norm() < 0.03 * exact.norm()

@@ -29,10 +29,14 @@ class Amplitude(nn.Module):
 
     def measure(self, z: Tensor, domain: Domain) -> Tensor:
         """Amplitude a (B, 1, D) of states z (B, N, D)."""
-        channels = z.shape[-1]
-        variance = (z - z.mean(1, keepdim=True)).square().mean(1, keepdim=True)
-        rms = (variance @ self.pool[domain.family, :channels, :channels]).sqrt()
-        return (rms / self.fluctuation[domain.family, :channels]).clamp(SMALLEST, LARGEST)
+        rms = self.field_rms(z - z.mean(1, keepdim=True), domain)
+        return (rms / self.fluctuation[domain.family, : z.shape[-1]]).clamp(SMALLEST, LARGEST)
+
+    def field_rms(self, x: Tensor, domain: Domain) -> Tensor:
+        """RMS of latents x (B, N, D) over the tokens and the channels of each field, (B, 1, D)."""
+        pool = self.pool[domain.family, : x.shape[-1], : x.shape[-1]]
+        # Not a matrix product: autocast would take it to bfloat16.
+        return (x.square().mean(1).unsqueeze(-1) * pool).sum(1, keepdim=True).sqrt()
 
     def unit(self, z: Tensor, domain: Domain) -> Tensor:
         """What one step is expected to change in states z: `change` times the RMS of a over fields, (B, 1, D).

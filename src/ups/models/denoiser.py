@@ -41,9 +41,8 @@ def predict(operator: Operator, z: Tensor, coefficients: Tensor, condition: Tens
     """Advance z (B, N, D) by one step of the operator and describe the step."""
     z_pred = operator(z, coefficients, condition, domain)
     x, summary = operator.amplitude.standardize(z, domain)
-    change, channels = z_pred - z, z.shape[-1]
-    pool = operator.amplitude.pool[domain.family, :channels, :channels]
-    unit = (change.square().mean(1, keepdim=True) @ pool).sqrt()
+    change = z_pred - z
+    unit = operator.amplitude.field_rms(change, domain)
     unit = torch.maximum(unit, SMALLEST_STEP * operator.amplitude.unit(z, domain))
     return Prediction(z_pred, torch.cat([x, change / unit, coefficients], -1), summary, unit)
 

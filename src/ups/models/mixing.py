@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ups.models.domain import Domain
 
@@ -16,18 +17,27 @@ MAX_AXES = 3
 
 @lru_cache(maxsize=64)
 def fourier_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Analysis (2M, n) and synthesis (n, 2M) matrices of cosines and sines at cell centres x = (i + 1/2) / n.
+    """Analysis (4M, n) and synthesis (n, 2M) matrices of cosines and sines at cell centres x = (i + 1/2) / n.
 
     Frequencies are k = 0..M-1 turns per axis where it is periodic, k half-turns where it is not, so that a function
-    with different values at the two ends is represented too. M = min(modes, n // 2), at least 1.
+    with different values at the two ends is represented too. M = min(modes, n // 2), at least 1. With the mode
+    u_hat = c + i s, the rows of the analysis are c, -s, s, c per mode: both factors that `FourierMixing` multiplies by
+    the real and imaginary part of its matrix. The columns of the synthesis are cosine, sine per mode.
     """
     num_modes = max(1, min(modes, num_points // 2))
     x = (torch.arange(num_points, device=device, dtype=torch.float64) + 0.5) / num_points
     angle = (2 if periodic else 1) * torch.pi * torch.outer(torch.arange(num_modes, device=device), x)
-    basis = torch.cat([angle.cos(), angle.sin()])
-    weight = torch.full((num_modes, 1), 2.0 / num_points, device=device, dtype=torch.float64)
-    weight[0] = 1.0 / num_points
-    return (basis * weight.repeat(2, 1)).float(), basis.T.float().contiguous()
+    cos, sin = angle.cos(), angle.sin()
+    norm = torch.full((num_modes, 1, 1), 2.0 / num_points, device=device, dtype=torch.float64)
+    norm[0] = 1.0 / num_points
+    analysis = (norm * torch.stack([cos, -sin, sin, cos], 1)).flatten(0, 1)
+    return analysis.float(), torch.stack([cos, sin], 1).flatten(0, 1).T.float().contiguous()
+
+
+@torch.compiler.assume_constant_result
+def _constant_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`fourier_basis` for compiled blocks too, where its cache would be traced through and do nothing."""
+    return fourier_basis(num_points, modes, periodic, device)
 
 
 class FourierMixing(nn.Module):
@@ -43,19 +53,20 @@ class FourierMixing(nn.Module):
 
     def forward(self, x: Tensor, domain: Domain) -> Tensor:
         """Mix x of shape (B, *grid, C); the result has the same shape."""
-        return sum(self._along(x, axis, periodic) for axis, periodic in enumerate(domain.periodic))
+        weights = self.weight.unbind(0)
+        return sum(self._along(x, weights[axis], axis, periodic) for axis, periodic in enumerate(domain.periodic))
 
-    def _along(self, x: Tensor, axis: int, periodic: bool) -> Tensor:
-        analysis, synthesis = fourier_basis(x.shape[axis + 1], self.modes, periodic, x.device)
-        num_modes = analysis.shape[0] // 2
-        real, imaginary = self.weight[axis, :num_modes].unbind(1)
-        weight = torch.cat([torch.cat([real, imaginary], -1), torch.cat([-imaginary, real], -1)], -2)  # (M, 2C, 2C)
-        x = x.movedim(axis + 1, 1)
-        shape, channels = x.shape, x.shape[-1]
-        x_hat = (analysis @ x.flatten(2)).unflatten(1, (2, num_modes)).unflatten(-1, (-1, channels))
-        x_hat = x_hat.permute(2, 0, 3, 1, 4).reshape(num_modes, -1, 2 * channels) @ weight
-        x_hat = x_hat.unflatten(1, (shape[0], -1)).unflatten(-1, (2, channels)).permute(1, 3, 0, 2, 4)
-        return (synthesis @ x_hat.reshape(shape[0], 2 * num_modes, -1)).view(shape).movedim(1, axis + 1)
+    def _along(self, x: Tensor, weight: Tensor, axis: int, periodic: bool) -> Tensor:
+        analysis, synthesis = _constant_basis(x.shape[axis + 1], self.modes, periodic, x.device)
+        num_modes, channels = synthesis.shape[1] // 2, x.shape[-1]
+        lines = x.flatten(0, axis).flatten(2)  # (L, n, R C): L lines before the axis, R after it
+        num_lines = lines.shape[0]
+        # bmm, not @: matmul would first transpose the whole state to fold it into one matrix.
+        x_hat = torch.bmm(analysis.expand(num_lines, -1, -1), lines).view(num_lines, num_modes, 2, 2, -1, channels)
+        x_hat = x_hat.permute(1, 0, 2, 4, 3, 5).reshape(num_modes, -1, 2 * channels)  # (M, L 2 R, 2 C)
+        x_hat = torch.bmm(x_hat, weight[:num_modes].flatten(1, 2)).view(num_modes, num_lines, 2, -1)
+        x_hat = x_hat.transpose(0, 1).reshape(num_lines, 2 * num_modes, -1)
+        return torch.bmm(synthesis.expand(num_lines, -1, -1), x_hat).view(x.shape)
 
 
 class LocalMixing(nn.Module):
@@ -66,11 +77,11 @@ class LocalMixing(nn.Module):
         self.weight = nn.Parameter(torch.randn(MAX_AXES, 3, channels) * 0.3)
 
     def forward(self, x: Tensor, domain: Domain) -> Tensor:
-        mixed = torch.zeros_like(x)
+        weight = self.weight.type_as(x)
+        mixed = weight[: len(domain.grid), 1].sum(0) * x
         for axis, periodic in enumerate(domain.periodic):
             before, after = _neighbours(x, axis + 1, periodic)
-            left, centre, right = self.weight[axis]
-            mixed = mixed + left * before + centre * x + right * after
+            mixed = mixed + weight[axis, 0] * before + weight[axis, 2] * after
         return mixed
 
 
@@ -100,9 +111,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         modulation = self.modulation(condition).unflatten(-1, (6, -1)).unbind(1)
         shift, scale, gain, shift_mlp, scale_mlp, gain_mlp = (_over_grid(m, len(domain.grid)) for m in modulation)
-        h = self.norm(x) * (1 + scale) + shift
+        h = torch.addcmul(shift, self.norm(x).type_as(scale), 1 + scale)
         x = x + gain * nn.functional.gelu(self.fourier(h, domain) + self.local(h, domain))
-        h = self.norm(x) * (1 + scale_mlp) + shift_mlp
+        h = torch.addcmul(shift_mlp, self.norm(x).type_as(scale), 1 + scale_mlp)
         return x + gain_mlp * self.mlp(h)
 
 
@@ -130,7 +141,8 @@ class TokenMixer(nn.Module):
     """Tokens (B, N, in) to tokens (B, N, out): family stem, blocks, family head (zero at first).
 
     Blocks are told the family, the condition (B, K) and a summary of the state (B, S), which each family reads in its
-    own way. `in_channels`, `out_channels` and `summary_channels` are the largest over the families.
+    own way. `in_channels`, `out_channels` and `summary_channels` are the largest over the families. With `recompute`,
+    blocks are computed again in the backward pass instead of kept in memory (Chen et al. 2016, arXiv:1604.06174).
     """
 
     def __init__(
@@ -152,6 +164,7 @@ class TokenMixer(nn.Module):
             nn.Linear(num_conditions, hidden_channels), nn.SiLU(), nn.Linear(hidden_channels, hidden_channels)
         )
         self.blocks = nn.ModuleList(Block(hidden_channels, modes) for _ in range(num_layers))
+        self.recompute = False
         self.norm = nn.RMSNorm(hidden_channels)
         self.head = FamilyLinear(num_families, hidden_channels, out_channels, std=0.0)
 
@@ -160,5 +173,8 @@ class TokenMixer(nn.Module):
         hidden = nn.functional.silu(self.condition(condition) + self.summary(summary, domain.family, channels))
         x = self.stem(tokens, domain.family, channels).unflatten(1, domain.grid)
         for block in self.blocks:
-            x = block(x, hidden, domain)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, hidden, domain, use_reentrant=False)
+            else:
+                x = block(x, hidden, domain)
         return self.head(self.norm(x).flatten(1, -2), domain.family, out_channels)

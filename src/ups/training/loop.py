@@ -11,7 +11,7 @@ from ups.config import TrainingSection
 from ups.data.loader import fixed_batches
 from ups.errors import Preempted
 from ups.files import WEIGHTS, write_json
-from ups.run import CHECKPOINTS, METRICS, RESUMED, SAMPLING, Run, append_metrics
+from ups.run import CHECKPOINTS, METRICS, STARTED, SAMPLING, Run, append_metrics
 from ups.training.batches import Batches
 from ups.training.checkpoints import Checkpoints, publish_tensors
 from ups.training.distributed import Draw, Ranks
@@ -48,7 +48,9 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             run.alive(ranks.rank).touch()
             inject.at("step", progress.step)
             share = clock.wait_for(batches.next)
-            rate = learning_rate(config, progress.step, progress.valid_losses)
+            rate = learning_rate(
+                config, progress.step, progress.valid_losses, patience=max(1, (config.patience or 0) // 2)
+            )
             save = checkpoints.failed() or (ranks.rank == 0 and clock.save_is_due())
             outcome = update(share, rate, stop=stop.asked, save=save)
             progress.add(outcome, share)
@@ -117,7 +119,8 @@ def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks) ->
         log.info("resumed at step %d", step)
     if ranks.rank == 0:
         _forget_after(run, progress.step)
-        write_json(run.folder / RESUMED, {"step": progress.step, "refused": checkpoints.refused})
+        start = {"step": progress.step, "refused": checkpoints.refused, "eager_because": update.eager_because}
+        write_json(run.folder / STARTED, start)
     return progress
 
 

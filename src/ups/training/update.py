@@ -1,6 +1,7 @@
 """One optimizer step: micro-batches forward and backward, gradients exchanged once, clipped, applied, averaged."""
 
 import copy
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,9 @@ from torch.profiler import record_function
 
 from ups.config import TrainingSection
 from ups.errors import OutOfMemory
+from ups.models.mixing import TokenMixer
 from ups.run import Run
 from ups.training.batches import MicroBatch, Share
-from ups.training.compiling import compile_blocks
 from ups.training.distributed import Draw, Ranks
 from ups.training.injection import Injection
 from ups.training.memory import is_out_of_memory
@@ -32,6 +33,8 @@ from ups.training.parallel import (
     settle,
 )
 from ups.training.stage import Stage
+
+log = logging.getLogger(__name__)
 
 CHECKED_STEPS = 3
 SETTLED_STEPS = 100
@@ -62,9 +65,9 @@ class Update:
         self.stage, self.config, self.run, self.ranks, self.inject = stage, config, run, ranks, inject
         self.model = stage.model.to(ranks.device)
         average = copy.deepcopy(self.model).requires_grad_(False)
-        if run.launch.activation_checkpointing:
-            checkpoint_blocks(self.model)
-        self.eager_because = compile_blocks(self.model, ranks) if run.launch.compile else "launch.compile is off"
+        for mixer in (module for module in self.model.modules() if isinstance(module, TokenMixer)):
+            mixer.recompute = run.launch.activation_checkpointing
+        self.eager_because = _compile(self.model, ranks) if run.launch.compile else "launch.compile is off"
         self.average = parallelize(average, ranks, run.launch.sharding)
         self.parallel = parallelize(self.model, ranks, run.launch.sharding, run.launch.bucket_megabytes)
         self.optimizer = make_optimizer(self.model, config)
@@ -103,7 +106,9 @@ class Update:
         return {
             "model": full_state(self.parallel),
             "average": full_state(self.average),
-            "optimizers": [full_optimizer_state(self.parallel, member) for member in self.optimizer.members],
+            "optimizer": {
+                name: full_optimizer_state(self.parallel, part) for name, part in self.optimizer.parts.items()
+            },
             "norms": [float(value) for value in self.norms()],
         }
 
@@ -111,8 +116,8 @@ class Update:
         """Go on from what `state` returned."""
         load_full_state(self.parallel, state["model"])
         load_full_state(self.average, state["average"])
-        for member, content in zip(self.optimizer.members, state["optimizers"], strict=True):
-            load_full_optimizer_state(self.parallel, member, content)
+        for name, part in self.optimizer.parts.items():
+            load_full_optimizer_state(self.parallel, part, state["optimizer"][name])
         for tensor, value in zip(self.norms(), state["norms"], strict=True):
             tensor.fill_(value)
 
@@ -192,11 +197,16 @@ class Update:
         return bad.float()
 
 
-def checkpoint_blocks(model: nn.Module) -> None:
-    """Have a model's blocks computed again in the backward pass, not kept (Chen et al. 2016, arXiv:1604.06174)."""
-    for module in model.modules():
-        if hasattr(module, "recompute"):
-            module.recompute = True
+def _compile(model: nn.Module, ranks: Ranks) -> str | None:
+    """Compile the model's blocks on all ranks or on none; the reason for none, which is also told in the log."""
+    from ups.training.compiling import compile_blocks, why_not_compiled
+
+    reason = next(filter(None, ranks.gather(why_not_compiled(ranks.device))), None)
+    if reason is None:
+        compile_blocks(model)
+    else:
+        log.warning("not compiled, this run is slower: %s", reason)
+    return reason
 
 
 def _integer(seed: tuple[int, ...]) -> int:

@@ -1,0 +1,168 @@
+"""Optimizers and schedules: values by hand, steps that are skipped, states that come back."""
+
+import io
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+import torch
+from torch import nn
+
+from ups.models.mixing import TokenMixer
+from ups.training.optimizers import Optimizer, learning_rate, make_optimizer, num_plateaus
+
+torch.set_num_threads(1)
+
+GO, SKIP = torch.tensor(0.0), torch.tensor(1.0)
+KINDS = ("adamw", "muon")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a stage's section says."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    schedule: Literal["cosine", "step", "plateau", "constant"] = "cosine"
+    weight_decay: float = 0.1
+    learning_rate: float = 0.01
+    warmup_steps: int = 10
+    steps: int = 110
+
+
+def token_mixer() -> TokenMixer:
+    """A small mixer, the same every time."""
+    torch.manual_seed(0)
+    sizes = {"num_families": 2, "in_channels": 3, "out_channels": 2, "summary_channels": 2, "num_conditions": 4}
+    return TokenMixer(**sizes, hidden_channels=8, num_layers=2, modes=3)
+
+
+def set_gradients(model: nn.Module, seed: int, scale: float = 1.0) -> None:
+    """Random gradients for all parameters."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in model.parameters():
+        p.grad = scale * torch.randn(p.shape, generator=generator)
+
+
+def steps(model: nn.Module, optimizer: Optimizer, seeds: range) -> None:
+    """A step for every seed."""
+    for seed in seeds:
+        set_gradients(model, seed)
+        optimizer.step(0.01, GO)
+
+
+def content(model: nn.Module, optimizer: Optimizer) -> bytes:
+    """Every bit of the weights and of the optimizer's tensors."""
+    states = [state for part in optimizer.state_dict().values() for state in part["state"].values()]
+    tensors = [*model.parameters(), *(tensor for state in states for tensor in state.values())]
+    return b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)
+
+
+def test_first_step_of_adamw_by_hand():
+    """The first step is the learning rate towards minus the gradient's sign; only matrices decay."""
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.fill_(2.0)
+        model.bias.fill_(2.0)
+    model.weight.grad, model.bias.grad = torch.full((2, 2), 3.0), torch.full((2,), -3.0)
+    make_optimizer(model, Config()).step(0.01, GO)
+    assert torch.allclose(model.weight, torch.full((2, 2), 2.0 * (1 - 0.01 * 0.1) - 0.01))
+    assert torch.allclose(model.bias, torch.full((2,), 2.0 + 0.01))
+
+
+def test_muon_takes_the_matrices_of_the_blocks():
+    """Stem, summary, head, condition, Fourier matrices and all vectors are left to AdamW; nothing is left out."""
+    model = token_mixer()
+    optimizer = make_optimizer(model, Config("muon"))
+    names = {p: name for name, p in model.named_parameters()}
+    muon = {names[p] for p in optimizer.muon.param_groups[0]["params"]}
+    adamw = [names[p] for group in optimizer.adamw.param_groups for p in group["params"]]
+    inside = ("mlp.0.weight", "mlp.2.weight", "modulation.weight")
+    assert muon == {f"blocks.{block}.{name}" for block in range(2) for name in inside}
+    assert sorted([*adamw, *muon]) == sorted(names.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_a_skipped_step_changes_no_bit(kind: str, scale: float, steps_before: int):
+    """Whatever the gradients hold, parameters, moments and counters stay as they were, and training goes on alike."""
+    model, undisturbed = token_mixer(), token_mixer()
+    optimizer, other = make_optimizer(model, Config(kind)), make_optimizer(undisturbed, Config(kind))
+    steps(model, optimizer, range(steps_before))
+    steps(undisturbed, other, range(steps_before))
+    set_gradients(model, 99, scale)
+    optimizer.step(0.01, SKIP)
+    if steps_before:
+        assert content(model, optimizer) == content(undisturbed, other)
+    steps(model, optimizer, range(5, 7))
+    steps(undisturbed, other, range(5, 7))
+    assert content(model, optimizer) == content(undisturbed, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_comes_back_from_a_file(kind: str):
+    """Two steps, a file, two more steps are four steps, bit by bit; the file holds tensors and plain values only."""
+    model = token_mixer()
+    optimizer, file = make_optimizer(model, Config(kind)), io.BytesIO()
+    steps(model, optimizer, range(2))
+    torch.save([model.state_dict(), optimizer.state_dict()], file)
+    steps(model, optimizer, range(2, 4))
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    again = token_mixer()
+    restored = make_optimizer(again, Config(kind))
+    again.load_state_dict(weights)
+    restored.load_state_dict(state)
+    steps(again, restored, range(2, 4))
+    assert content(again, restored) == content(model, optimizer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lowers_a_quadratic(kind: str):
+    """A matrix in a block moves to the one that is wanted."""
+    model = nn.ModuleDict({"blocks": nn.Linear(6, 6)})
+    wanted = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
+    optimizer = make_optimizer(model, Config(kind, weight_decay=0.0))
+
+    def error() -> torch.Tensor:
+        return (model["blocks"].weight - wanted).square().sum()
+
+    first = error().item()
+    for _ in range(300):
+        optimizer.zero_grad()
+        error().backward()
+        optimizer.step(0.02, GO)
+    assert error().item() < 0.1 * first
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", {0: 0.1, 4: 0.5, 9: 1.0, 10: 1.0, 109: 1.0}),
+        ("cosine", {0: 0.1, 9: 1.0, 10: 1.0, 60: 0.505, 110: 0.01}),
+        ("step", {0: 0.1, 69: 1.0, 70: 0.1, 94: 0.1, 95: 0.01, 109: 0.01}),
+        ("plateau", {0: 0.1, 10: 0.5, 109: 0.5}),
+    ],
+)
+def test_learning_rate_by_hand(schedule: str, expected: dict[int, float]):
+    """Warm-up over 10 steps, then the schedule over 100; on a plateau two validations without a better one halve it."""
+    config = Config(schedule=schedule)
+    found = {step: learning_rate(config, step, [1.0, 2.0, 1.0], patience=2) for step in expected}
+    assert found == pytest.approx({step: 0.01 * share for step, share in expected.items()})
+
+
+@pytest.mark.parametrize(
+    ("validations", "expected"),
+    [
+        ([], 0),
+        ([3.0, 2.0, 1.0], 0),
+        ([1.0, 1.0], 0),
+        ([1.0, 1.0, 1.0], 1),
+        ([1.0, 2.0, 0.5, 2.0, 0.5], 1),
+        ([1.0, 2.0, 2.0, 2.0, 2.0], 2),
+        ([float("nan"), float("nan"), 1.0], 1),
+    ],
+)
+def test_plateaus_by_hand(validations: list[float], expected: int):
+    """Each run of two validations that bring no new best counts once; a loss that is no number is never better."""
+    assert num_plateaus(validations, patience=2) == expected
