@@ -52,7 +52,7 @@ def steps(model: nn.Module, optimizer: Optimizer, seeds: range) -> None:
 
 def content(model: nn.Module, optimizer: Optimizer) -> bytes:
     """Every bit of the weights and of the optimizer's tensors."""
-    states = [state for part in optimizer.state_dict().values() for state in part["state"].values()]
+    states = [state for part in optimizer.parts.values() for state in part.state_dict()["state"].values()]
     tensors = [*model.parameters(), *(tensor for state in states for tensor in state.values())]
     return b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)
 
@@ -105,14 +105,15 @@ def test_state_comes_back_from_a_file(kind: str):
     model = token_mixer()
     optimizer, file = make_optimizer(model, Config(kind)), io.BytesIO()
     steps(model, optimizer, range(2))
-    torch.save([model.state_dict(), optimizer.state_dict()], file)
+    torch.save([model.state_dict(), {name: part.state_dict() for name, part in optimizer.parts.items()}], file)
     steps(model, optimizer, range(2, 4))
     file.seek(0)
     weights, state = torch.load(file, weights_only=True)
     again = token_mixer()
     restored = make_optimizer(again, Config(kind))
     again.load_state_dict(weights)
-    restored.load_state_dict(state)
+    for name, part in restored.parts.items():
+        part.load_state_dict(state[name])
     steps(again, restored, range(2, 4))
     assert content(again, restored) == content(model, optimizer)
 

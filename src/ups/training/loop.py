@@ -11,7 +11,7 @@ from ups.config import TrainingSection
 from ups.data.loader import fixed_batches
 from ups.errors import Preempted
 from ups.files import WEIGHTS, write_json
-from ups.run import CHECKPOINTS, METRICS, STARTED, SAMPLING, Run, append_metrics
+from ups.run import CHECKPOINTS, METRICS, SAMPLING, STARTED, Run, append_metrics
 from ups.training.batches import Batches
 from ups.training.checkpoints import Checkpoints, publish_tensors
 from ups.training.distributed import Draw, Ranks

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class ScheduleConfig(Protocol):
 
 
 class Optimizer:
-    """Several optimizers that act as one: same learning rate, one state, and steps that can be skipped.
+    """Several optimizers, `parts` by name, that act as one: same learning rate, and steps that can be skipped.
 
     `skip` is 1 where a step must change nothing and 0 otherwise, a float tensor () on the parameters' device that the
     host never reads.
@@ -60,13 +60,6 @@ class Optimizer:
         """Forget the gradients."""
         for part in self.parts.values():
             part.zero_grad(set_to_none=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self.parts.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
