@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigFault
-from ups.files import digest_of
+from ups.files import WEIGHTS, digest_of
 from ups.models.codec import Codec, FieldGroup, choose_patch, codec_from, from_patches, normalize, to_patches
-from ups.models.weights import WEIGHTS, load_model, save
+from ups.models.weights import load_model, tensor_bytes
 
 torch.set_num_threads(1)
 
@@ -202,7 +202,9 @@ def test_codec_is_rebuilt_from_its_file(tmp_path: Path):
     """Settings and weights on disk give the same codec, frozen."""
     codec = trained_codec().float()
     settings = {"groups": {name: asdict(group) for name, group in GROUPS.items()}}
-    save(tmp_path / "run" / WEIGHTS, {"settings": settings, "weights": codec.state_dict()})
+    (tmp_path / "run").mkdir()
+    content = tensor_bytes({"settings": settings, "weights": codec.state_dict()})
+    (tmp_path / "run" / WEIGHTS).write_bytes(content)
     receipt = {"path": "run", "stage": "codec", "weights": digest_of(tmp_path / "run" / WEIGHTS)}
     rebuilt = load_model(codec_from, tmp_path, receipt)
     assert rebuilt.groups == GROUPS

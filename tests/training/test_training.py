@@ -25,10 +25,10 @@ from ups.launch import train_stage
 from ups.models.weights import load
 from ups.pipelines.data.nodes import describe_datasets, fit_normalization, simulate_pdebench
 from ups.pipelines.training.nodes import encode_latents, train_codec
+from ups.run import Run
 from ups.training import operator
 from ups.training.distributed import Ranks
 from ups.training.loop import Stage, train
-from ups.run import Run
 
 Receipt = dict[str, Any]
 
