@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-SLOW = ["h5py", "zarr", "scipy", "matplotlib", "mlflow", "kedro", "requests", "sympy", "torch._dynamo"]
+SLOW = ["h5py", "zarr", "scipy", "matplotlib", "mlflow", "kedro", "requests", "torch._dynamo"]
 
 
 @pytest.mark.parametrize("module", ["operator", "diffusion", "consistency", "steady", "train"])

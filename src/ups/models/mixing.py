@@ -34,9 +34,8 @@ def fourier_basis(num_points: int, modes: int, periodic: bool, device: torch.dev
     return analysis.float(), torch.stack([cos, sin], 1).flatten(0, 1).T.float().contiguous()
 
 
-@torch.compiler.assume_constant_result
-def _constant_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`fourier_basis` for compiled blocks too, where its cache would be traced through and do nothing."""
+def constant_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`fourier_basis`; compiled blocks take its result as a constant, for they would trace through the cache."""
     return fourier_basis(num_points, modes, periodic, device)
 
 
@@ -57,7 +56,7 @@ class FourierMixing(nn.Module):
         return sum(self._along(x, weights[axis], axis, periodic) for axis, periodic in enumerate(domain.periodic))
 
     def _along(self, x: Tensor, weight: Tensor, axis: int, periodic: bool) -> Tensor:
-        analysis, synthesis = _constant_basis(x.shape[axis + 1], self.modes, periodic, x.device)
+        analysis, synthesis = constant_basis(x.shape[axis + 1], self.modes, periodic, x.device)
         num_modes, channels = synthesis.shape[1] // 2, x.shape[-1]
         lines = x.flatten(0, axis).flatten(2)  # (L, n, R C): L lines before the axis, R after it
         num_lines = lines.shape[0]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
-from ups.models.mixing import Block
+from ups.models.mixing import Block, constant_basis
 
 MAX_SHAPES = 64
 
@@ -18,6 +18,7 @@ def compile_blocks(model: nn.Module) -> None:
     graphs are compiled, when their shape first comes. Names in `state_dict` and copies of the model are unaffected.
     """
     torch._dynamo.config.recompile_limit = MAX_SHAPES
+    torch.compiler.assume_constant_result(constant_basis)
     for module in model.modules():
         if isinstance(module, Block):
             module.compile(fullgraph=True, dynamic=False)
