@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from ups.files import WEIGHTS, digest_of, manifest_of, read_json, remove_leftove
 from ups.fingerprint import fingerprint
 from ups.progress import ProgressBar
 from ups.receipts import Receipt, once
-from ups.run import ALIVE, LOG, METRICS, Run
+from ups.run import ALIVE, CHECKPOINTS, LOG, METRICS, Run
 from ups.status import fault_of, write_status
 from ups.torchrun import command, run_job, stop_requested
 from ups.tracking import StageRun
@@ -66,6 +67,7 @@ def train_stage(
             tuned = tuning.apply(launch, stage, where, data_root)
             section = config.model_dump(mode="json")
             _train(Run(folder, stage, identity, section, inputs, tuned, where, data_root, raw))
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)  # of a run that was killed after its last word
         return {"stage": stage, "weights": read_json(manifest_of(folder / WEIGHTS))["sha256"]}
 
     folder = data_root / "06_models" / stage
