@@ -108,7 +108,8 @@ class Batches:
 
     def _places(self, key: str, mine: slice) -> list[slice]:
         size, limit = mine.stop - mine.start, self.run.launch.micro_batch_tokens
-        count = 1 if limit is None else min(size, math.ceil(size * self.stage.num_tokens[key] / limit))
+        largest = size if limit is None else max(1, limit // self.stage.num_tokens[key])
+        count = math.ceil(size / largest)
         edges = [mine.start + part * size // count for part in range(count + 1)]
         return [slice(start, stop) for start, stop in zip(edges[:-1], edges[1:], strict=True)]
 
