@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -154,6 +155,22 @@ def torchrun_of(root: Path) -> psutil.Process:
     """The torchrun that trains in `root`."""
     (found,) = (process for process in processes_of(root) if "torch.distributed.run" in process.cmdline())
     return found
+
+
+def worker_of(root: Path, rank: int, stage: str = "operator") -> psutil.Process:
+    """The process of a rank."""
+    _, pid = (folder_of(root, stage) / f"alive.rank{rank}").read_text().split()
+    return psutil.Process(int(pid))
+
+
+@contextmanager
+def free_port(*, listen: bool = False) -> Iterator[int]:
+    """A port of this machine that nobody uses, or that we hold without ever answering."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        if listen:
+            place.listen(8)
+        yield place.getsockname()[1]
 
 
 def assert_nothing_left(root: Path) -> None:
