@@ -35,7 +35,8 @@ def undisturbed(encoded: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
     def of(num_processes: int) -> Path:
         if num_processes not in folders:
             root = shutil.copytree(encoded, tmp_path_factory.mktemp("undisturbed") / "root")
-            with at_most(SECONDS_PER_JOB):
+            with at_most(SECONDS_PER_JOB), pytest.MonkeyPatch.context() as patch:
+                patch.delenv("UPS_FAULT", raising=False)
                 folders[num_processes] = train(root, launch={"num_processes": num_processes})
         return folders[num_processes]
 

@@ -74,8 +74,8 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path):
 
 def test_a_disk_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Data that do not come within the time-out are a lost worker, in one line that names the folder."""
-    batches = toy_batches(tmp_path, timeout_seconds=1)
-    monkeypatch.setattr(Batches, "read", lambda self, step: time.sleep(2))
+    batches = toy_batches(tmp_path, timeout_seconds=2)
+    monkeypatch.setattr(Batches, "read", lambda self, step: time.sleep(3))
     with batches.from_step(0), pytest.raises(LostWorker, match=f"no data for 1 s: does the disk of {tmp_path}"):
         batches.next()
 

@@ -74,14 +74,14 @@ class Batches:
         """The share of the next step.
 
         Raises:
-            LostWorker: the files did not answer within `launch.timeout_seconds`.
+            LostWorker: the files did not answer in half of `launch.timeout_seconds`, before somebody wonders.
         """
-        seconds = self.run.launch.timeout_seconds
+        seconds = self.run.launch.timeout_seconds / 2
         try:
             share = self._ahead.popleft().result(seconds)
         except TimeoutError:
             raise LostWorker(
-                f"no data for {seconds} s: does the disk of {self.run.data_root} answer? the same command goes on"
+                f"no data for {seconds:.0f} s: does the disk of {self.run.data_root} answer? the same command goes on"
             ) from None
         self._read_ahead()
         return share
