@@ -116,6 +116,14 @@ WRONG = [
     ("operator.learning_rate", NAN),
     ("operator.learning_rate", INF),
     ("operator.learning_rate", True),
+    ("operator.batch_multiple", 0),
+    ("operator.balance", 1.5),
+    ("operator.optimizer", "sgd"),
+    ("operator.schedule", "linear"),
+    ("operator.spike_factor", 1.0),
+    ("operator.max_skipped_steps", -1),
+    ("operator.precision", "float16"),
+    ("operator.patience", 0),
     ("operator.weight_decay", -0.01),
     ("operator.ema_decay", 1.0),
     ("operator.noise", [0.1]),
@@ -127,6 +135,17 @@ WRONG = [
     ("steady.warmup_steps", -1),
     ("launch.num_processes", 0),
     ("launch.threads_per_process", 0),
+    ("launch.num_nodes", 0),
+    ("launch.rendezvous", "somewhere"),
+    ("launch.sharding", "zero"),
+    ("launch.compile", "maybe"),
+    ("launch.micro_batch_tokens", 0),
+    ("launch.memory_fraction", 1.0),
+    ("launch.checkpoint_steps", 0),
+    ("launch.checkpoint_minutes", 0.0),
+    ("launch.keep_checkpoints", 0),
+    ("launch.restarts", -1),
+    ("launch.timeout_seconds", 0),
     ("launch.device", "tpu"),
     ("launch.force", 2),
     ("launch.force", "yes"),
@@ -180,6 +199,16 @@ def test_folder_needs_raw_root():
     """`source: folder` without a folder is refused with the remedy."""
     assert "--params raw_root=DIR" in refusal(changed("source", "folder"))
     check_parameters(changed("source", "folder") | {"raw_root": "somewhere"})
+
+
+def test_plateau_needs_patience():
+    """A schedule that waits for validations is refused where nothing says how many."""
+    assert "schedule plateau needs patience" in refusal(changed("operator.schedule", "plateau"))
+
+
+def test_several_nodes_need_a_rendezvous():
+    """More than one node without a place to meet is refused with the remedy."""
+    assert "launch.rendezvous=HOST:PORT" in refusal(changed("launch.num_nodes", 2))
 
 
 def test_held_out_shares_leave_something_to_train_on():

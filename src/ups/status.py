@@ -30,19 +30,19 @@ def fault_of(folder: Path, world_size: int, returncode: int, log_start: int) -> 
         return fault
     if not any(folder.glob(ALIVE)):
         return Fault(f"{stage}: no training process could start (torchrun: {returncode}); see {folder / LOG}")
+    output = (folder / LOG).read_bytes()[log_start:].decode(errors="replace")
+    codes = {int(rank): int(code) for rank, code in SUMMARY.findall(output)}
     silent = sorted(set(range(world_size)) - {report["rank"] for report in reports})
-    if not reports or not silent:
+    if not silent or not (reports or any(code < 0 for code in codes.values())):
         said = "; ".join(report["what"].splitlines()[0] for report in reports[:1])
         return LostWorker(
             f"{stage}: the job ended without a word (torchrun: {returncode}) {said}; its output is in {folder / LOG}, "
             "the same command goes on from the last checkpoint"
         )
-    return _killed(stage, folder, silent, log_start)
+    return _killed(stage, folder, silent, codes)
 
 
-def _killed(stage: str, folder: Path, silent: list[int], log_start: int) -> LostWorker:
-    output = (folder / LOG).read_bytes()[log_start:].decode(errors="replace")
-    codes = {int(rank): int(code) for rank, code in SUMMARY.findall(output)}
+def _killed(stage: str, folder: Path, silent: list[int], codes: dict[int, int]) -> LostWorker:
     rank = next((rank for rank in silent if codes.get(rank, 0) == -signal.SIGKILL), silent[0])
     name = signal.Signals(-codes[rank]).name if codes.get(rank, 0) < 0 else None
     hint = " (maybe by the kernel, for want of memory)" if name == "SIGKILL" else ""

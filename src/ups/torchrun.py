@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -101,9 +101,13 @@ def _end(child: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
-    for worker in workers:
+    _signal(workers, signal.SIGKILL)
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            worker.kill()
+            process.send_signal(number)
 
 
 def _check_progress(folder: Path, timeout_seconds: float) -> None:
@@ -113,14 +117,11 @@ def _check_progress(folder: Path, timeout_seconds: float) -> None:
     if oldest is None or ages[oldest] < timeout_seconds:
         return
     processes = {path: process for path in ages if (process := _process(path)) is not None}
-    stopped = [path for path, process in processes.items() if process.status() == psutil.STATUS_STOPPED]
+    stopped = [path for path, process in processes.items() if _is_stopped(process)]
     hung = stopped[0] if stopped else oldest
-    for path, process in processes.items():
-        if path not in stopped:
-            process.send_signal(signal.SIGUSR1)
+    _signal((process for path, process in processes.items() if path not in stopped), signal.SIGUSR1)
     time.sleep(DUMP_SECONDS)
-    for process in processes.values():
-        process.kill()
+    _signal(processes.values(), signal.SIGKILL)
     what = "is stopped" if stopped else "hangs"
     fault = LostWorker(
         f"{folder.parent.name}: rank {rank_of(hung)} {what}, no step for {timeout_seconds:.0f} s; the stacks of all "
@@ -138,7 +139,14 @@ def rank_of(path: Path) -> int:
 def _process(path: Path) -> psutil.Process | None:
     """The rank's process if it runs on this machine and still is what it was."""
     host, _, pid = path.read_text(encoding="utf-8").partition(" ")
-    if host != os.uname().nodename or not psutil.pid_exists(int(pid)):
-        return None
-    process = psutil.Process(int(pid))
-    return process if str(path.parent) in process.cmdline() else None
+    if host == os.uname().nodename:
+        with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie: it has ended
+            process = psutil.Process(int(pid))
+            return process if str(path.parent) in process.cmdline() else None
+    return None
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_STOPPED
+    return False

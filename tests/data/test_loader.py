@@ -4,14 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from ups.data.dataset import Dataset
 from ups.data.latent_cache import LatentCache, write_latents, write_manifest
-from ups.data.loader import BatchSampler, FieldSamples, LatentSamples, fixed_batches
+from ups.data.loader import BatchSampler, FieldSamples, LatentSamples, batch_size, fixed_batches
 from ups.data.trajectories import TrajectoryReader, describe
 
-CPU = torch.device("cpu")
 NUM_SAMPLES = {"advection_1d": 30, "burgers_1d": 7, "darcy_2d": 100}
 BATCH_SIZES = {"advection_1d": 8, "burgers_1d": 16, "darcy_2d": 4}
 SPLIT = {"train": [0, 3, 4], "valid": [1], "test": [2, 5]}
@@ -19,7 +17,7 @@ GRIDS = {"advection_1d": [8], "burgers_1d": [8], "darcy_2d": [8, 6]}
 
 
 def _sampler(seed: int = 0) -> BatchSampler:
-    return BatchSampler(NUM_SAMPLES, BATCH_SIZES, seed)
+    return BatchSampler(NUM_SAMPLES, BATCH_SIZES, 0.5, seed)
 
 
 def test_batch_depends_on_seed_and_step_alone():
@@ -33,11 +31,18 @@ def test_batch_depends_on_seed_and_step_alone():
     assert any(not np.array_equal(_sampler(1).draw(step)[1], batches[step][1]) for step in range(12))
 
 
-def test_keys_come_with_the_root_of_their_samples():
-    """A key with four times the samples makes twice as many batches."""
-    sampler = BatchSampler({"small": 25, "large": 100}, {"small": 2, "large": 2}, seed=0)
+@pytest.mark.parametrize(("balance", "ratio"), [(0.0, 1.0), (0.5, 2.0), (1.0, 4.0)])
+def test_keys_come_with_a_power_of_their_samples(balance: float, ratio: float):
+    """A key with four times the samples makes 4^balance times as many batches."""
+    sampler = BatchSampler({"small": 25, "large": 100}, {"small": 2, "large": 2}, balance, seed=0)
     counts = Counter(sampler.draw(step)[0] for step in range(3000))
-    assert counts["large"] / counts["small"] == pytest.approx(2.0, rel=0.1)
+    assert counts["large"] / counts["small"] == pytest.approx(ratio, rel=0.1)
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(1, 12), (256, 12), (600, 36), (4096, 252)])
+def test_batch_size_is_a_multiple(tokens: int, size: int):
+    """A batch has the multiple of 12 snapshots nearest to its tokens, and one multiple at least."""
+    assert batch_size(tokens, 16, 12) == size
 
 
 def test_batches_reach_every_sample():
@@ -87,7 +92,7 @@ def test_pairs_are_consecutive_snapshots(cache: LatentCache, split: str):
     """The samples of a split are exactly its pairs of neighbouring snapshots of one trajectory."""
     name = "1D_Burgers_Sols_Nu0.01"
     samples = LatentSamples(cache, split, steady=False)
-    batch = samples.load("burgers_1d", np.arange(samples.num_samples["burgers_1d"]), CPU)
+    batch = samples.load("burgers_1d", np.arange(samples.num_samples["burgers_1d"]))
     trajectories = [cache.read(name, "fields", index) for index in SPLIT[split]]
     np.testing.assert_array_equal(batch.z, np.concatenate([z[:-1] for z in trajectories]))
     np.testing.assert_array_equal(batch.z_next, np.concatenate([z[1:] for z in trajectories]))
@@ -102,7 +107,7 @@ def test_transient_and_steady_families_are_kept_apart(cache: LatentCache):
 def test_steady_samples_are_coefficients_and_solutions(cache: LatentCache):
     """A steady sample is the solution as z_next, its own coefficients, and no state before it."""
     name = "2D_DarcyFlow_beta1.0_Train"
-    batch = LatentSamples(cache, "train", steady=True).load("darcy_2d", np.array([2]), CPU)
+    batch = LatentSamples(cache, "train", steady=True).load("darcy_2d", np.array([2]))
     assert batch.z.shape == (1, 48, 0)
     np.testing.assert_array_equal(batch.z_next, cache.read(name, "fields", 4))
     np.testing.assert_array_equal(batch.coefficients, cache.read(name, "coefficients", 4))
@@ -113,7 +118,7 @@ def test_field_samples_equal_the_reader(tmp_path: Path, datasets: dict[str, Data
     """The samples of a field group are the snapshots that the reader gives for the split."""
     samples = FieldSamples(tmp_path, datasets, dict.fromkeys(datasets, SPLIT), "train")
     assert samples.num_samples[key] == 3 * length
-    batch = samples.load(key, np.arange(3 * length), CPU)
+    batch = samples.load(key, np.arange(3 * length))
     dataset = next(dataset for dataset in datasets.values() if key.startswith(dataset.family))
     with TrajectoryReader(tmp_path, dataset) as reader:
         np.testing.assert_array_equal(batch.u, np.concatenate([reader.read(index) for index in SPLIT["train"]]))
@@ -122,7 +127,7 @@ def test_field_samples_equal_the_reader(tmp_path: Path, datasets: dict[str, Data
 def test_coefficient_samples_equal_the_reader(tmp_path: Path, datasets: dict[str, Dataset]):
     """Coefficient fields form a group of their own, one sample per trajectory."""
     samples = FieldSamples(tmp_path, datasets, dict.fromkeys(datasets, SPLIT), "test")
-    batch = samples.load("darcy_2d/coefficients", np.array([1, 0]), CPU)
+    batch = samples.load("darcy_2d/coefficients", np.array([1, 0]))
     with TrajectoryReader(tmp_path, datasets["2D_DarcyFlow_beta1.0_Train"]) as reader:
         np.testing.assert_array_equal(batch.u, np.stack([reader.read_coefficients(index) for index in (5, 2)]))
     assert samples.num_samples["darcy_2d/coefficients"] == 2

@@ -74,14 +74,14 @@ class Batches:
         """The share of the next step.
 
         Raises:
-            LostWorker: the files did not answer within `launch.timeout_seconds`.
+            LostWorker: the files did not answer in half of `launch.timeout_seconds`, before somebody wonders.
         """
-        seconds = self.run.launch.timeout_seconds
+        seconds = self.run.launch.timeout_seconds / 2
         try:
             share = self._ahead.popleft().result(seconds)
         except TimeoutError:
             raise LostWorker(
-                f"no data for {seconds} s: does the disk of {self.run.data_root} answer? the same command goes on"
+                f"no data for {seconds:.0f} s: does the disk of {self.run.data_root} answer? the same command goes on"
             ) from None
         self._read_ahead()
         return share
@@ -108,7 +108,8 @@ class Batches:
 
     def _places(self, key: str, mine: slice) -> list[slice]:
         size, limit = mine.stop - mine.start, self.run.launch.micro_batch_tokens
-        count = 1 if limit is None else min(size, math.ceil(size * self.stage.num_tokens[key] / limit))
+        largest = size if limit is None else max(1, limit // self.stage.num_tokens[key])
+        count = math.ceil(size / largest)
         edges = [mine.start + part * size // count for part in range(count + 1)]
         return [slice(start, stop) for start, stop in zip(edges[:-1], edges[1:], strict=True)]
 

@@ -37,7 +37,7 @@ POINTS = {
     "kill-before-purge": "committed",
 }
 """Kind of fault -> the point in the code where it strikes."""
-FOREVER = 3600.0
+SLOW, FOREVER = 3.0, 3600.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,6 @@ def _strike(kind: str) -> str:
         raise OSError(errno.ENOSPC, "No space left on device (injected)")
     if kind == "raise":
         raise RuntimeError("injected error")
-    if kind == "stall-data":
-        time.sleep(FOREVER)
+    if kind in ("slow", "stall-data"):
+        time.sleep(SLOW if kind == "slow" else FOREVER)
     return kind

@@ -52,21 +52,22 @@ class Progress:
         self.loss_sum, self.num_losses = self.loss_sum + outcome.loss, self.num_losses + outcome.taken
 
     def metrics(self, update: Update, config: TrainingSection, ranks: Ranks) -> dict[str, float]:
-        """Mean loss since the last call, over all ranks, and the running norm of the gradient.
+        """Mean loss since the last call, over all ranks, if any step was taken, and the running norm of the gradient.
 
         Raises:
             Diverged: a loss is not finite, or more gradients were skipped than `config.max_skipped_steps`.
         """
         loss = (ranks.total(self.loss_sum) / self.num_losses).item()
         norm, _, num_skipped, first_skipped = (value.item() for value in update.norms())
-        if num_skipped > config.max_skipped_steps or not math.isfinite(loss + norm):
+        finite = {"loss": loss, "gradient_norm": norm} if self.num_losses > 0 else {"gradient_norm": norm}
+        if num_skipped > config.max_skipped_steps or not all(map(math.isfinite, finite.values())):
             since = f", gradients not fit to use since step {first_skipped:.0f}" if num_skipped else ""
             raise Diverged(
                 f"{self.stage}: loss {loss} at step {self.step}{since}; lower {self.stage}.learning_rate, "
                 "the last checkpoint is good"
             )
         self.loss_sum, self.num_losses = torch.zeros(2, device=self.loss_sum.device)
-        return {"loss": loss, "gradient_norm": norm, "skipped_steps": num_skipped + self.num_skipped_for_memory}
+        return finite | {"skipped_steps": num_skipped + self.num_skipped_for_memory}
 
     def add_validation(self, loss: float, update: Update, *, keep_best: bool) -> None:
         """Remember a validation loss, and with `keep_best` the averaged weights that gave the best one.

@@ -38,6 +38,9 @@ STAGES = {
     "steady": (SteadyConfig, steady.build),
 }
 
+WATCHED_FIRST = 10
+"""Seconds by which ranks wait longer for each other than the launcher for any of them: it knows which one hangs."""
+
 
 def main(work: Callable[[Stage, TrainingSection, Run, Ranks], object]) -> None:
     """Build the stage that `RUN_DIR/run.json` describes on every rank and do `work` with it; never returns.
@@ -50,7 +53,7 @@ def main(work: Callable[[Stage, TrainingSection, Run, Ranks], object]) -> None:
     run.alive(rank).write_text(f"{os.uname().nodename} {os.getpid()}", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(message)s")
-    ranks = Ranks.join(run.device, run.launch.timeout_seconds)
+    ranks = Ranks.join(run.device, run.launch.timeout_seconds + WATCHED_FIRST)
     config_class, build = STAGES[run.stage]
     config = config_class(**run.config)
     torch.manual_seed(config.seed)

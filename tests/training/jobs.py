@@ -1,0 +1,255 @@
+"""Small training jobs for tests: latents to train on, stages that train in seconds, what a job leaves behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from filelock import FileLock
+
+from ups.config import (
+    CodecConfig,
+    ConsistencyConfig,
+    DiffusionConfig,
+    LatentsConfig,
+    LaunchConfig,
+    OperatorConfig,
+    SimulateConfig,
+    SplitConfig,
+    SteadyConfig,
+    TrainingSection,
+)
+from ups.files import digest_of, read_json, write_json
+from ups.launch import train_stage
+from ups.pipelines.data.nodes import describe_datasets, fit_normalization, simulate_pdebench
+from ups.pipelines.training.nodes import encode_latents, train_codec
+from ups.receipts import Receipt
+
+PROJECT = Path(__file__).parents[2]
+SECONDS_PER_JOB = 60
+SECONDS_TO_VANISH = 10
+
+SIZES = {"num_trajectories": 8, "resolution": 16, "num_snapshots": 6, "duration": 0.3}
+DATASETS = [
+    {"family": "advection_1d", "parameters": {"beta": 0.4}, **SIZES},
+    {"family": "diffusion_reaction_1d", "parameters": {"nu": 0.5, "rho": 1.0}, **SIZES},
+    {"family": "darcy_2d", "parameters": {"beta": 1.0}, **SIZES | {"num_snapshots": 1}},
+]
+LOOP = {"seed": 0, "steps": 24, "batch_tokens": 64, "batch_multiple": 12, "balance": 0.5, "optimizer": "adamw"}
+LOOP |= {"learning_rate": 0.003, "schedule": "cosine", "warmup_steps": 4, "weight_decay": 0.01, "clip_norm": 1.0}
+LOOP |= {"spike_factor": 100.0, "max_skipped_steps": 2, "ema_decay": 0.9, "precision": "float32", "patience": None}
+LOOP |= {"log_every": 1, "validate_every": 12}
+PATCHES = {"patch_size": [2, 2, 2], "max_tokens": [8, 16, 64], "components": 2}
+BACKBONE = {"hidden_channels": 8, "num_layers": 2, "modes": 4}
+LAUNCH = {"num_processes": 2, "num_nodes": 1, "rendezvous": None, "threads_per_process": 1, "device": "cpu"}
+LAUNCH |= {"sharding": "ddp", "compile": False, "activation_checkpointing": False, "micro_batch_tokens": None}
+LAUNCH |= {"memory_fraction": 0.9, "checkpoint_steps": 4, "checkpoint_minutes": 10.0, "keep_checkpoints": 2}
+LAUNCH |= {"restarts": 3, "timeout_seconds": 30, "force": False}
+
+NOISE = {"P_mean": -0.4, "P_std": 1.2}
+CONFIGS: dict[str, tuple[type[TrainingSection], dict[str, Any]]] = {
+    "codec": (CodecConfig, {"model": PATCHES}),
+    "operator": (OperatorConfig, {"model": BACKBONE, "noise": 0.05}),
+    "diffusion": (DiffusionConfig, {"model": BACKBONE} | NOISE),
+    "consistency": (ConsistencyConfig, NOISE | {"q": 256.0, "k": 8.0, "b": 0.5}),
+    "steady": (SteadyConfig, {"model": BACKBONE}),
+}
+
+
+def section(stage: str = "operator", **changes: Any) -> TrainingSection:
+    """The configuration of a small stage."""
+    kind, own = CONFIGS[stage]
+    return kind(**LOOP | own | changes)
+
+
+def launched(**changes: Any) -> LaunchConfig:
+    """Two processes that save every four steps."""
+    return LaunchConfig(**LAUNCH | changes)
+
+
+def prepare(root: Path) -> None:
+    """Fill a data root with raw files of three families, a codec and their latents."""
+    raw, launch = root / "01_raw", launched(num_processes=1)
+    files = simulate_pdebench("simulate", SimulateConfig(seed=0, datasets=DATASETS), raw)
+    datasets = describe_datasets(files, {}, {}, SplitConfig(seed=0, valid_fraction=0.25, test_fraction=0.25), raw, root)
+    normalization = fit_normalization(datasets, raw, root)
+    codec = train_codec(datasets, normalization, section("codec"), launch, raw, root)
+    cache = encode_latents(datasets, codec, LatentsConfig(dtype="float32"), launch, raw, root)
+    receipts = {"datasets": datasets, "normalization": normalization, "codec": codec, "latent_cache": cache}
+    for name, receipt in receipts.items():
+        write_json(root / f"receipts/{name}.json", receipt)
+    write_json(root / "04_feature/latent_cache.json", cache)
+
+
+INPUTS = {
+    "codec": ("datasets", "normalization"),
+    "operator": ("latent_cache",),
+    "diffusion": ("latent_cache", "operator"),
+    "consistency": ("latent_cache", "operator", "diffusion"),
+    "steady": ("latent_cache",),
+}
+
+
+def inputs_of(root: Path, stage: str = "operator") -> dict[str, Receipt]:
+    """The receipts that a stage is trained from."""
+    return {name: read_json(root / f"receipts/{name}.json") for name in INPUTS[stage]}
+
+
+def train(root: Path, stage: str = "operator", launch: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """Train a stage in `root`; returns its run folder."""
+    config, raw = section(stage, **changes), root / "01_raw" if stage == "codec" else None
+    receipt = train_stage(stage, config, inputs_of(root, stage), launched(**launch or {}), root, raw)
+    write_json(root / f"receipts/{stage}.json", receipt)
+    return root / receipt["path"]
+
+
+def folder_of(root: Path, stage: str = "operator") -> Path:
+    """The only run folder of a stage."""
+    (folder,) = (path for path in (root / "06_models" / stage).iterdir())
+    return folder
+
+
+def status_of(root: Path, stage: str = "operator") -> dict[str, Any]:
+    """`status.json` of a stage."""
+    return read_json(folder_of(root, stage) / "status.json")
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path, kind: str = "loss") -> list[tuple[int, str]]:
+    """Step and loss in hexadecimal digits, in the order they were written."""
+    return [(line["step"], float(line[kind]).hex()) for line in lines_of(folder) if kind in line]
+
+
+def assert_same_training(folder: Path, expected: Path) -> None:
+    """Two run folders hold the same weights and losses, bit for bit, and nothing half written."""
+    assert losses(folder) == losses(expected)
+    assert losses(folder, "valid_loss") == losses(expected, "valid_loss")
+    assert digest_of(folder / "weights.pt") == digest_of(expected / "weights.pt")
+    assert [*folder.rglob("*.tmp"), *folder.glob("checkpoints")] == []
+
+
+def processes_of(root: Path) -> list[psutil.Process]:
+    """The torchrun and workers that train in `root`; zombies do not count."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        command = " ".join(process.info["cmdline"] or [])
+        if f"ups.training.train {root}/" in command and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def torchrun_of(root: Path) -> psutil.Process:
+    """The torchrun that trains in `root`."""
+    (found,) = (process for process in processes_of(root) if "torch.distributed.run" in process.cmdline())
+    return found
+
+
+def worker_of(root: Path, rank: int, stage: str = "operator") -> psutil.Process:
+    """The process of a rank."""
+    _, pid = (folder_of(root, stage) / f"alive.rank{rank}").read_text().split()
+    return psutil.Process(int(pid))
+
+
+@contextmanager
+def free_port(*, listen: bool = False) -> Iterator[int]:
+    """A port of this machine that nobody uses, or that we hold without ever answering."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        if listen:
+            place.listen(8)
+        yield place.getsockname()[1]
+
+
+def assert_nothing_left(root: Path) -> None:
+    """No process trains in `root`, and nobody holds a lock there."""
+    assert wait_until(lambda: not processes_of(root), SECONDS_TO_VANISH), processes_of(root)
+    for path in root.rglob(".lock"):
+        with FileLock(path, timeout=0):
+            pass
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = SECONDS_PER_JOB) -> bool:
+    """Whether the condition comes true in time."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return bool(condition())
+
+
+def has_reached(root: Path, step: int, stage: str = "operator") -> bool:
+    """Whether the job in `root` has logged a step."""
+    return any(line["step"] >= step for path in root.glob(f"06_models/{stage}/*/metrics.jsonl") for line in _whole(path))
+
+
+def _whole(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+@contextmanager
+def meanwhile(condition: Callable[[], bool], act: Callable[[], Any]) -> Iterator[None]:
+    """While the body trains, act as soon as the condition holds."""
+    thread = threading.Thread(target=lambda: wait_until(condition) and act())
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Interrupt what takes longer."""
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError(f"took longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+FOREIGN = ("MLFLOW_TRACKING_URI", "UPS_TRACKING_RUN", "UPS_SAMPLE_DATA")
+
+
+def start_kedro(root: Path, *params: str, **environment: str) -> subprocess.Popen[str]:
+    """`kedro run --env smoke --nodes train_operator` on the latents of `root`, in a session of its own."""
+    words = [f"data_root={root}", "launch.num_processes=2", "operator.log_every=1", *params]
+    command = [sys.executable, "-m", "kedro", "run", "--env", "smoke", "--nodes", "train_operator"]
+    inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    return subprocess.Popen(
+        [*command, "--params", ",".join(words)],
+        cwd=PROJECT,
+        env=inherited | {"DO_NOT_TRACK": "true", "COLUMNS": "500"} | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code and what was written to stderr."""
+    try:
+        _, errors = process.communicate(timeout=2 * SECONDS_PER_JOB)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, errors

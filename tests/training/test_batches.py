@@ -1,0 +1,92 @@
+"""Which samples a rank sees, in which order, in which parts."""
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.toys import NUM_TOKENS, toy_batches
+from ups.errors import ConfigFault, LostWorker
+from ups.training.batches import Batches, Share
+
+STEPS = range(12)
+
+
+def shares(folder: Path, world_size: int, step: int, **launch: int) -> list[Share]:
+    """The shares of all ranks in a step."""
+    return [toy_batches(folder, rank, world_size, **launch).read(step) for rank in range(world_size)]
+
+
+def points(share: Share) -> torch.Tensor:
+    """The samples of a share in their order."""
+    return torch.cat([micro.batch.x for micro in share.micro_batches])
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 6])
+def test_shares_of_all_ranks_are_the_batch_of_one(tmp_path: Path, world_size: int):
+    """Whatever the number of ranks, their shares put together are the same samples in the same order."""
+    for step in STEPS:
+        (whole,) = shares(tmp_path, 1, step)
+        parts = shares(tmp_path, world_size, step)
+        assert {(part.key, part.size) for part in parts} == {(whole.key, whole.size)}
+        assert torch.equal(torch.cat([points(part) for part in parts]), points(whole))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 6])
+def test_shares_are_equally_large(tmp_path: Path, world_size: int):
+    """Every rank has as many samples as any other, and counts them for the datasets they are from."""
+    for step in STEPS:
+        parts = shares(tmp_path, world_size, step)
+        assert {len(points(part)) for part in parts} == {parts[0].size // world_size}
+        assert sum((part.seen for part in parts), Counter()) == shares(tmp_path, 1, step)[0].seen
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 20, 1000])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_micro_batches_tile_the_share(tmp_path: Path, world_size: int, tokens: int):
+    """Micro-batches follow each other without gap, fit their limit where a sample does, and hold the same samples."""
+    for step in STEPS:
+        for rank, share in enumerate(shares(tmp_path, world_size, step, micro_batch_tokens=tokens)):
+            places = [micro.place for micro in share.micro_batches]
+            assert np.array_equal(np.r_[tuple(places)], np.arange(share.size).reshape(world_size, -1)[rank])
+            assert share.tokens <= max(tokens, NUM_TOKENS[share.key])
+            assert torch.equal(points(share), points(shares(tmp_path, world_size, step)[rank]))
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, 22, 23])
+def test_reading_ahead_starts_at_any_step(tmp_path: Path, first: int):
+    """From any step on the shares are those that are read one by one, up to the last step."""
+    batches = toy_batches(tmp_path)
+    with batches.from_step(first):
+        for step in range(first, 24):
+            share, expected = batches.next(), batches.read(step)
+            assert share.step == step and torch.equal(points(share), points(expected))
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path):
+    """Five ranks cannot have equally many of twelve samples, and the fault says what to change."""
+    with pytest.raises(ConfigFault, match=r"a batch of \d+ snapshots of \w+ cannot be shared equally by 5 processes"):
+        toy_batches(tmp_path, 0, 5)
+
+
+def test_a_disk_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Data that do not come within the time-out are a lost worker, in one line that names the folder."""
+    batches = toy_batches(tmp_path, timeout_seconds=2)
+    monkeypatch.setattr(Batches, "read", lambda self, step: time.sleep(3))
+    with batches.from_step(0), pytest.raises(LostWorker, match=f"no data for 1 s: does the disk of {tmp_path}"):
+        batches.next()
+
+
+def test_a_fault_of_the_reader_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What went wrong while reading ahead is raised where the share is asked for."""
+    batches = toy_batches(tmp_path)
+
+    def read(self: Batches, step: int) -> Share:
+        raise ConfigFault(f"step {step}")
+
+    monkeypatch.setattr(Batches, "read", read)
+    with batches.from_step(3), pytest.raises(ConfigFault, match="step 3"):
+        batches.next()

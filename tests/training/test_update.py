@@ -1,0 +1,159 @@
+"""The optimizer step: what it moves, what a skipped one leaves alone, in how many parts it may be taken."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.jobs import section
+from tests.training.toys import toy_batches, toy_update
+from ups.errors import OutOfMemory
+from ups.training import update as update_module
+from ups.training.update import Outcome, Update
+
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+CPU_ALLOCATOR = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+
+def take(update: Update, folder: Path, *steps: int, **launch: int) -> list[Outcome]:
+    """Take these steps."""
+    batches = toy_batches(folder, **launch)
+    return [update(batches.read(step), 0.01, stop=False, save=False) for step in steps]
+
+
+def moved(update: Update) -> dict[str, Any]:
+    """All that a step moves."""
+    state = copy.deepcopy(update.state())
+    del state["norms"]
+    return state
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Nested states are equal, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict | list):
+        places = one.keys() if isinstance(one, dict) else range(len(one))
+        assert len(one) == len(other)
+        for place in places:
+            assert_equal(one[place], other[place])
+    else:
+        assert one == other
+
+
+def model_of(update: Update) -> torch.Tensor:
+    """All weights in a row."""
+    return torch.cat([parameter.detach().flatten() for parameter in update.model.parameters()])
+
+
+def test_a_step_moves_model_average_and_optimizer(tmp_path: Path):
+    """A sound step changes all three and has a finite loss."""
+    update = toy_update(tmp_path, section())
+    before = moved(update)
+    (result,) = take(update, tmp_path, 0)
+    after = moved(update)
+    assert result.loss.isfinite() and result.taken == 1
+    for part in before:
+        with pytest.raises(AssertionError):
+            assert_equal(after[part], before[part])
+
+
+@pytest.mark.parametrize("kind", ["nan", "spike"])
+def test_a_gradient_not_fit_to_use_changes_no_bit(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
+    """NaN or a spike leaves model and optimizer state as they were, and counts."""
+    monkeypatch.setattr(update_module, "SETTLED_STEPS", 3)
+    update = toy_update(tmp_path, section(spike_factor=10.0), (kind, 5))
+    take(update, tmp_path, *range(5))
+    before = moved(update)
+    (result,) = take(update, tmp_path, 5)
+    after = moved(update)
+    assert_equal([after["model"], after["optimizers"]], [before["model"], before["optimizers"]])
+    assert (float(result.loss), float(result.taken)) == (0.0, 0.0)
+    assert [float(value) for value in update.norms()[2:]] == [1.0, 5.0]
+
+
+def test_the_norm_of_a_skipped_step_spoils_no_mean(tmp_path: Path):
+    """The running mean of the gradient norm is that of the steps that were taken."""
+    spoilt, sound = toy_update(tmp_path, section(), ("nan", 2)), toy_update(tmp_path, section())
+    take(spoilt, tmp_path, 0, 1, 2)
+    take(sound, tmp_path, 0, 1)
+    assert_equal(spoilt.state()["norms"][:2], sound.state()["norms"][:2])
+
+
+@pytest.mark.parametrize("error", [NO_MEMORY, CPU_ALLOCATOR])
+@pytest.mark.parametrize("tokens", [None, 8])
+def test_a_step_without_memory_changes_nothing(tmp_path: Path, error: RuntimeError, tokens: int | None):
+    """A forward pass that finds no memory, in whole or in parts, gives the step up, and the next one is sound."""
+    update, sound = (toy_update(tmp_path, section(), micro_batch_tokens=tokens) for _ in range(2))
+    stage, calls = update.stage, []
+
+    def loss(*arguments: Any) -> torch.Tensor:
+        calls.append(len(calls))
+        if len(calls) == 2 - (tokens is None):
+            raise error
+        return stage.loss(*arguments)
+
+    update.stage = replace(stage, loss=loss)
+    before = moved(update)
+    (given_up,) = take(update, tmp_path, 0, micro_batch_tokens=tokens)
+    assert_equal([given_up.loss, moved(update)], [None, before])
+    take(update, tmp_path, 1, micro_batch_tokens=tokens)
+    take(sound, tmp_path, 1, micro_batch_tokens=tokens)
+    assert_equal(moved(update), moved(sound))
+
+
+def test_no_memory_in_the_backward_pass_is_told(tmp_path: Path):
+    """A backward pass cannot be given up: the fault has rank, tokens and remedy."""
+    update, share = toy_update(tmp_path, section(), ("oom-backward", 0)), toy_batches(tmp_path).read(0)
+    told = rf"{share.tokens} tokens of {share.key} .* rank 0 in the backward pass; set launch.micro_batch_tokens"
+    with pytest.raises(OutOfMemory, match=told) as caught:
+        take(update, tmp_path, 0)
+    assert caught.value.tokens == share.tokens
+
+
+def test_other_errors_are_not_taken_for_memory(tmp_path: Path):
+    """An error of the model's is raised as it is."""
+    update = toy_update(tmp_path, section(), ("oom-forward", 9))
+
+    def loss(*_: Any) -> torch.Tensor:
+        raise RuntimeError("shapes do not match")
+
+    update.stage = replace(update.stage, loss=loss)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        take(update, tmp_path, 0)
+
+
+@pytest.mark.parametrize("tokens", [8, 24, 60])
+def test_a_step_may_be_taken_in_parts(tmp_path: Path, tokens: int):
+    """Gradients added up over micro-batches move the weights as those of the whole batch do, up to rounding."""
+    whole, parts = toy_update(tmp_path, section()), toy_update(tmp_path, section(), micro_batch_tokens=tokens)
+    expected = take(whole, tmp_path, *range(6))
+    results = take(parts, tmp_path, *range(6), micro_batch_tokens=tokens)
+    assert len(toy_batches(tmp_path, micro_batch_tokens=tokens).read(0).micro_batches) > 1
+    torch.testing.assert_close([r.loss for r in results], [r.loss for r in expected])
+    torch.testing.assert_close(model_of(parts), model_of(whole), rtol=1e-4, atol=1e-6)
+
+
+def test_restored_state_goes_on_bit_for_bit(tmp_path: Path):
+    """Steps after a restore are those that would have come without it."""
+    update = toy_update(tmp_path, section())
+    take(update, tmp_path, *range(4))
+    state = copy.deepcopy(update.state())
+    take(update, tmp_path, 4, 5)
+    other = toy_update(tmp_path, section())
+    take(other, tmp_path, 7)
+    other.restore(state)
+    take(other, tmp_path, 4, 5)
+    assert_equal(other.state(), update.state())
+
+
+def test_settling_changes_nothing(tmp_path: Path):
+    """Passes that only order the exchange of gradients leave no trace."""
+    update = toy_update(tmp_path, section())
+    before = update.state()
+    update.settle(toy_batches(tmp_path).read(0))
+    assert_equal(update.state(), before)
+    assert all(parameter.grad is None for parameter in update.model.parameters())
