@@ -1,4 +1,4 @@
-"""Running out of memory early: what is free, and a limit below it at which allocations fail as if there were no more."""
+"""Running out of memory early: what is free, and a limit below it at which allocations fail."""
 
 import resource
 from collections.abc import Iterator

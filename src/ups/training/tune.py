@@ -46,9 +46,10 @@ def tune(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
     sharing = run.launch.num_processes if ranks.device.type == "cpu" else 1
     free = min(ranks.gather(free_bytes(ranks.device)))
     limit = int(run.launch.memory_fraction * free / sharing)
-    largest, whole = 0, 0
+    whole = stage.batch_sizes(config)[key] // ranks.world_size * stage.num_tokens[key]
+    largest = 0
     with at_most(limit, ranks.device):
-        for share, whole in shares(key, stage, config, run, ranks):
+        for share in shares(key, stage, config, run, ranks):
             run.alive(ranks.rank).touch()
             if not fits(update, share, config):
                 break
@@ -78,8 +79,8 @@ def largest_share(stage: Stage, config: TrainingSection) -> str:
     return max(sizes, key=numbers)
 
 
-def shares(key: str, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> Iterator[tuple[Share, int]]:
-    """This rank's share of one batch of `key` in micro-batches of 1, 2, 4, ... snapshots and in one; and all its tokens.
+def shares(key: str, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> Iterator[Share]:
+    """This rank's share of one batch of `key` in micro-batches of 1, 2, 4, ... snapshots, and in one.
 
     Of several micro-batches the first two: from the second on a pass meets the gradients of those before it.
     """
@@ -90,7 +91,7 @@ def shares(key: str, stage: Stage, config: TrainingSection, run: Run, ranks: Ran
         batches = Batches(stage, config, replace(run, launch=launch), ranks, Injection(run.folder, ranks.rank))
         step = next(step for step in itertools.count() if batches.sampler.draw(step)[0] == key)
         share = batches.read(step)
-        yield replace(share, micro_batches=share.micro_batches[:2]), size * tokens
+        yield replace(share, micro_batches=share.micro_batches[:2])
 
 
 def fits(update: Update, share: Share, config: TrainingSection) -> bool:
