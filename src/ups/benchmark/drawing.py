@@ -30,8 +30,14 @@ def draw_bars(panel: Axes, names: list[str], values: list[float], words: list[st
     rows = range(len(names))
     bars = panel.barh(rows, values, color=colours, height=0.7)
     panel.bar_label(bars, words, padding=3, fontsize=SMALL)
-    panel.set_yticks(rows, names, fontsize=SMALL)
+    panel.set_yticks(rows, names)
+    panel.margins(x=0.25)
+    tidy(panel)
+
+
+def tidy(panel: Axes) -> None:
+    """The first row on top, small type, no frame."""
     panel.invert_yaxis()
     panel.tick_params(labelsize=SMALL)
+    panel.xaxis.label.set_fontsize(SMALL)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.margins(x=0.25)
