@@ -389,9 +389,11 @@ def test_other_runners_train(again: tuple[Path, Completed], tmp_path: Path, runn
 
 
 def test_registered_pipelines():
-    """The registry has the whole house under two names, and its three rooms."""
+    """The registry has the whole house under two names, its three rooms, and three pipelines run by name alone."""
     bootstrap_project(PROJECT)
-    assert set(pipelines) == {"__default__", "full", "data", "training", "evaluation"}
+    tools = {"tune", "profile", "benchmark"}
+    assert set(pipelines) == {"__default__", "full", "data", "training", "evaluation"} | tools
+    assert not {node.name for tool in tools for node in pipelines[tool].nodes} & {n.name for n in pipelines["full"].nodes}
     assert {node.name for node in pipelines["__default__"].nodes} == {node.name for node in pipelines["full"].nodes}
 
 

@@ -32,7 +32,7 @@ class Variant:
 
     It sees `families` only and computes with so many `threads`. `alone`: rank 0 takes the whole batch. `foreach`: AdamW
     as a list of tensor operations, not fused. `trains` not: batches are delivered and thrown away. `saves`: in each
-    round it does what a training run does between two checkpoints.
+    round it does what a training run does between two checkpoints. `is_weighed`: its memory is measured as well.
     """
 
     families: tuple[str, ...]
@@ -45,6 +45,7 @@ class Variant:
     on_the_fly: bool = False
     trains: bool = True
     saves: bool = False
+    is_weighed: bool = False
 
 
 class Chosen:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import median
 
 from ups.benchmark import pairs
-from ups.benchmark.pairs import ALL_SWITCHES, CACHE, CACHED_TRAINING, CHECKPOINTS, SCALING, Pair
+from ups.benchmark.pairs import ALL_SWITCHES, CACHE, CACHED_TRAINING, CHECKPOINTING, CHECKPOINTS, SCALING, Pair
 from ups.benchmark.records import Record, Sides, loop_records, memory, record, throughput
 from ups.benchmark.starts import FOREVER, import_seconds, start_seconds
 from ups.config import BenchmarkConfig
@@ -17,7 +17,6 @@ log = logging.getLogger(__name__)
 
 WORKER = "ups.benchmark.rounds"
 WORLD_SIZES = (2, 4)
-CHECKPOINTING = "activation_checkpointing_over_plain"
 
 
 def measure(run: Run, config: BenchmarkConfig, num_gpus: int) -> list[Record]:

@@ -7,6 +7,7 @@ Pair = dict[str, dict[str, Any]]
 PLAIN_CONFIG = {"precision": "float32", "optimizer": "adamw"}
 PLAIN_LAUNCH = {"compile": False, "activation_checkpointing": False, "micro_batch_tokens": None}
 ALL_SWITCHES, SCALING, CHECKPOINTS = "speed_switches_over_plain", "scaling_{}_over_1", "checkpoint_overhead"
+CHECKPOINTING = "activation_checkpointing_over_plain"
 CACHE, CACHED_TRAINING = "cache_over_on_the_fly", "cached_training_over_on_the_fly_training"
 
 
@@ -22,9 +23,11 @@ def switch_pairs(families: list[str]) -> dict[str, Pair]:
         "bfloat16_over_float32": {"config": PLAIN_CONFIG | {"precision": "bfloat16"}},
         "compile_over_eager": {"launch": PLAIN_LAUNCH | {"compile": True}},
         "muon_over_adamw": {"config": PLAIN_CONFIG | {"optimizer": "muon"}},
-        "activation_checkpointing_over_plain": {"launch": PLAIN_LAUNCH | {"activation_checkpointing": True}},
+        CHECKPOINTING: {"launch": PLAIN_LAUNCH | {"activation_checkpointing": True}},
     }
-    pairs = {name: {"value": off | change, "baseline": off} for name, change in on.items()}
+    pairs = {name: {"value": off | change, "baseline": dict(off)} for name, change in on.items()}
+    for side in pairs[CHECKPOINTING].values():
+        side["is_weighed"] = True
     pairs["fused_over_foreach"] = {"value": off, "baseline": off | {"foreach": True}}
     pairs["prefetch_over_none"] = {"value": off, "baseline": off | {"prefetch": False}}
     return pairs

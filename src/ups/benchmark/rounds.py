@@ -9,6 +9,8 @@ import gc
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+
 from ups.benchmark.contender import Contender, Variant
 from ups.config import TrainingSection
 from ups.files import read_json, write_json
@@ -58,8 +60,10 @@ def _duel(variants: list[Variant], question: dict[str, Any], run: Run, ranks: Ra
                 side = sides[position]
                 if side is not None:
                     rounds[position].append(side.round(num_steps))
-        peaks = [side.peak_bytes() if side and ranks.world_size == 1 else None for side in sides]
+        peaks = [side.peak_bytes() if side and side.variant.is_weighed else None for side in sides]
     gc.unfreeze()
+    if any(side and side.update.eager_because is None for side in sides):
+        torch.compiler.reset()  # what was compiled for one model must not count against the next
     return {
         name: {"rounds": rounds[position], "peak_bytes": peaks[position], "eager_because": _eager(sides[position])}
         for position, name in enumerate(SIDES)
