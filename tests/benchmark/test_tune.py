@@ -14,8 +14,12 @@ from ups.errors import OutOfMemory
 from ups.files import read_json
 from ups.launch import train_stage
 from ups.pipelines.tuning.nodes import tune_diffusion, tune_operator, tune_steady
+from ups.run import Run
+from ups.training import operator
+from ups.training.distributed import Ranks
 from ups.training.limit import at_most, free_bytes
 from ups.training.memory import is_out_of_memory
+from ups.training.tune import tune
 
 CPU = torch.device("cpu")
 MEBIBYTE = 2**20
@@ -86,8 +90,10 @@ def test_nothing_fits_into_nothing(latents: tuple[Path, dict[str, Any]], root: P
     config = _operator(parameters)
     large = config.model_copy(update={"model": config.model.model_copy(update={"hidden_channels": 512, "modes": 16})})
     launch = parameters.launch.model_copy(update={"memory_fraction": 20 * MEBIBYTE / free_bytes(CPU)})
+    inputs = {"latent_cache": latents[1]["latent_cache"]}
+    run = Run(root, "operator", "tuning", large.model_dump(), inputs, launch, "cpu", root)
     with pytest.raises(OutOfMemory, match="not even one snapshot .* launch.memory_fraction"):
-        tune_operator(latents[1]["latent_cache"], large, launch, root)
+        tune(operator.build(large, run), large, run, Ranks(0, 1, CPU))
 
 
 def test_stages_without_inputs_are_left_out(latents: tuple[Path, dict[str, Any]], root: Path, parameters: Parameters):
