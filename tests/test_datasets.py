@@ -69,6 +69,16 @@ def test_long_lists_are_cut_to_valid_json(tmp_path: Path):
     assert len(dataset.load()["splits"]["train"]) == 10_000
 
 
+def test_optional_files_may_be_missing(tmp_path: Path):
+    """An optional file that is not there is nothing; any other is a fault that names it."""
+    path = str(tmp_path / "x.json")
+    assert JSON(path, optional=True).load() is None
+    with pytest.raises(DatasetError, match=re.escape(path)):
+        JSON(path).load()
+    JSON(path).save({"a": 1})
+    assert JSON(path, optional=True).load() == {"a": 1}
+
+
 def test_cache_shows_its_arrays(tmp_path: Path):
     """The preview of the latent cache has one row per dataset and kind, with shape, size and dtype."""
     arrays = {

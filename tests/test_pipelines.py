@@ -389,10 +389,13 @@ def test_other_runners_train(again: tuple[Path, Completed], tmp_path: Path, runn
 
 
 def test_registered_pipelines():
-    """The registry has the whole house under two names, and its three rooms."""
+    """The registry has the whole house under two names, its three rooms, and three pipelines run by name alone."""
     bootstrap_project(PROJECT)
-    assert set(pipelines) == {"__default__", "full", "data", "training", "evaluation"}
-    assert {node.name for node in pipelines["__default__"].nodes} == {node.name for node in pipelines["full"].nodes}
+    tools = {"tune", "profile", "benchmark"}
+    assert set(pipelines) == {"__default__", "full", "data", "training", "evaluation"} | tools
+    nodes = {name: {node.name for node in pipelines[name].nodes} for name in pipelines}
+    assert nodes["__default__"] == nodes["full"]
+    assert all(nodes[name] and not nodes[name] & nodes["full"] for name in tools)
 
 
 def test_every_output_is_in_the_catalog(tmp_path: Path):

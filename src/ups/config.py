@@ -207,6 +207,32 @@ class LaunchConfig(Section):
         return self
 
 
+class ProfileConfig(Section):
+    """How many steps of the operator `--pipeline profile` records, after `warmup_steps` that it does not."""
+
+    warmup_steps: PositiveInt
+    steps: PositiveInt
+
+
+class BenchmarkConfig(Section):
+    """What `--pipeline benchmark` measures: pairs of contenders in turns, `rounds` times for about `seconds` each.
+
+    `launches` counts starts of training processes. The operator learns on simulated `datasets`; delivering batches is
+    measured on `fields`. `wide` is the model with which all speed switches are turned on together, on batches of
+    `wide_batch_tokens` tokens.
+    """
+
+    seed: Seed
+    rounds: PositiveInt
+    seconds: PositiveFloat
+    launches: PositiveInt
+    codec_steps: Steps
+    datasets: Annotated[list[SimulatedDataset], Field(min_length=1)]
+    fields: SimulatedDataset
+    wide: Backbone
+    wide_batch_tokens: PositiveInt
+
+
 class EvaluationConfig(Section):
     """How test trajectories are predicted: ensemble members, evaluations per step, range of noise levels."""
 
@@ -253,6 +279,8 @@ class Parameters(Section):
     consistency: ConsistencyConfig
     steady: SteadyConfig
     launch: LaunchConfig
+    profile: ProfileConfig
+    benchmark: BenchmarkConfig
     evaluation: EvaluationConfig
     judge: JudgeConfig
 

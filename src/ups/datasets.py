@@ -45,13 +45,16 @@ class Directory(AbstractDataset[None, Path]):
 
 
 class _JSONFile(AbstractDataset[Any, Any]):
-    """A JSON file, written beside and renamed, so that a kill leaves the old one or the new one."""
+    """A JSON file, written beside and renamed, so that a kill leaves the old one or the new one.
 
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path, self.metadata = Path(filepath).resolve(), metadata
+    Where it is missing, loading gives None if it is `optional`.
+    """
+
+    def __init__(self, filepath: str, optional: bool = False, metadata: dict[str, Any] | None = None) -> None:
+        self._path, self._optional, self.metadata = Path(filepath).resolve(), optional, metadata
 
     def load(self) -> Any:
-        return read_json(self._path)
+        return None if self._optional and not self._exists() else read_json(self._path)
 
     def save(self, data: Any) -> None:
         write_json(self._path, data)
@@ -75,7 +78,7 @@ class LatentCacheReceipt(_JSONFile):
     """The receipt of the latent cache, which shows the cache."""
 
     def __init__(self, filepath: str, data_root: str, metadata: dict[str, Any] | None = None) -> None:
-        super().__init__(filepath, metadata)
+        super().__init__(filepath, metadata=metadata)
         self._data_root = Path(data_root).resolve()
 
     def preview(self) -> TablePreview:

@@ -176,9 +176,13 @@ class LatentSamples:
         """Tokens per snapshot of each family."""
         return {name: math.prod(self._domains[name].grid) for name in self.families}
 
+    def find(self, family: str, sample: int) -> tuple[str, int, int]:
+        """Dataset, trajectory and time of a sample."""
+        return self._index[family].find(sample)
+
     def dataset(self, family: str, sample: int) -> str:
         """The dataset that a sample is from."""
-        return self._index[family].find(sample)[0]
+        return self.find(family, sample)[0]
 
     def load(self, family: str, samples: np.ndarray) -> LatentBatch:
         states, conditions, coefficients = [], [], []

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from torch.profiler import record_function
 
 from ups.config import TrainingSection
 from ups.data.loader import Batch, BatchSampler
@@ -70,6 +71,7 @@ class Batches:
         finally:
             self._reader.shutdown(wait=False, cancel_futures=True)
 
+    @record_function("data")
     def next(self) -> Share:
         """The share of the next step.
 

@@ -83,7 +83,8 @@ class Update:
             with exchanging(self.parallel, position == last):
                 values = self._forward(share, micro, position)
                 if position == last or values is None:
-                    no_memory, stop, save = self.ranks.agree(values is None, stop, save)
+                    with record_function("exchange"):
+                        no_memory, stop, save = self.ranks.agree(values is None, stop, save)
                     if no_memory:
                         abandon(self.parallel)
                         return Outcome(None, None, stop, save)

@@ -1,0 +1,1 @@
+"""How fast it is: contenders measured in turns, and what a step is made of."""

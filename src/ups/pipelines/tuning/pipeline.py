@@ -1,0 +1,24 @@
+"""Pipeline `tune`: for each stage whose inputs are there, the largest micro-batch that fits into memory."""
+
+from kedro.pipeline import Pipeline, node
+
+from ups.pipelines.tuning.nodes import tune_codec, tune_consistency, tune_diffusion, tune_operator, tune_steady
+
+CACHE, OPERATOR, DIFFUSION = "latent_cache_if_any", "operator_receipt_if_any", "diffusion_receipt_if_any"
+
+
+def create_pipeline() -> Pipeline:
+    """Run `--pipeline data` before it, and `--pipeline training` for what learns from other stages."""
+    nodes = {
+        tune_codec: ["datasets", "normalization", "params:codec", "params:launch", "raw", "data_root"],
+        tune_operator: [CACHE, "params:operator", "params:launch", "data_root"],
+        tune_diffusion: [CACHE, OPERATOR, "params:diffusion", "params:launch", "data_root"],
+        tune_consistency: [CACHE, OPERATOR, DIFFUSION, "params:consistency", "params:launch", "data_root"],
+        tune_steady: [CACHE, "params:steady", "params:launch", "data_root"],
+    }
+    return Pipeline(
+        [
+            node(tune, inputs=inputs, outputs=f"{tune.__name__.removeprefix('tune_')}_micro_batch", name=tune.__name__)
+            for tune, inputs in nodes.items()
+        ]
+    )
