@@ -55,8 +55,9 @@ class CompatSuite:
 
     def compute(self) -> dict[str, float]:
         """Return the metrics of all samples so far."""
-        is_partial = self._open.num_samples > 0 or not self._batches
-        batches = self._batches + [self._batch_metrics()] * is_partial
+        batches = list(self._batches)
+        if self._open.num_samples or not batches:
+            batches.append(self._batch_metrics())
         return {name: float(torch.stack([batch[name] for batch in batches]).mean()) for name in batches[0]}
 
     def _batch_metrics(self) -> dict[str, Tensor]:
