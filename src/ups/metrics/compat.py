@@ -21,6 +21,8 @@ class CompatSuite:
     - fRMSE sums a quadrant or octant of modes, in shells of any domain as if its length was 1. A band without any
       shell has no value.
     - bRMSE in 3D is the root of the sum over channels, not averaged over them.
+
+    PDEBench takes the first or last tenth of a file for its test; which samples come here is not its choice.
     """
 
     def __init__(self, num_dims: int, batch_size: int, num_initial: int = 1) -> None:

@@ -79,12 +79,12 @@ class ScoreSuite:
             self._ensemble.add(ensemble)
             scores["CRPS"] = ensemble.crps
         for name, values in scores.items():
-            self._trajectories[name].append(values.double().reshape(len(values), -1).mean(dim=1).cpu())
+            self._trajectories[name].append(values.double().reshape(len(values), -1).mean(dim=1))
 
     def compute(self) -> dict[str, Score]:
         """Return the scores of all samples so far."""
         statistics = {name: median if name == "correlation_time" else mean for name in self._trajectories}
-        trajectories = {name: torch.cat(values) for name, values in self._trajectories.items()}
+        trajectories = {name: torch.cat(values).cpu() for name, values in self._trajectories.items()}
         spectra = [self._spectra[name].sum(dim=0) for name in ("error", "prediction", "reference")]
         values = {name: float(statistics[name](trajectories[name])) for name in trajectories}
         values |= self.corrected.compute() | band_scores(*spectra)
