@@ -199,7 +199,7 @@ def test_fingerprint_ignores_the_order_of_keys():
         ("tracking", set()),
         ("progress", set()),
         ("config", set()),
-        ("metrics", set()),
+        ("metrics/pdebench", set()),
         ("emulator", set()),
         ("evaluation/evaluate", set()),
         ("solvers/transient", set()),

@@ -1,6 +1,7 @@
 """One contender: a stage trained in its own way, some steps at a time."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -83,7 +84,7 @@ class Contender:
         parts = (replace(stage, train=train, num_tokens=tokens), self.config, own, self.ranks, Injection(run.folder, 0))
         self.update, self.batches = Update(*parts), Batches(*parts)
         if variant.foreach:
-            self.update.optimizer = Foreach(self.update.optimizer.members)
+            self.update.optimizer = Foreach(self.update.optimizer.parts.values())
         self.saving = Saving(self, run.launch.checkpoint_steps // self.config.log_every) if variant.saves else None
         self.step = 0
         self.update.settle(self.batches.read(0))
@@ -147,7 +148,7 @@ class Contender:
 class Foreach:
     """The same AdamW, but as operations on lists of tensors; it cannot skip a step."""
 
-    def __init__(self, fused: list[torch.optim.Optimizer]) -> None:
+    def __init__(self, fused: Iterable[torch.optim.Optimizer]) -> None:
         options = ("params", "lr", "betas", "eps", "weight_decay")
         groups = [[{name: group[name] for name in options} for group in one.param_groups] for one in fused]
         self.members = [torch.optim.AdamW(group, foreach=True) for group in groups]

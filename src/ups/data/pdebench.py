@@ -38,7 +38,8 @@ class Family:
     axis, unless the file name says otherwise (`trans` in compressible 1D: outflow).
     `coefficients` are fields that are given and do not change in time: Darcy's permeability, the forcing of
     incompressible Navier-Stokes. `initial_conditions` names the random stream of initial states: families and files
-    with the same name start trajectory `i` from the same state.
+    with the same name start trajectory `i` from the same state. `conserved` are fields whose integral over the domain
+    does not change in time under `boundary`.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Family:
     coefficients: tuple[str, ...] = ()
     steady: bool = False
     initial_conditions: str | None = None
+    conserved: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         expected = {
@@ -81,10 +83,12 @@ FAMILIES: dict[str, Family] = {
         Family(
             "advection_1d", "u_t + beta u_x = 0", "tensor", r"1D_Advection_.*\.(hdf5|h5)",
             ("u",), ("x",), "periodic", {"beta": "beta"}, initial_conditions="sines_1d",
+            conserved=("u",),
         ),
         Family(
             "burgers_1d", "u_t + (u^2/2)_x = (nu/pi) u_xx", "tensor", r"1D_Burgers_.*\.(hdf5|h5)",
             ("u",), ("x",), "periodic", {"nu": "Nu"}, initial_conditions="sines_1d",
+            conserved=("u",),
         ),
         Family(
             "diffusion_reaction_1d", "u_t = nu u_xx + rho u (1 - u)", "tensor", r"ReacDiff_.*\.(hdf5|h5)",
@@ -97,6 +101,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             "compressible_ns_1d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"1D_CFD_.*\.(hdf5|h5)",
             ("density", "pressure", "Vx"), ("x",), "periodic", _CFD, positive=("density", "pressure"),
+            conserved=("density",),
         ),
         Family(
             "darcy_2d", "-div(a grad u) = beta", "tensor", r"2D_DarcyFlow_.*\.(hdf5|h5)",
@@ -105,6 +110,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             "compressible_ns_2d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"2D_CFD_.*\.(hdf5|h5)",
             ("density", "pressure", "Vx", "Vy"), ("x", "y"), "periodic", _CFD_MACH, positive=("density", "pressure"),
+            conserved=("density",),
         ),
         Family(
             "diffusion_reaction_2d", "u_t = D_u lap u + u - u^3 - k - v;  v_t = D_v lap v + u - v", "groups",
@@ -113,6 +119,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             "shallow_water_2d", "shallow water, g = 1, radial dam break", "groups", r"2D_rdb_.*\.(hdf5|h5)",
             ("h",), ("x", "y"), "outflow", {}, positive=("h",),
+            conserved=("h",),
         ),
         Family(
             "incompressible_ns_2d", "v_t + v.grad v = -grad p + nu lap v + c f;  c_t + v.grad c = 0", "batch",
@@ -123,6 +130,7 @@ FAMILIES: dict[str, Family] = {
             "compressible_ns_3d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"3D_CFD_.*\.(hdf5|h5)",
             ("density", "pressure", "Vx", "Vy", "Vz"), ("x", "y", "z"), "periodic", _CFD_MACH,
             positive=("density", "pressure"),
+            conserved=("density",),
         ),
     )
 }  # fmt: skip

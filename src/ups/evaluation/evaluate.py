@@ -16,13 +16,17 @@ from ups.data.loader import domains
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader
 from ups.emulator import Emulator, Setting
-from ups.metrics import MetricSuite, radial_spectrum
-from ups.rollout import rollout
+from ups.evaluation.predict import Predictions, predict
+from ups.metrics.spectra import radial_spectrum
+from ups.metrics.suite import ScoreSuite, Truth
 
-Predictions = dict[tuple[str, str], Tensor]
-"""(method, horizon) -> predicted snapshots (B, T - 1, C, *grid), or (B, 1, C, *grid) for a steady family."""
-
-HORIZONS = ("one_step", "rollout")
+COMPAT_BATCH_SIZES = {  # of PDEBench's configurations, 50 where none is given; two of its metrics depend on them
+    "compressible_ns_1d": 100,
+    "compressible_ns_2d": 20,
+    "compressible_ns_3d": 5,
+    "diffusion_reaction_2d": 5,
+    "shallow_water_2d": 5,
+}
 
 
 @torch.no_grad()
@@ -38,87 +42,36 @@ def evaluate(
     """Score every dataset of the cache on its test split; write `folder/<dataset>.npz` for the figures.
 
     Returns:
-        Records {"family", "dataset", "method", "metric", "horizon", "value", "num_trajectories"}; a value that is not
-        finite is None.
+        Records {"family", "dataset", "method", "metric", "horizon", "value", "num_trajectories"}, and "low", "high" for
+        metrics with a confidence interval over trajectories (95 %); a number that is not finite is None.
     """
     records = []
     for position, name in enumerate(sorted(cache.datasets)):
         dataset = Dataset.from_json(cache.datasets[name]["dataset"])
-        suites: dict[tuple[str, str], MetricSuite] = {}
+        suites: dict[tuple[str, str], ScoreSuite] = {}
         example: dict[str, np.ndarray] = {}
         generator = torch.Generator(device).manual_seed(config.seed + position)
         for u_ref, setting in _batches(emulator, cache, raw, name, config.batch_tokens, device):
             predictions = predict(emulator, u_ref, setting, config, generator)
-            truth = u_ref if FAMILIES[dataset.family].steady else u_ref[:, 1:]
-            for key, u_pred in predictions.items():
-                suites.setdefault(key, MetricSuite(len(dataset.grid))).update(u_pred, truth)
+            steady = FAMILIES[dataset.family].steady
+            truth = Truth(u_ref if steady else u_ref[:, 1:])
+            for (method, horizon), prediction in predictions.items():
+                suite = suites.setdefault((method, horizon), _suite(dataset, config.seed))
+                u_0 = u_ref[:, 0] if horizon == "rollout" and not steady else None
+                suite.update(prediction.u, truth, u_0, prediction.ensemble)
             example = example or _example(u_ref, predictions)
             advance(len(u_ref))
-        curves = {f"curve/{method}": suites[method, "rollout"].curve().cpu().numpy() for method, _ in suites}
-        np.savez_compressed(folder / f"{name}.npz", times=np.array(dataset.times), **example, **curves)
+        np.savez_compressed(folder / f"{name}.npz", times=np.array(dataset.times), **example, **_arrays(suites))
         records += [record for key, suite in suites.items() for record in _records(dataset, *key, suite)]
     return records
 
 
-def predict(
-    emulator: Emulator, u_ref: Tensor, setting: Setting, config: EvaluationConfig, generator: torch.Generator
-) -> Predictions:
-    """Predictions of every method for test trajectories u_ref (B, T, C, *grid)."""
-    z_ref = emulator.encode(u_ref, setting.family)
-    if FAMILIES[setting.family].steady:
-        steady = {"codec": emulator.decode(z_ref, setting.family)}
-        if emulator.steady is not None:
-            steady["steady"] = emulator.decode(emulator.solve_steady(setting)[:, None], setting.family)
-        return {(method, horizon): u for method, u in steady.items() for horizon in HORIZONS}
-    decoded = emulator.decode(z_ref[:, 1:], setting.family)
-    predictions = {
-        ("persistence", "one_step"): u_ref[:, :-1],
-        ("persistence", "rollout"): u_ref[:, :1].expand_as(decoded),
-        ("codec", "one_step"): decoded,
-        ("codec", "rollout"): decoded,
-    }
-    for method, (step_of, members) in _steppers(emulator, config, generator).items():
-        ensemble = setting.repeated(members)
-        predictions[method, "one_step"] = _one_step(emulator, step_of, ensemble, z_ref, members)
-        z_pred = rollout(step_of(ensemble), z_ref[:, 0].repeat(members, 1, 1), z_ref.shape[1] - 1)[:, 1:]
-        predictions[method, "rollout"] = _mean_of_members(emulator.decode(z_pred, setting.family), members)
-    return predictions
-
-
-def _steppers(
-    emulator: Emulator, config: EvaluationConfig, generator: torch.Generator
-) -> dict[str, tuple[Callable[[Setting], Callable[[Tensor], Tensor]], int]]:
-    """Method -> how to make its step for a setting, and the size of its ensemble."""
-    steppers: dict[str, tuple[Callable[[Setting], Callable[[Tensor], Tensor]], int]] = {}
-    if emulator.operator is not None:
-        steppers["operator"] = (emulator.operator_step, 1)
-    if emulator.denoiser is not None:
-        steps = config.diffusion_steps
-        steppers["diffusion"] = (lambda s: emulator.diffusion_step(s, steps, generator), config.ensemble_size)
-    if emulator.student is not None:
-        few = config.consistency_steps
-        steppers["consistency"] = (lambda s: emulator.consistency_step(s, few, generator), config.ensemble_size)
-    return steppers
-
-
-def _one_step(
-    emulator: Emulator,
-    step_of: Callable[[Setting], Callable[[Tensor], Tensor]],
-    ensemble: Setting,
-    z_ref: Tensor,
-    members: int,
-) -> Tensor:
-    """Every snapshot but the last, advanced by one step; a few snapshots at a time bound the memory."""
-    step = step_of(ensemble)
-    steps = [
-        _mean_of_members(emulator.decode(step(z_ref[:, t].repeat(members, 1, 1)), ensemble.family), members)
-        for t in range(z_ref.shape[1] - 1)
-    ]
-    return torch.stack(steps, 1)
-
-
-def _mean_of_members(u: Tensor, members: int) -> Tensor:
-    return u.unflatten(0, (members, -1)).mean(0)
+def _suite(dataset: Dataset, seed: int) -> ScoreSuite:
+    """Fields are conserved by the family's own boundaries, not by open ones."""
+    family = FAMILIES[dataset.family]
+    is_closed = all(boundary == family.boundary for boundary in dataset.boundary)
+    conserved = tuple(family.fields.index(field) for field in family.conserved) if is_closed else ()
+    return ScoreSuite(len(dataset.grid), COMPAT_BATCH_SIZES.get(family.name, 50), conserved, seed)
 
 
 def _batches(
@@ -144,24 +97,38 @@ def _batches(
 def _example(u_ref: Tensor, predictions: Predictions) -> dict[str, np.ndarray]:
     """The first test trajectory: truth, rollouts with their initial state, spectra of the last snapshot."""
     first = {"truth": u_ref[:1]}
-    for (method, horizon), u_pred in predictions.items():
+    for (method, horizon), prediction in predictions.items():
         if horizon == "rollout":
-            initial = u_ref[:1, : u_ref.shape[1] - u_pred.shape[1]]
-            first[method] = torch.cat([initial, u_pred[:1]], 1)
+            initial = u_ref[:1, : u_ref.shape[1] - prediction.u.shape[1]]
+            first[method] = torch.cat([initial, prediction.u[:1]], 1)
     example = {f"rollout/{name}": u[0].cpu().numpy() for name, u in first.items()}
     return example | {
         f"spectrum/{name}": radial_spectrum(u[:, -1:])[0, 0].sum(0).cpu().numpy() for name, u in first.items()
     }
 
 
-def _records(dataset: Dataset, method: str, horizon: str, suite: MetricSuite) -> Iterator[dict[str, Any]]:
-    for metric, value in suite.compute().items():
-        yield {
+def _arrays(suites: dict[tuple[str, str], ScoreSuite]) -> dict[str, np.ndarray]:
+    """The nRMSE (T,) and, for ensembles, the rank histogram (C, M + 1) of each rollout."""
+    rollouts = {method: suite for (method, horizon), suite in suites.items() if horizon == "rollout"}
+    curves = {f"curve/{method}": suite.corrected.curve() for method, suite in rollouts.items()}
+    ranks = {f"ranks/{method}": suite.ranks() for method, suite in rollouts.items()}
+    return {name: array.cpu().numpy() for name, array in (curves | ranks).items() if array is not None}
+
+
+def _records(dataset: Dataset, method: str, horizon: str, suite: ScoreSuite) -> Iterator[dict[str, Any]]:
+    for metric, score in suite.compute().items():
+        record = {
             "family": dataset.family,
             "dataset": dataset.name,
             "method": method,
             "metric": metric,
             "horizon": horizon,
-            "value": value if math.isfinite(value) else None,
-            "num_trajectories": suite.num_trajectories,
+            "value": _finite(score.value),
+            "num_trajectories": suite.corrected.num_trajectories,
         }
+        interval = {} if score.interval is None else dict(zip(("low", "high"), score.interval, strict=True))
+        yield record | {end: _finite(value) for end, value in interval.items()}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,107 @@
+"""Scores of ensembles: is the truth one of the members, as far as one can tell?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ups.metrics.running import SampleMeans
+
+
+@dataclass(frozen=True)
+class EnsembleErrors:
+    """What the scores of an ensemble are made of, means over space: (B, T, C), ranks (B, T, C, M + 1)."""
+
+    crps: Tensor
+    variance: Tensor
+    squared_error: Tensor
+    ranks: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
+        """Consecutive times as one."""
+        names = cls.__dataclass_fields__
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts], dim=1) for name in names})
+
+
+def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
+    """Reduce M > 1 members (M, B, T, C, *grid) beside the truth (B, T, C, *grid) over space."""
+    axes = tuple(range(3, u_ref.ndim))
+    mean = members.mean(dim=0)
+    variance = sum((member - mean).square() for member in members) / (len(members) - 1)
+    return EnsembleErrors(
+        crps=fair_crps(members, u_ref).mean(dim=axes),
+        variance=variance.mean(dim=axes),
+        squared_error=(mean - u_ref).square().mean(dim=axes),
+        ranks=rank_histogram(members, u_ref),
+    )
+
+
+def fair_crps(members: Tensor, u_ref: Tensor) -> Tensor:
+    """mean_i |x_i - y| - sum_{i<j} |x_i - x_j| / (M (M - 1)): (M, *) and (*) -> (*).
+
+    Unbiased in M: the CRPS of the distribution that the members are drawn from, whatever their number (Ferro 2014).
+    """
+    num_members = len(members)
+    error = sum((member - u_ref).abs() for member in members) / num_members
+    spread = sum((members[i] - members[j]).abs() for i in range(1, num_members) for j in range(i))
+    return error - spread / (num_members * (num_members - 1))
+
+
+def rank_histogram(members: Tensor, u_ref: Tensor) -> Tensor:
+    """Share of the cells where r members are below the truth: (M, B, T, C, *grid) -> (B, T, C, M + 1) over r.
+
+    A truth that equals some members counts in equal parts for every rank it could have, which is what ties broken at
+    random amount to. Snapshots with a value that is not finite have NaN.
+    """
+    below = sum((member < u_ref).to(torch.uint8) for member in members)
+    highest = below + sum((member == u_ref).to(torch.uint8) for member in members)
+    weight = 1 / (highest - below + 1).to(u_ref.dtype)
+    axes = tuple(range(3, u_ref.ndim))
+    shares = [
+        torch.where((below <= rank) & (rank <= highest), weight, 0).mean(dim=axes) for rank in range(len(members) + 1)
+    ]
+    is_finite = (members.sum(dim=0) + u_ref).isfinite().flatten(3).all(dim=-1)
+    return torch.stack(shares, dim=-1).masked_fill(~is_finite[..., None], torch.nan)
+
+
+class EnsembleSuite:
+    """Scores of an ensemble of M members over a stream of batches, means over samples, times and channels.
+
+    - `CRPS`: the fair CRPS, in the units of the field
+    - `spread_skill`: sqrt((M + 1) / M <s^2>) / sqrt(<(mean - u_ref)^2>) per channel, with the variance s^2 of the
+      members (divided by M - 1); 1 is calibrated, less is overconfident
+    - `rank_deviation`: sum_r |f_r - 1 / (M + 1)| for the shares f_r of the ranks r = 0, ..., M; 0 is flat
+    - `coverage`: share of the truth between the smallest and the largest member; (M - 1) / (M + 1) is calibrated
+    - `ECE`: mean over k = 1, ..., M / 2 of |share of the truth between the k-th smallest and the k-th largest member
+      - (M + 1 - 2 k) / (M + 1)|
+    """
+
+    def __init__(self) -> None:
+        self._means = SampleMeans()
+
+    def add(self, errors: EnsembleErrors) -> None:
+        """Add the samples of one batch."""
+        self._means.add(vars(errors))
+
+    def ranks(self) -> Tensor:
+        """Return the rank histogram of each channel: (C, M + 1)."""
+        return self._means["ranks"].mean(dim=0)
+
+    def compute(self) -> dict[str, float]:
+        """Return the scores of all samples so far."""
+        ranks = self.ranks()
+        num_members = ranks.shape[-1] - 1
+        variance, squared_error = (self._means[name].mean(dim=0) for name in ("variance", "squared_error"))
+        levels = range(1, num_members // 2 + 1)
+        coverage = torch.stack([ranks[:, k : num_members + 1 - k].sum(-1) for k in levels])
+        nominal = torch.tensor([(num_members + 1 - 2 * k) / (num_members + 1) for k in levels], device=ranks.device)
+        scores = {
+            "CRPS": self._means["crps"],
+            "spread_skill": ((num_members + 1) / num_members * variance / squared_error).sqrt(),
+            "rank_deviation": (ranks - 1 / (num_members + 1)).abs().sum(-1),
+            "coverage": coverage[0],
+            "ECE": (coverage - nominal[:, None]).abs(),
+        }
+        return {name: float(value.mean()) for name, value in scores.items()}

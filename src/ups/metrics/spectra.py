@@ -1,0 +1,114 @@
+"""Energy over wavenumber: full radial shells, PDEBench's corner of the spectrum, and logarithmic bands."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ups.metrics.errors import EPS
+
+NUM_BANDS = 4
+
+
+def radial_spectrum(u: Tensor) -> Tensor:
+    """Energy of each full radial shell of Fourier modes: (B, T, C, *grid) -> (B, T, C, K).
+
+    E_k = sum of |u_hat|^2 / n^2 over all modes with floor(|k|) = k, both signs of every component, where n is the
+    number of cells and |k| the length of the integer wave vector (waves per domain). K is the number of shells below
+    min(grid) / 2; the corners of the spectrum beyond are left out. A field without energy there has sum_k E_k equal to
+    the mean of u^2 (Parseval). Shell 0 holds the mean of the field alone.
+    """
+    return _radial_sums(_mode_energy(u), tuple(u.shape[3:]))
+
+
+def error_spectra(error: Tensor) -> tuple[Tensor, Tensor]:
+    """Radial spectrum (B, T, C, K) and PDEBench's spectrum (B, T, C, K') of an error (B, T, C, *grid).
+
+    PDEBench's shells, floor(|k|) < min(grid) / 2, hold only modes with 0 <= k_i < n_i / 2 in every axis: a quadrant in
+    2D, an octant in 3D. In 1D each mode 0, 1, ..., n / 2 is a shell of its own, Nyquist's included.
+    """
+    grid = tuple(error.shape[3:])
+    energy = _mode_energy(error)
+    if len(grid) == 1:
+        return _radial_sums(energy, grid), energy
+    bins, num_shells = _corner_shells(grid, error.device)
+    return _radial_sums(energy, grid), _sum_by_bin(energy, bins, num_shells)
+
+
+def log_bands(num_shells: int) -> dict[int, tuple[int, int]]:
+    """Shells [start, stop) of the bands 1 to 4 from 1 to num_shells, equally wide in log k; empty ones are left out."""
+    edges = [round(num_shells ** (number / NUM_BANDS)) for number in range(NUM_BANDS + 1)]
+    bands = enumerate(zip(edges[:-1], edges[1:], strict=True), start=1)
+    return {number: (start, stop) for number, (start, stop) in bands if start < stop}
+
+
+def band_scores(error: Tensor, prediction: Tensor, reference: Tensor) -> dict[str, float]:
+    """Scores of the logarithmic bands, from energies (C, K) summed over samples and times.
+
+    With sums over the shells of a band, averaged over channels:
+
+    - `band_error_<i>`: sqrt(E_error / E_ref), 1 for a prediction without any energy there
+    - `band_energy_<i>`: |log10(E_pred / E_ref)|
+
+    Energies are at least EPS^2 of the reference's total: a weaker band is round-off.
+    """
+    floor = EPS**2 * reference.sum(-1).clamp_min(EPS**2)
+    scores = {}
+    for number, band in log_bands(reference.shape[-1]).items():
+        e_error, e_pred, e_ref = (energy[..., slice(*band)].sum(-1) for energy in (error, prediction, reference))
+        e_ref = torch.maximum(e_ref, floor)
+        scores[f"band_error_{number}"] = float((e_error / e_ref).sqrt().mean())
+        scores[f"band_energy_{number}"] = float((torch.maximum(e_pred, floor) / e_ref).log10().abs().mean())
+    return scores
+
+
+def _mode_energy(u: Tensor) -> Tensor:
+    """|u_hat|^2 / n^2 of the modes of rfftn: (B, T, C, *grid) -> (B, T, C, modes)."""
+    u_hat = torch.fft.rfftn(u, dim=tuple(range(3, u.ndim)), norm="forward").flatten(3)
+    return u_hat.real.square() + u_hat.imag.square()
+
+
+def _radial_sums(energy: Tensor, grid: tuple[int, ...]) -> Tensor:
+    bins, multiplicity, num_shells = _radial_shells(grid, energy.device)
+    return _sum_by_bin(energy * multiplicity, bins, num_shells)
+
+
+def _sum_by_bin(energy: Tensor, bins: Tensor, num_shells: int) -> Tensor:
+    """Sums over the modes (..., modes) of each shell; the bin after the last one is thrown away."""
+    shells = energy.new_zeros(*energy.shape[:-1], num_shells + 1)
+    return shells.index_add_(-1, bins, energy)[..., :num_shells]
+
+
+@lru_cache(maxsize=32)
+def _radial_shells(grid: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """Bins, multiplicities (both flat over rfftn's modes) and the number of shells; the last bin is the rest.
+
+    The multiplicity counts the modes of the full spectrum that one mode of the half spectrum stands for.
+    """
+    modes = _modes(grid, device)
+    num_shells = (min(grid) + 1) // 2
+    bins = _norms(modes).clamp_max(num_shells)
+    single = (modes[-1] == 0) | (2 * modes[-1] == grid[-1])
+    return bins.flatten(), torch.where(single, 1.0, 2.0).flatten(), num_shells
+
+
+@lru_cache(maxsize=32)
+def _corner_shells(grid: tuple[int, ...], device: torch.device) -> tuple[Tensor, int]:
+    """Bins of PDEBench's shells, flat over rfftn's modes, and their number; the last bin is the rest."""
+    modes = _modes(grid, device)
+    num_shells = (min(grid) + 1) // 2
+    inside = torch.stack([(k >= 0) & (2 * k < n) for k, n in zip(modes, grid, strict=True)]).all(dim=0)
+    bins = torch.where(inside, _norms(modes).clamp_max(num_shells), num_shells)
+    return bins.flatten(), num_shells
+
+
+def _modes(grid: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Integer wave vectors of rfftn's modes, one tensor per axis."""
+    axes = [torch.fft.fftfreq(n, d=1 / n, device=device).round().long() for n in grid[:-1]]
+    last = torch.arange(grid[-1] // 2 + 1, device=device)
+    return torch.meshgrid(*axes, last, indexing="ij")
+
+
+def _norms(modes: tuple[Tensor, ...]) -> Tensor:
+    """floor(|k|) of each mode."""
+    return torch.stack(modes).square().sum(dim=0).double().sqrt().floor().long()

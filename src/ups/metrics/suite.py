@@ -1,0 +1,103 @@
+"""Every score of one method beside the truth, over a stream of batches."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ups.metrics.bootstrap import bootstrap_interval, mean, median
+from ups.metrics.compat import CompatSuite
+from ups.metrics.ensembles import EnsembleErrors, EnsembleSuite
+from ups.metrics.errors import L2RE, VRMSE, conservation_drift, correlation_time
+from ups.metrics.pdebench import MetricSuite, snapshot_errors
+from ups.metrics.running import SampleMeans
+from ups.metrics.spectra import band_scores, radial_spectrum
+
+COMPAT = "pdebench_compat/"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric with its 95 % confidence interval over trajectories, for those that are statistics over them."""
+
+    value: float
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Reference snapshots (B, T, C, *grid) and their spectrum, which the scores of all methods share."""
+
+    u: Tensor
+
+    @cached_property
+    def spectrum(self) -> Tensor:
+        return radial_spectrum(self.u)
+
+
+class ScoreSuite:
+    """All scores of one method and horizon.
+
+    - the metrics of `MetricSuite`, and those of `CompatSuite` under `pdebench_compat/`
+    - `L2RE`, `VRMSE`: means over samples and channels (and times)
+    - `band_error_<i>`, `band_energy_<i>`: see `band_scores`
+    - for rollouts `correlation_time`, the median over trajectories, in steps, and, where the equation conserves the
+      channels `conserved`, `conservation_drift`, the mean over these, times and trajectories
+    - for ensembles the scores of `EnsembleSuite`
+    """
+
+    def __init__(self, num_dims: int, batch_size: int, conserved: tuple[int, ...], seed: int) -> None:
+        self.corrected = MetricSuite(num_dims)
+        self.conserved, self.seed = list(conserved), seed
+        self._compat = CompatSuite(num_dims, batch_size)
+        self._spectra = SampleMeans()
+        self._ensemble = EnsembleSuite()
+        self._trajectories: dict[str, list[Tensor]] = defaultdict(list)
+
+    def update(
+        self, u_pred: Tensor, truth: Truth, u_0: Tensor | None = None, ensemble: EnsembleErrors | None = None
+    ) -> None:
+        """Add a batch of predictions (B, T, C, *grid); rollouts have an initial state u_0 (B, C, *grid)."""
+        errors = snapshot_errors(u_pred, truth.u)
+        self.corrected.add(errors)
+        self._compat.add(errors)
+        self._spectra.add({"error": errors.radial, "prediction": radial_spectrum(u_pred), "reference": truth.spectrum})
+        scores = {
+            "nRMSE": errors.nRMSE,
+            "RMSE": errors.rms,
+            "bRMSE": errors.boundary_rms,
+            "L2RE": L2RE(u_pred, truth.u),
+            "VRMSE": VRMSE(u_pred, truth.u),
+        }
+        if u_0 is not None:
+            scores["correlation_time"] = correlation_time(u_pred, truth.u)
+            if self.conserved:
+                scores["conservation_drift"] = conservation_drift(u_pred[:, :, self.conserved], u_0[:, self.conserved])
+        if ensemble is not None:
+            self._ensemble.add(ensemble)
+            scores["CRPS"] = ensemble.crps
+        for name, values in scores.items():
+            self._trajectories[name].append(values.double().reshape(len(values), -1).mean(dim=1))
+
+    def compute(self) -> dict[str, Score]:
+        """Return the scores of all samples so far."""
+        statistics = {name: median if name == "correlation_time" else mean for name in self._trajectories}
+        trajectories = {name: torch.cat(values).cpu() for name, values in self._trajectories.items()}
+        spectra = [self._spectra[name].sum(dim=0) for name in ("error", "prediction", "reference")]
+        values = {name: float(statistics[name](trajectories[name])) for name in trajectories}
+        values |= self.corrected.compute() | band_scores(*spectra)
+        values |= {f"{COMPAT}{name}": value for name, value in self._compat.compute().items()}
+        if "CRPS" in trajectories:
+            values |= self._ensemble.compute()
+        intervals = {
+            name: bootstrap_interval(trajectories[name], statistics[name], self.seed)
+            for name in trajectories
+            if self.corrected.num_trajectories > 1
+        }
+        return {name: Score(value, intervals.get(name)) for name, value in values.items()}
+
+    def ranks(self) -> Tensor | None:
+        """Return the rank histogram of each channel, (C, M + 1); None without an ensemble."""
+        return self._ensemble.ranks() if "CRPS" in self._trajectories else None

@@ -1,0 +1,67 @@
+"""What methods predict: means of ensembles, and their members beside the truth."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from ups.emulator import Setting
+from ups.evaluation.predict import predict
+from ups.metrics.ensembles import ensemble_errors
+from ups.models.domain import Domain
+from ups.rollout import rollout
+
+CONFIG = SimpleNamespace(ensemble_size=3, diffusion_steps=2, consistency_steps=1)
+SETTING = Setting("compressible_ns_1d", Domain(0, (8,), (True,)), torch.zeros(2, 3, 0), torch.zeros(2, 1))
+
+
+@dataclass(frozen=True)
+class AddsNoise:
+    """Latents are the fields; the operator halves them, the diffusion adds noise besides."""
+
+    operator: bool = True
+    denoiser: bool = True
+    student: None = None
+
+    def encode(self, u: Tensor, family: str) -> Tensor:
+        return u
+
+    decode = encode
+
+    def operator_step(self, setting: Setting):
+        return lambda z: z / 2
+
+    def diffusion_step(self, setting: Setting, num_steps: int, generator: torch.Generator):
+        return lambda z: z / 2 + torch.randn(z.shape, generator=generator)
+
+
+def fields() -> Tensor:
+    """Draw two trajectories of five snapshots with three channels."""
+    return torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_one_step_starts_from_the_truth_and_a_rollout_from_its_first_snapshot():
+    """A method without an ensemble predicts half of each snapshot, or 2^-t of the first."""
+    u_ref = fields()
+    predictions = predict(AddsNoise(), u_ref, SETTING, CONFIG, torch.Generator())
+    assert torch.equal(predictions["operator", "one_step"].u, u_ref[:, :-1] / 2)
+    assert torch.equal(predictions["operator", "rollout"].u, rollout(lambda u: u / 2, u_ref[:, 0], 4)[:, 1:])
+    assert {key for key, prediction in predictions.items() if prediction.ensemble is not None} == {
+        ("diffusion", "one_step"),
+        ("diffusion", "rollout"),
+    }
+
+
+def test_ensembles_have_a_mean_and_errors_of_their_members():
+    """The prediction is the mean of the members, each from its own noise, and their errors are those of all times."""
+    u_ref = fields()
+    predictions = predict(AddsNoise(), u_ref, SETTING, CONFIG, torch.Generator().manual_seed(7))
+    step = AddsNoise().diffusion_step(SETTING, 2, torch.Generator().manual_seed(7))
+    one_step = torch.stack([step(u_ref[:, t].repeat(3, 1, 1)) for t in range(4)], 1).unflatten(0, (3, 2))
+    whole = rollout(step, u_ref[:, 0].repeat(3, 1, 1), 4)[:, 1:].unflatten(0, (3, 2))
+    for horizon, members in (("one_step", one_step), ("rollout", whole)):
+        prediction = predictions["diffusion", horizon]
+        assert torch.allclose(prediction.u, members.mean(0))
+        expected = vars(ensemble_errors(members, u_ref[:, 1:]))
+        assert all(torch.allclose(values, expected[name]) for name, values in vars(prediction.ensemble).items())

@@ -1,0 +1,66 @@
+"""Spectra by band: logarithmic edges, energies and errors of single waves."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ups.metrics.errors import EPS
+from ups.metrics.spectra import band_scores, error_spectra, log_bands, radial_spectrum
+
+
+def wave(wavenumber: int, amplitude: float = 1.0) -> Tensor:
+    """The snapshot (1, 1, 1, 64) of one wave."""
+    x = 2 * math.pi * torch.arange(64, dtype=torch.float64) / 64
+    return amplitude * (wavenumber * x).cos().reshape(1, 1, 1, 64)
+
+
+def scores(u_pred: Tensor, u_ref: Tensor) -> dict[str, float]:
+    """Band scores of one snapshot."""
+    return band_scores(*(radial_spectrum(u)[0, 0] for u in (u_pred - u_ref, u_pred, u_ref)))
+
+
+@pytest.mark.parametrize("num_shells", [2, 5, 8, 16, 64, 512])
+def test_bands_cover_all_shells_but_the_mean(num_shells: int):
+    """The bands follow each other from shell 1 to the last, none is empty."""
+    bands = list(log_bands(num_shells).values())
+    assert [shell for band in bands for shell in range(*band)] == list(range(1, num_shells))
+    assert all(start < stop for start, stop in bands)
+
+
+def test_bands_are_equally_wide_in_log_k():
+    """On 32 shells the edges are 32^(i/4)."""
+    assert log_bands(32) == {1: (1, 2), 2: (2, 6), 3: (6, 13), 4: (13, 32)}
+
+
+def test_an_error_stays_in_its_band():
+    """Of waves in three bands one is doubled, one is left out and one is right."""
+    u_ref = wave(1) + wave(4) + wave(20)
+    u_pred = 2 * wave(1) + wave(20)
+    expected = {"band_error_1": 1.0, "band_error_2": 1.0, "band_error_4": 0.0}
+    found = scores(u_pred, u_ref)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+    assert found["band_energy_1"] == pytest.approx(math.log10(4))
+    assert found["band_energy_2"] == pytest.approx(math.log10(0.5 / (EPS**2 * 1.5)))
+    assert found["band_energy_4"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_wrong_phase_has_the_right_energy():
+    """The energy of a band does not know the phases, its error does."""
+    found = scores(-wave(4), wave(4))
+    assert found["band_error_2"] == pytest.approx(2.0)
+    assert found["band_energy_2"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_truth_of_zero_is_finite():
+    """Without any energy in the truth the scores are large, not NaN."""
+    assert all(math.isfinite(value) for value in scores(wave(4), torch.zeros(1, 1, 1, 64)).values())
+
+
+@pytest.mark.parametrize(("grid", "share"), [((64, 64), 1 / 2), ((24, 24, 24), 1 / 4)], ids=["2D", "3D"])
+def test_corner_holds_a_part_of_the_independent_modes(grid: tuple[int, ...], share: float):
+    """Of the independent modes of white noise PDEBench counts a half in 2D, a quarter in 3D, and a few on the axes."""
+    u = torch.randn(4, 1, 1, *grid, generator=torch.Generator().manual_seed(0))
+    radial, corner = (spectrum[..., 8:].sum().item() for spectrum in error_spectra(u))
+    assert share < corner / (radial / 2) < 1.2 * share

@@ -1,0 +1,92 @@
+"""All scores of a method together: which there are, their intervals, and that batches do not matter."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ups.metrics.ensembles import ensemble_errors
+from ups.metrics.suite import COMPAT, Score, ScoreSuite, Truth
+
+PDEBENCH = {"nRMSE", "RMSE", "max_error", "cRMSE", "bRMSE", "fRMSE_low", "fRMSE_mid", "fRMSE_high"}
+BANDS = {f"band_{kind}_{number}" for kind in ("error", "energy") for number in range(1, 5)}
+ALWAYS = PDEBENCH | {f"{COMPAT}{name}" for name in PDEBENCH} | BANDS | {"L2RE", "VRMSE"}
+ENSEMBLE = {"CRPS", "spread_skill", "rank_deviation", "coverage", "ECE"}
+
+
+def random_fields(num_trajectories: int, num_members: int = 3) -> tuple[Tensor, Tensor]:
+    """Draw members (M, B, T + 1, C, X) and a truth with the initial snapshot."""
+    shape = (num_members + 1, num_trajectories, 5, 2, 32)
+    draws = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return draws[1:], draws[0]
+
+
+def measure(members: Tensor, u_ref: Tensor, split: list[int], conserved: tuple[int, ...] = (0,)) -> dict[str, Score]:
+    """Score rollouts of an ensemble that come in batches."""
+    suite = ScoreSuite(1, 4, conserved, seed=0)
+    for batch, truth in zip(members.split(split, dim=1), u_ref.split(split), strict=True):
+        u_pred, u = batch.mean(0)[:, 1:], truth[:, 1:]
+        suite.update(u_pred, Truth(u), truth[:, 0], ensemble_errors(batch[:, :, 1:], u))
+    return suite.compute()
+
+
+def test_scores_are_those_that_apply():
+    """An ensemble has its scores, a rollout a correlation time, a conserved channel a drift; nothing else has them."""
+    members, u_ref = random_fields(3)
+    rollout = ALWAYS | {"correlation_time"}
+    assert set(measure(members, u_ref, [3])) == rollout | ENSEMBLE | {"conservation_drift"}
+    assert set(measure(members, u_ref, [3], conserved=())) == rollout | ENSEMBLE
+    suite = ScoreSuite(1, 4, (0,), seed=0)
+    suite.update(members[0], Truth(u_ref))
+    assert set(suite.compute()) == ALWAYS
+    assert suite.ranks() is None
+
+
+@pytest.mark.parametrize("split", [[1, 6], [3, 1, 3], [1] * 7], ids=str)
+def test_batches_do_not_matter(split: list[int]):
+    """Any split into batches gives the values and intervals of all samples at once."""
+    members, u_ref = random_fields(7)
+    whole, parts = measure(members, u_ref, [7]), measure(members, u_ref, split)
+    assert {name: score.value for name, score in parts.items()} == pytest.approx(
+        {name: score.value for name, score in whole.items()}, rel=1e-12
+    )
+    for name, score in whole.items():
+        assert (parts[name].interval is None) == (score.interval is None)
+        assert score.interval is None or parts[name].interval == pytest.approx(score.interval, rel=1e-12)
+
+
+def test_intervals_hold_their_values():
+    """Statistics over trajectories lie in their interval; one trajectory alone has none."""
+    members, u_ref = random_fields(7)
+    scores = measure(members, u_ref, [7])
+    with_interval = {name for name, score in scores.items() if score.interval is not None}
+    trajectories = {"nRMSE", "RMSE", "bRMSE", "L2RE", "VRMSE", "CRPS", "correlation_time", "conservation_drift"}
+    assert with_interval == trajectories
+    assert all(scores[name].interval[0] <= scores[name].value <= scores[name].interval[1] for name in with_interval)
+    alone = measure(members[:, :1], u_ref[:1], [1])
+    assert all(score.interval is None for score in alone.values())
+
+
+def test_compat_converts_to_corrected():
+    """With one initial and four predicted snapshots the published nRMSE is 4 / 5 of the corrected one."""
+    scores = measure(*random_fields(8), [8])
+    assert scores[f"{COMPAT}nRMSE"].value == pytest.approx(0.8 * scores["nRMSE"].value)
+
+
+def test_the_persistence_of_a_rollout_conserves_and_decorrelates():
+    """The initial state kept for ever does not drift, and is uncorrelated with noise from the first step on."""
+    _, u_ref = random_fields(4)
+    suite = ScoreSuite(1, 4, (0, 1), seed=0)
+    suite.update(u_ref[:, :1].expand_as(u_ref[:, 1:]), Truth(u_ref[:, 1:]), u_ref[:, 0])
+    scores = suite.compute()
+    assert scores["conservation_drift"] == Score(0.0, (0.0, 0.0))
+    assert scores["correlation_time"] == Score(1.0, (1.0, 1.0))
+
+
+def test_diverged_prediction_is_not_hidden():
+    """One NaN makes every score NaN but the correlation time, which ends there."""
+    members, u_ref = random_fields(3)
+    members[0, 1, 3, 0, 0] = math.nan
+    scores = measure(members, u_ref, [3])
+    assert {name for name, score in scores.items() if not math.isnan(score.value)} == {"correlation_time"}
