@@ -191,7 +191,9 @@ def wait_until(condition: Callable[[], Any], seconds: float = SECONDS_PER_JOB) -
 
 def has_reached(root: Path, step: int, stage: str = "operator") -> bool:
     """Whether the job in `root` has logged a step."""
-    return any(line["step"] >= step for path in root.glob(f"06_models/{stage}/*/metrics.jsonl") for line in _whole(path))
+    return any(
+        line["step"] >= step for path in root.glob(f"06_models/{stage}/*/metrics.jsonl") for line in _whole(path)
+    )
 
 
 def _whole(path: Path) -> list[dict[str, Any]]:
