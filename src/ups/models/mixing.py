@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from ups.models.blocks import Blocks
 from ups.models.domain import Domain
 
 MAX_AXES = 3
@@ -37,6 +37,10 @@ def fourier_basis(num_points: int, modes: int, periodic: bool, device: torch.dev
 def constant_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """`fourier_basis`; compiled blocks take its result as a constant, for they would trace through the cache."""
     return fourier_basis(num_points, modes, periodic, device)
+
+
+# What torch.compiler.assume_constant_result does, without its import of the compiler.
+constant_basis._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class FourierMixing(nn.Module):
@@ -140,8 +144,7 @@ class TokenMixer(nn.Module):
     """Tokens (B, N, in) to tokens (B, N, out): family stem, blocks, family head (zero at first).
 
     Blocks are told the family, the condition (B, K) and a summary of the state (B, S), which each family reads in its
-    own way. `in_channels`, `out_channels` and `summary_channels` are the largest over the families. With `recompute`,
-    blocks are computed again in the backward pass instead of kept in memory (Chen et al. 2016, arXiv:1604.06174).
+    own way. `in_channels`, `out_channels` and `summary_channels` are the largest over the families.
     """
 
     def __init__(
@@ -162,8 +165,7 @@ class TokenMixer(nn.Module):
         self.condition = nn.Sequential(
             nn.Linear(num_conditions, hidden_channels), nn.SiLU(), nn.Linear(hidden_channels, hidden_channels)
         )
-        self.blocks = nn.ModuleList(Block(hidden_channels, modes) for _ in range(num_layers))
-        self.recompute = False
+        self.blocks = Blocks(Block(hidden_channels, modes) for _ in range(num_layers))
         self.norm = nn.RMSNorm(hidden_channels)
         self.head = FamilyLinear(num_families, hidden_channels, out_channels, std=0.0)
 
@@ -171,9 +173,5 @@ class TokenMixer(nn.Module):
         channels = self.norm.normalized_shape[0]
         hidden = nn.functional.silu(self.condition(condition) + self.summary(summary, domain.family, channels))
         x = self.stem(tokens, domain.family, channels).unflatten(1, domain.grid)
-        for block in self.blocks:
-            if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, hidden, domain, use_reentrant=False)
-            else:
-                x = block(x, hidden, domain)
+        x = self.blocks(x, hidden, domain)
         return self.head(self.norm(x).flatten(1, -2), domain.family, out_channels)

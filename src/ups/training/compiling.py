@@ -1,4 +1,4 @@
-"""Compile the blocks of a token mixer, or say why that is not possible here."""
+"""Compile the blocks of a model, or say why that is not possible here."""
 
 import time
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
-from ups.models.mixing import Block, constant_basis
+from ups.models.blocks import Blocks
 
 MAX_SHAPES = 64
 
@@ -18,10 +18,9 @@ def compile_blocks(model: nn.Module) -> None:
     graphs are compiled, when their shape first comes. Names in `state_dict` and copies of the model are unaffected.
     """
     torch._dynamo.config.recompile_limit = MAX_SHAPES
-    torch.compiler.assume_constant_result(constant_basis)
-    for module in model.modules():
-        if isinstance(module, Block):
-            module.compile(fullgraph=True, dynamic=False)
+    for blocks in (module for module in model.modules() if isinstance(module, Blocks)):
+        for block in blocks:
+            block.compile(fullgraph=True, dynamic=False)
 
 
 def why_not_compiled(device: torch.device) -> str | None:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ups.errors import Unsynchronised
+from ups.models.blocks import Blocks
 from ups.training.distributed import Ranks
 
 Sharding = Literal["ddp", "fsdp"]
@@ -42,14 +43,14 @@ def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding, bucket_megab
 
 
 def _shard(model: nn.Module, ranks: Ranks) -> nn.Module:
-    """Shard the members of every module list one by one, then what is left with the root (FSDP2)."""
+    """Shard every block by itself, then what is left with the root (FSDP2)."""
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
 
     def placement(parameter: nn.Parameter) -> Shard | None:
         even = (axis for axis, size in enumerate(parameter.shape) if size % ranks.world_size == 0)
         return next(map(Shard, even), None)
 
-    blocks = [block for modules in model.modules() if isinstance(modules, nn.ModuleList) for block in modules]
+    blocks = [block for blocks in model.modules() if isinstance(blocks, Blocks) for block in blocks]
     for module in (*blocks, model):
         # The root too: a forward pass that no backward pass follows then leaves nothing unsharded.
         fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=placement)

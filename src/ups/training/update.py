@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 from ups.config import TrainingSection
 from ups.errors import OutOfMemory
-from ups.models.mixing import TokenMixer
+from ups.models.blocks import Blocks
 from ups.run import Run
 from ups.training.batches import MicroBatch, Share
 from ups.training.distributed import Draw, Ranks
@@ -65,8 +65,8 @@ class Update:
         self.stage, self.config, self.run, self.ranks, self.inject = stage, config, run, ranks, inject
         self.model = stage.model.to(ranks.device)
         average = copy.deepcopy(self.model).requires_grad_(False)
-        for mixer in (module for module in self.model.modules() if isinstance(module, TokenMixer)):
-            mixer.recompute = run.launch.activation_checkpointing
+        for blocks in (module for module in self.model.modules() if isinstance(module, Blocks)):
+            blocks.recompute = run.launch.activation_checkpointing
         self.eager_because = _compile(self.model, ranks) if run.launch.compile else "launch.compile is off"
         self.average = parallelize(average, ranks, run.launch.sharding)
         self.parallel = parallelize(self.model, ranks, run.launch.sharding, run.launch.bucket_megabytes)
