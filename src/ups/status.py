@@ -28,9 +28,11 @@ def fault_of(folder: Path, world_size: int, returncode: int, log_start: int) -> 
         fault.rank = report["rank"]
         vars(fault).update(report.get("details", {}))
         return fault
-    if not any(folder.glob(ALIVE)):
-        return Fault(f"{stage}: no training process could start (torchrun: {returncode}); see {folder / LOG}")
     output = (folder / LOG).read_bytes()[log_start:].decode(errors="replace")
+    if not any(folder.glob(ALIVE)):
+        if "RendezvousTimeoutError" in output or "RendezvousConnectionError" in output:
+            return LostWorker(f"{stage}: the nodes did not meet at launch.rendezvous; see {folder / LOG}")
+        return Fault(f"{stage}: no training process could start (torchrun: {returncode}); see {folder / LOG}")
     codes = {int(rank): int(code) for rank, code in SUMMARY.findall(output)}
     silent = sorted(set(range(world_size)) - {report["rank"] for report in reports})
     if not silent or not (reports or any(code < 0 for code in codes.values())):

@@ -50,16 +50,17 @@ def run_job(module: str, folder: Path, launch: LaunchConfig, tick: Callable[[], 
 
     Raises:
         Preempted: this command was interrupted; the job has saved its step.
-        LostWorker: a rank made no step for `launch.timeout_seconds`.
+        LostWorker: a rank made no step for `launch.timeout_seconds`, or none has come to life in time.
     """
     for path in (*folder.glob(FAULTS), *folder.glob(ALIVE)):
         path.unlink()
+    begin = time.time()
     with _started(command(module, folder, launch), folder / LOG, launch) as child:
         while child.poll() is None:
             if stop_requested.is_set():
                 _end(child)
                 raise Preempted(f"{folder.parent.name} was interrupted; the same command goes on where it was")
-            _check_progress(folder, launch.timeout_seconds)
+            _check_progress(folder, launch.timeout_seconds, begin)
             tick()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_SECONDS)
@@ -110,9 +111,14 @@ def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None
             process.send_signal(number)
 
 
-def _check_progress(folder: Path, timeout_seconds: float) -> None:
+def _check_progress(folder: Path, timeout_seconds: float, begin: float) -> None:
     """See that every rank has made a step lately; if not, have all write their stacks to the log and end them."""
     ages = {path: time.time() - path.stat().st_mtime for path in folder.glob(ALIVE)}
+    if not ages and time.time() - begin > timeout_seconds + GRACE_SECONDS:
+        raise LostWorker(
+            f"{folder.parent.name}: no training process has come to life; are all nodes there, and is the port of "
+            f"launch.rendezvous free? torchrun's words are in {folder / LOG}"
+        )
     oldest = max(ages, key=ages.__getitem__, default=None)
     if oldest is None or ages[oldest] < timeout_seconds:
         return

@@ -7,7 +7,7 @@ import pytest
 from ups.benchmark.profiled import profile_figure, profile_text
 from ups.config import Parameters
 from ups.pipelines.profiling.nodes import profile_operator
-from ups.training.profile import MEMORY, PARTS, STEP, Event, parts_of, peak_bytes
+from ups.training.profile import MEMORY, PARTS, STEP, Event, collective_seconds, parts_of, peak_bytes
 
 Profile = tuple[dict[str, Any], str, dict[str, bytes]]
 
@@ -36,6 +36,12 @@ def test_parts_have_the_peak_of_their_memory():
     assert peak_bytes(_events(), "cpu") == 150
 
 
+def test_collectives_are_told_apart():
+    """Exchanges count wherever they are, and nothing else does."""
+    events = [Event("gloo:all_reduce", 6, 8, 0, "cpu"), Event("nccl:all_gather", 1, 1.5, 0, "cuda"), *_events()]
+    assert collective_seconds(events) == 2.5
+
+
 @pytest.fixture(scope="module")
 def profiled(latents: tuple[Path, dict[str, Any]], parameters: Parameters) -> Profile:
     """What the node returns for two ranks."""
@@ -55,7 +61,7 @@ def test_the_profile_is_reported(profiled: Profile):
     """The table has all parts and some operators, and the figure is a page."""
     _, text, figures = profiled
     assert all(f"| {part} |" in text for part in PARTS)
-    assert "`aten::" in text and "rank 0 of 2 on cpu" in text
+    assert "`aten::" in text and "rank 0 of 2 on cpu" in text and "Collectives take" in text
     assert [name for name, page in figures.items() if page.startswith(b"\x89PNG")] == ["step.png"]
 
 

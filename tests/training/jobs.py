@@ -230,13 +230,15 @@ def at_most(seconds: int) -> Iterator[None]:
 FOREIGN = ("MLFLOW_TRACKING_URI", "UPS_TRACKING_RUN", "UPS_SAMPLE_DATA")
 
 
-def start_kedro(root: Path, *params: str, **environment: str) -> subprocess.Popen[str]:
+def start_kedro(
+    root: Path, *params: str, wrap: tuple[str, ...] = (), **environment: str
+) -> subprocess.Popen[str]:
     """`kedro run --env smoke --nodes train_operator` on the latents of `root`, in a session of its own."""
     words = [f"data_root={root}", "launch.num_processes=2", "operator.log_every=1", *params]
     command = [sys.executable, "-m", "kedro", "run", "--env", "smoke", "--nodes", "train_operator"]
     inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     return subprocess.Popen(
-        [*command, "--params", ",".join(words)],
+        [*wrap, *command, "--params", ",".join(words)],
         cwd=PROJECT,
         env=inherited | {"DO_NOT_TRACK": "true", "COLUMNS": "500"} | environment,
         stdin=subprocess.DEVNULL,

@@ -1,5 +1,6 @@
 """Faults that befall a training job: each is told, none hangs or leaves anything, and what can go on goes on."""
 
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from tests.training.jobs import (
+    SECONDS_PER_JOB,
     SECONDS_TO_VANISH,
     assert_nothing_left,
     assert_same_training,
@@ -53,7 +55,7 @@ SLOW = "slow:rank0:step10"
 
 def fault_of(root: Path, expected: type[Fault], stage: str = "operator", **changes: Any) -> Fault:
     """The fault that ends a stage within a minute, as its status tells it."""
-    with at_most(60), pytest.raises(expected) as caught:
+    with at_most(SECONDS_PER_JOB), pytest.raises(expected) as caught:
         train(root, stage, **changes)
     fault, status = caught.value, status_of(root, stage)
     assert (status["code"], status["kind"], status["what"]) == (fault.exit_code, fault.kind, str(fault))
@@ -79,7 +81,7 @@ def assert_close(folder: Path, expected: Path) -> None:
 def test_a_killed_rank(root: Path, undisturbed: Undisturbed, inject: Inject, num_processes: int, rank: int):
     """R01, R07: a job that loses a rank goes on by itself from its last checkpoint and says which rank and signal."""
     inject(f"sigkill:rank{rank}:step10")
-    with at_most(60):
+    with at_most(SECONDS_PER_JOB):
         folder = train(root, launch={"num_processes": num_processes})
     assert_same_training(folder, undisturbed(num_processes))
     status = status_of(root)
@@ -100,7 +102,7 @@ def test_a_rank_that_is_killed_again_and_again(root: Path, undisturbed: Undistur
 def test_a_killed_torchrun(root: Path, undisturbed: Undisturbed, inject: Inject, number: signal.Signals):
     """R02, R03: a job whose torchrun is killed or told to stop goes on by itself; told to stop it loses no step."""
     inject(SLOW)
-    with at_most(60), meanwhile(in_slow_step(root), lambda: torchrun_of(root).send_signal(number)):
+    with at_most(SECONDS_PER_JOB), meanwhile(in_slow_step(root), lambda: torchrun_of(root).send_signal(number)):
         folder = train(root)
     assert_same_training(folder, undisturbed(2))
     assert len(status_of(root)["restarts"]) == 1
@@ -134,7 +136,7 @@ def test_torchrun_told_to_stop_twice(root: Path, undisturbed: Undisturbed, injec
         if process.is_running():
             process.terminate()
 
-    with at_most(60), meanwhile(in_slow_step(root), stop):
+    with at_most(SECONDS_PER_JOB), meanwhile(in_slow_step(root), stop):
         folder = train(root)
     assert_same_training(folder, undisturbed(2))
 
@@ -175,11 +177,12 @@ def test_a_checkpoint_is_due_by_the_clock(root: Path, inject: Inject):
 def test_no_memory_once(root: Path, inject: Inject, rank: int):
     """R05: a step for which one rank finds no memory is skipped by all, and the run goes on."""
     inject(f"oom-forward:rank{rank}:step5")
-    with at_most(60):
+    with at_most(SECONDS_PER_JOB):
         folder = train(root)
     assert status_of(root)["restarts"] == []
-    assert [line["skipped_steps"] for line in lines_of(folder) if "loss" in line][-1] == 1
-    assert [line["step"] for line in lines_of(folder) if "loss" in line] == list(range(1, 25))
+    lines = [line for line in lines_of(folder) if "skipped_steps" in line]
+    assert lines[-1]["skipped_steps"] == 1
+    assert [line["step"] for line in lines if "loss" not in line] == [6]
 
 
 FOUR = ",".join(f"oom-forward:rank1:step{step}" for step in (9, 10, 11, 12))
@@ -189,7 +192,7 @@ FOUR = ",".join(f"oom-forward:rank1:step{step}" for step in (9, 10, 11, 12))
 def test_too_little_memory(root: Path, undisturbed: Undisturbed, inject: Inject, faults: str):
     """R05, R06: four skipped steps or a backward pass without memory start the job again with half the micro-batch."""
     inject(faults)
-    with at_most(60):
+    with at_most(SECONDS_PER_JOB):
         folder = train(root)
     (told,) = status_of(root)["restarts"]
     assert "set launch.micro_batch_tokens below that" in told
@@ -205,18 +208,19 @@ def test_too_little_memory_for_one_sample(root: Path, inject: Inject, faults: st
     inject(faults)
     fault = fault_of(root, OutOfMemory, launch={"micro_batch_tokens": 1})
     assert "8 tokens of " in str(fault)
-    assert status_of(root)["checkpoints"][-1] == "step_00000008.pt"
+    assert status_of(root)["checkpoints"] and status_of(root)["restarts"] == []
 
 
 @pytest.mark.parametrize(("kind", "step"), [("nan", 7), ("nan", 0), ("spike", 120)])
 def test_a_gradient_not_fit_to_use(root: Path, inject: Inject, kind: str, step: int):
     """R08: NaN or a spike on one rank is skipped by all, and the losses stay finite."""
     inject(f"{kind}:rank1:step{step}")
-    with at_most(60):
+    with at_most(SECONDS_PER_JOB):
         folder = train(root, steps=step + 10)
-    lines = [line for line in lines_of(folder) if "loss" in line]
-    assert [line["skipped_steps"] for line in lines if line["step"] in (step, step + 1)][-1] == 1
-    assert all(torch.tensor(list(line.values())).isfinite().all() for line in lines if line["step"] != step + 1)
+    lines = [line for line in lines_of(folder) if "skipped_steps" in line]
+    assert [line["skipped_steps"] for line in lines] == [0.0] * step + [1.0] * 10
+    assert [line["step"] for line in lines if "loss" not in line] == [step + 1]
+    assert all(math.isfinite(value) for line in lines for value in line.values())
 
 
 def test_more_spoilt_gradients_than_may_be(root: Path, inject: Inject):
@@ -233,7 +237,7 @@ def test_more_spoilt_gradients_than_may_be(root: Path, inject: Inject):
 def test_a_stopped_rank(root: Path, undisturbed: Undisturbed, inject: Inject):
     """R09: a rank that stands still is found within the time-out; the stacks of the others are in the log."""
     inject("sigstop:rank1:step10")
-    with at_most(60):
+    with at_most(SECONDS_PER_JOB):
         folder = train(root, launch={"timeout_seconds": 12})
     assert_same_training(folder, undisturbed(2))
     assert "rank 1 is stopped, no step for 12 s" in status_of(root)["restarts"][0]
@@ -331,7 +335,7 @@ def test_two_nodes(root: Path, undisturbed: Undisturbed):
         words = command("ups.training.train", folder_of(root), launched(**launch))
         second.append(subprocess.Popen(words, env=os.environ | {"OMP_NUM_THREADS": "1"}))
 
-    with at_most(60), meanwhile(lambda: bool(list(root.glob("06_models/operator/*/train.log"))), join):
+    with at_most(SECONDS_PER_JOB), meanwhile(lambda: bool(list(root.glob("06_models/operator/*/train.log"))), join):
         folder = train(root, launch=launch)
     assert second[0].wait(30) == 0
     assert_same_training(folder, undisturbed(2))

@@ -16,7 +16,13 @@ def profile_text(found: dict[str, Any], stage: str) -> str:
         peak = f"{part['peak_bytes'] / MEBIBYTE:.1f}" if part["peak_bytes"] else ""
         lines.append(f"| {part['part']} | {1e3 * part['seconds']:.2f} | {part['seconds'] / total:.1%} | {peak} |")
     lines.append(f"| step | {1e3 * total:.2f} | | |")
-    lines += ["", "Peaks are above what is in use when a step begins.", ""]
+    lines += ["", "Peaks are above what is in use when a step begins."]
+    if found["world_size"] > 1:
+        told = (
+            f"Collectives take {1e3 * found['collectives']:.2f} ms per step, those of gradients while backward goes on."
+        )
+        lines.append(told)
+    lines.append("")
     lines += ["| operator | calls | ms | share | MiB |", "|---|---:|---:|---:|---:|"]
     for entry in found["operators"]:
         times = f"{entry['calls']:.0f} | {1e3 * entry['seconds']:.2f} | {entry['seconds'] / total:.1%}"

@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from ups.benchmark.drawing import BAD, GOOD, GREY, NORMAL, SMALL, figure_of, png, tidy
 from ups.benchmark.records import Record
 
-LESS_IS_BETTER = ("first_step_over_import_torch", "resume_seconds", "activation_checkpointing_memory_over_plain")
+LESS_IS_BETTER = ("activation_checkpointing_memory_over_plain",)
+NO_RIVALS = ("first_step_over_import_torch", "resume_seconds")
 
 
 def benchmark_text(found: dict[str, Any]) -> str:
@@ -58,7 +59,7 @@ def _draw_ratios(panel: Axes, records: list[Record]) -> None:
 
 
 def _colour(entry: Record) -> str:
-    if abs(entry["ratio"] - 1) < 0.02:
+    if entry["name"] in NO_RIVALS or abs(entry["ratio"] - 1) < 0.02:
         return GREY
     return GOOD if (entry["ratio"] > 1) != (entry["name"] in LESS_IS_BETTER) else BAD
 

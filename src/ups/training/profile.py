@@ -28,6 +28,7 @@ from ups.training.update import Update
 TRACE = "trace.json"
 STEP, PARTS = "step", ("data", "forward", "exchange", "backward", "update")
 OTHER = "other"
+COLLECTIVES = ("gloo:", "nccl:")
 MEMORY = "[memory]"
 TOP = 15
 
@@ -44,7 +45,7 @@ class Event:
 
 
 def profile(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
-    """Answer {"parts", "operators", "steps", "world_size", "device"}; rank 0 records, the others take part."""
+    """Answer {"parts", "collectives", "operators", "steps", "world_size", "device"} of what rank 0 records."""
     asked = ProfileConfig(**read_json(run.folder / QUESTION))
     inject = Injection.read(run.folder, ranks.rank)
     update = Update(stage, config, run, ranks, inject)
@@ -68,7 +69,11 @@ def profile(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> No
     if recorded is not None:
         recorded.export_chrome_trace(str(run.folder / TRACE))
         events = events_of(recorded)
-        answer = {"parts": parts_of(events, ranks.device.type), "operators": operators_of(recorded, asked.steps)}
+        answer = {
+            "parts": parts_of(events, ranks.device.type),
+            "collectives": collective_seconds(events) / asked.steps,
+            "operators": operators_of(recorded, asked.steps),
+        }
         size = {"steps": asked.steps, "world_size": ranks.world_size, "device": ranks.device.type}
         write_json(run.folder / ANSWER, answer | size)
     ranks.barrier()
@@ -114,6 +119,11 @@ def parts_of(events: list[Event], device: str) -> list[dict[str, Any]]:
         parts.append({"part": part, "seconds": seconds, "peak_bytes": int(max(peaks, default=0))})
         rest -= seconds
     return [*parts, {"part": OTHER, "seconds": max(0.0, rest), "peak_bytes": 0}]
+
+
+def collective_seconds(events: list[Event]) -> float:
+    """Seconds during which ranks exchange, or wait to: gradients within `backward`, while that goes on."""
+    return sum(event.end - event.start for event in events if event.name.startswith(COLLECTIVES))
 
 
 def _peak(span: Event, steps: list[Event], times: np.ndarray, totals: np.ndarray) -> int:
