@@ -99,7 +99,7 @@ def test_status_has_all_that_is_known(folder: Path):
     """`status.json` has state, fault, restarts, where training went on, what it refused and what is saved."""
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints/step_00000004.pt").touch()
-    write_json(folder / "resumed.json", {"step": 4, "refused": ["step_00000008.pt was altered"]})
+    write_json(folder / "started.json", {"step": 4, "refused": ["step_00000008.pt was altered"], "eager_because": None})
     fault = LostWorker("rank 1 was killed")
     fault.rank, fault.signal = 1, "SIGKILL"
     write_status(folder, "failed", fault, ["first"], "degraded")
@@ -113,6 +113,7 @@ def test_status_has_all_that_is_known(folder: Path):
         "signal": "SIGKILL",
         "resumed_at_step": 4,
         "refused_checkpoints": ["step_00000008.pt was altered"],
+        "eager_because": None,
         "checkpoints": ["step_00000004.pt"],
         "restarts": ["first"],
         "tracking": "degraded",

@@ -52,7 +52,13 @@ PATCHES = {"patch_size": [2, 2, 2], "max_tokens": [8, 16, 64], "components": 2}
 BACKBONE = {"hidden_channels": 8, "num_layers": 2, "modes": 4}
 LAUNCH = {"num_processes": 2, "num_nodes": 1, "rendezvous": None, "threads_per_process": 1, "device": "cpu"}
 LAUNCH |= {"sharding": "ddp", "compile": False, "activation_checkpointing": False, "micro_batch_tokens": None}
-LAUNCH |= {"memory_fraction": 0.9, "checkpoint_steps": 4, "checkpoint_minutes": 10.0, "keep_checkpoints": 2}
+LAUNCH |= {
+    "bucket_megabytes": 25.0,
+    "memory_fraction": 0.9,
+    "checkpoint_steps": 4,
+    "checkpoint_minutes": 10.0,
+    "keep_checkpoints": 2,
+}
 LAUNCH |= {"restarts": 3, "timeout_seconds": 30, "force": False}
 
 NOISE = {"P_mean": -0.4, "P_std": 1.2}
@@ -230,9 +236,7 @@ def at_most(seconds: int) -> Iterator[None]:
 FOREIGN = ("MLFLOW_TRACKING_URI", "UPS_TRACKING_RUN", "UPS_SAMPLE_DATA")
 
 
-def start_kedro(
-    root: Path, *params: str, wrap: tuple[str, ...] = (), **environment: str
-) -> subprocess.Popen[str]:
+def start_kedro(root: Path, *params: str, wrap: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
     """`kedro run --env smoke --nodes train_operator` on the latents of `root`, in a session of its own."""
     words = [f"data_root={root}", "launch.num_processes=2", "operator.log_every=1", *params]
     command = [sys.executable, "-m", "kedro", "run", "--env", "smoke", "--nodes", "train_operator"]

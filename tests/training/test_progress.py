@@ -135,7 +135,8 @@ def test_clock_asks_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ups.training.progress.time.monotonic", lambda: now)
     clock = Clock(checkpoint_minutes=2.0)
     due = []
-    for now in (219.0, 221.0):
+    for moment in (219.0, 221.0):
+        now = moment
         due.append(clock.save_is_due())
     clock.saved()
     assert [*due, clock.save_is_due()] == [False, True, False]
