@@ -70,7 +70,7 @@ def test_a_gradient_not_fit_to_use_changes_no_bit(tmp_path: Path, kind: str, mon
     before = moved(update)
     (result,) = take(update, tmp_path, 5)
     after = moved(update)
-    assert_equal([after["model"], after["optimizers"]], [before["model"], before["optimizers"]])
+    assert_equal([after["model"], after["optimizer"]], [before["model"], before["optimizer"]])
     assert (float(result.loss), float(result.taken)) == (0.0, 0.0)
     assert [float(value) for value in update.norms()[2:]] == [1.0, 5.0]
 
