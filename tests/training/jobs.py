@@ -191,7 +191,9 @@ def wait_until(condition: Callable[[], Any], seconds: float = SECONDS_PER_JOB) -
 
 def has_reached(root: Path, step: int, stage: str = "operator") -> bool:
     """Whether the job in `root` has logged a step."""
-    return any(line["step"] >= step for path in root.glob(f"06_models/{stage}/*/metrics.jsonl") for line in _whole(path))
+    return any(
+        line["step"] >= step for path in root.glob(f"06_models/{stage}/*/metrics.jsonl") for line in _whole(path)
+    )
 
 
 def _whole(path: Path) -> list[dict[str, Any]]:
@@ -228,9 +230,7 @@ def at_most(seconds: int) -> Iterator[None]:
 FOREIGN = ("MLFLOW_TRACKING_URI", "UPS_TRACKING_RUN", "UPS_SAMPLE_DATA")
 
 
-def start_kedro(
-    root: Path, *params: str, wrap: tuple[str, ...] = (), **environment: str
-) -> subprocess.Popen[str]:
+def start_kedro(root: Path, *params: str, wrap: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
     """`kedro run --env smoke --nodes train_operator` on the latents of `root`, in a session of its own."""
     words = [f"data_root={root}", "launch.num_processes=2", "operator.log_every=1", *params]
     command = [sys.executable, "-m", "kedro", "run", "--env", "smoke", "--nodes", "train_operator"]

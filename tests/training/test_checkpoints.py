@@ -66,7 +66,9 @@ def delete(path: Path, rng: random.Random) -> None:
 
 def swap(path: Path, rng: random.Random) -> None:
     """Exchange the file with another of its folder."""
-    other = rng.choice([other for other in sorted(path.parent.iterdir()) if other != path and other.is_file()] or [path])
+    other = rng.choice(
+        [other for other in sorted(path.parent.iterdir()) if other != path and other.is_file()] or [path]
+    )
     content = path.read_bytes()
     path.write_bytes(other.read_bytes())
     other.write_bytes(content)
@@ -131,7 +133,9 @@ def test_the_refused_are_named(sound: Path, tmp_path: Path):
         truncate(folder / f"step_{step:08d}.pt", random.Random(step))
     checkpoints = Checkpoints(folder, 3)
     assert checkpoints.newest()[0] == 4
-    assert [f"step_{step:08d}.pt" in line for step, line in zip((12, 8), checkpoints.refused, strict=True)] == [True] * 2
+    assert [f"step_{step:08d}.pt" in line for step, line in zip((12, 8), checkpoints.refused, strict=True)] == [
+        True
+    ] * 2
 
 
 def test_none_intact_is_a_fault(sound: Path, tmp_path: Path):

@@ -195,7 +195,10 @@ def test_missing_inputs(root: Path, start: Callable[..., Kedro]):
     """R38: a stage whose inputs do not exist yet ends with code 3 and says what to run."""
     (root / "04_feature/latent_cache.json").unlink()
     code, errors = finish(start())
-    assert (code, errors.count("\n")) == (3, 1) and "latent_cache.json does not exist yet: run the nodes before" in errors
+    assert (code, errors.count("\n")) == (
+        3,
+        1,
+    ) and "latent_cache.json does not exist yet: run the nodes before" in errors
 
 
 def test_inputs_of_another_run(root: Path, start: Callable[..., Kedro]):

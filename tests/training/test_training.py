@@ -89,6 +89,7 @@ def run(root: Path, tmp_path: Path) -> Iterator[Run]:
 
 
 def train_here(stage: Stage, config: TrainingSection, run: Run) -> None:
+    """Train in this process."""
     loop.train(stage, config, run, Ranks(0, 1, torch.device("cpu")))
 
 
