@@ -45,12 +45,12 @@ def without(ready: Path, stage: str, root: Path) -> Path:
 def test_a_killed_stage_ends_as_if_undisturbed(
     trained, tmp_path: Path, inject: Callable[[str], None], stage: str, num_processes: int, step: int
 ):
-    """Losses are equal in every digit and weights in every bit; no more than four steps were repeated."""
+    """Losses are equal in every digit and weights in every bit; at most one save was still being written."""
     ready, expected = trained(stage, num_processes)
     root = without(ready, stage, tmp_path / "root")
     inject(f"sigkill:rank{step % num_processes}:step{step}")
     with at_most(2 * SECONDS_PER_JOB):
         folder = train(root, stage, {"num_processes": num_processes})
     assert_same_training(folder, expected)
-    assert status_of(root, stage)["resumed_at_step"] == step // 4 * 4
+    assert step - status_of(root, stage)["resumed_at_step"] <= 8
     assert len(status_of(root, stage)["restarts"]) == 1

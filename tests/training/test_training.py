@@ -67,7 +67,7 @@ def test_a_killed_rank_changes_nothing(root: Path, undisturbed: Callable[[int], 
     """A job that loses a rank is started again by itself and ends with the losses and weights of an undisturbed one."""
     inject("sigkill:rank1:step10")
     assert_same_training(train(root), undisturbed(2))
-    assert status_of(root)["resumed_at_step"] == 8
+    assert len(status_of(root)["restarts"]) == 1
 
 
 def test_a_finished_stage_is_not_trained_again(root: Path, undisturbed: Callable[[int], Path]):
