@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import median
 
 from ups.benchmark import pairs
-from ups.benchmark.pairs import ALL_SWITCHES, CACHE, CACHED_TRAINING, CHECKPOINTING, CHECKPOINTS, SCALING, Pair
+from ups.benchmark.pairs import ALL_SWITCHES, CACHE, CACHED_TRAINING, CHECKPOINTING, CHECKPOINTS, Pair
 from ups.benchmark.records import Record, Sides, loop_records, memory, record, throughput
 from ups.benchmark.starts import FOREVER, import_seconds, start_seconds
 from ups.config import BenchmarkConfig
@@ -41,12 +41,11 @@ def _scaling(run: Run, families: list[str], config: BenchmarkConfig, num_gpus: i
     for world_size in WORLD_SIZES:
         if run.device == "cpu" or world_size <= num_gpus:
             launch = run.launch.model_copy(update={"num_processes": world_size, "threads_per_process": 1})
-            found = _ask(
-                replace(run, launch=launch), f"ranks{world_size}", config, pairs.scaling_pair(families, world_size)
-            )
+            contenders = pairs.scaling_pairs(families, world_size, run.config["batch_tokens"])
+            found = _ask(replace(run, launch=launch), f"ranks{world_size}", config, contenders)
             oversubscribed = run.device == "cpu" and world_size > (os.cpu_count() or 1)
-            name = SCALING.format(world_size)
-            records.append(throughput(name, found[name], "oversubscribed" if oversubscribed else ""))
+            remark = "oversubscribed" if oversubscribed else ""
+            records += [throughput(name, sides, remark) for name, sides in found.items()]
     return records
 
 

@@ -57,7 +57,9 @@ def data_pairs(family: str, threads: int) -> dict[str, Pair]:
     }
 
 
-def scaling_pair(families: list[str], world_size: int) -> dict[str, Pair]:
-    """All ranks against rank 0 alone, one thread each, on the same global batches."""
+def scaling_pairs(families: list[str], world_size: int, batch_tokens: int) -> dict[str, Pair]:
+    """All ranks against rank 0 alone, one thread each: on the same global batch, and on the same batch per rank."""
     usual = plain(families, 1)
-    return {SCALING.format(world_size): {"value": usual, "baseline": usual | {"alone": True}}}
+    name, alone = SCALING.format(world_size), usual | {"alone": True}
+    larger = usual | {"config": PLAIN_CONFIG | {"batch_tokens": world_size * batch_tokens}}
+    return {name: {"value": usual, "baseline": alone}, f"weak_{name}": {"value": larger, "baseline": alone}}
