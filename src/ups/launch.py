@@ -159,7 +159,7 @@ def _is_curable(fault: Fault, launch: LaunchConfig) -> bool:
     if stop_requested.is_set():
         return False
     if isinstance(fault, OutOfMemory):
-        return launch.micro_batch_tokens is None or fault.tokens <= launch.micro_batch_tokens
+        return 1 < fault.tokens <= (launch.micro_batch_tokens or fault.tokens)
     return isinstance(fault, LostWorker | Preempted)
 
 

@@ -54,13 +54,13 @@ def run_job(module: str, folder: Path, launch: LaunchConfig, tick: Callable[[], 
     """
     for path in (*folder.glob(FAULTS), *folder.glob(ALIVE)):
         path.unlink()
-    begin = time.time()
+    pulse = Pulse(folder, launch.timeout_seconds)
     with _started(command(module, folder, launch), folder / LOG, launch) as child:
         while child.poll() is None:
             if stop_requested.is_set():
                 _end(child)
                 raise Preempted(f"{folder.parent.name} was interrupted; the same command goes on where it was")
-            _check_progress(folder, launch.timeout_seconds, begin)
+            pulse.check()
             tick()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_SECONDS)
@@ -111,30 +111,47 @@ def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None
             process.send_signal(number)
 
 
-def _check_progress(folder: Path, timeout_seconds: float, begin: float) -> None:
-    """See that every rank has made a step lately; if not, have all write their stacks to the log and end them."""
-    ages = {path: time.time() - path.stat().st_mtime for path in folder.glob(ALIVE)}
-    if not ages and time.time() - begin > timeout_seconds + GRACE_SECONDS:
-        raise LostWorker(
-            f"{folder.parent.name}: no training process has come to life; are all nodes there, and is the port of "
-            f"launch.rendezvous free? torchrun's words are in {folder / LOG}"
+class Pulse:
+    """Sees that every rank makes steps; measured by this process's own clock, whatever that of the disk says."""
+
+    def __init__(self, folder: Path, timeout_seconds: float) -> None:
+        self.folder, self.timeout_seconds, self.begin = folder, timeout_seconds, time.monotonic()
+        self.beats: dict[Path, tuple[int, float]] = {}
+
+    def check(self) -> None:
+        """Look at the files that ranks touch; if one has not for too long, end them all, their stacks in the log.
+
+        Raises:
+            LostWorker: a rank hangs, is stopped, or none has come to life.
+        """
+        now = time.monotonic()
+        for path in self.folder.glob(ALIVE):
+            touched = path.stat().st_mtime_ns
+            if path not in self.beats or self.beats[path][0] != touched:
+                self.beats[path] = (touched, now)
+        if not self.beats and now - self.begin > self.timeout_seconds + GRACE_SECONDS:
+            raise LostWorker(
+                f"{self.folder.parent.name}: no training process has come to life; are all nodes there, and is the "
+                f"port of launch.rendezvous free? torchrun's words are in {self.folder / LOG}"
+            )
+        late = min(self.beats, key=lambda path: self.beats[path][1], default=None)
+        if late is not None and now - self.beats[late][1] > self.timeout_seconds:
+            raise self._end_all(late)
+
+    def _end_all(self, late: Path) -> LostWorker:
+        processes = {path: process for path in self.beats if (process := _process(path)) is not None}
+        stopped = [path for path, process in processes.items() if _is_stopped(process)]
+        hung = stopped[0] if stopped else late
+        _signal((process for path, process in processes.items() if path not in stopped), signal.SIGUSR1)
+        time.sleep(DUMP_SECONDS)
+        _signal(processes.values(), signal.SIGKILL)
+        fault = LostWorker(
+            f"{self.folder.parent.name}: rank {rank_of(hung)} {'is stopped' if stopped else 'hangs'}, no step for "
+            f"{self.timeout_seconds:.0f} s; the stacks of all ranks are in {self.folder / LOG}, the same command goes "
+            "on from the last checkpoint"
         )
-    oldest = max(ages, key=ages.__getitem__, default=None)
-    if oldest is None or ages[oldest] < timeout_seconds:
-        return
-    processes = {path: process for path in ages if (process := _process(path)) is not None}
-    stopped = [path for path, process in processes.items() if _is_stopped(process)]
-    hung = stopped[0] if stopped else oldest
-    _signal((process for path, process in processes.items() if path not in stopped), signal.SIGUSR1)
-    time.sleep(DUMP_SECONDS)
-    _signal(processes.values(), signal.SIGKILL)
-    what = "is stopped" if stopped else "hangs"
-    fault = LostWorker(
-        f"{folder.parent.name}: rank {rank_of(hung)} {what}, no step for {timeout_seconds:.0f} s; the stacks of all "
-        f"ranks are in {folder / LOG}, the same command goes on from the last checkpoint"
-    )
-    fault.rank = rank_of(hung)
-    raise fault
+        fault.rank = rank_of(hung)
+        return fault
 
 
 def rank_of(path: Path) -> int:

@@ -66,6 +66,8 @@ def _end(folder: Path, rank: int, kind: type[BaseException], error: BaseExceptio
     code = Fault.exit_code
     if isinstance(error, Fault):
         report, code = {"kind": kind.__name__, "what": str(error), "details": vars(error)}, error.exit_code
+    elif isinstance(error, MemoryError):
+        report = {"kind": "OutOfMemory", "what": f"rank {rank} got no memory: {error}; use fewer processes"}
     elif is_lost_peer(error):
         report = {"kind": "LostPeer", "what": str(error)}
     else:
