@@ -93,6 +93,13 @@ def device(launch: LaunchConfig) -> str:
     return "cuda"
 
 
+def limit_threads(launch: LaunchConfig) -> None:
+    """Compute in this process with as many threads as in a training process."""
+    import torch
+
+    torch.set_num_threads(launch.threads_per_process or os.cpu_count() or 1)
+
+
 def is_finished(folder: Path) -> bool:
     """Whether the weights are there and what their manifest says."""
     manifest = manifest_of(folder / WEIGHTS)

@@ -12,7 +12,7 @@ from ups.errors import GateFailed
 from ups.evaluation.judge import judge as judge_records
 from ups.evaluation.table import score_table
 from ups.fingerprint import fingerprint
-from ups.launch import device
+from ups.launch import device, limit_threads
 from ups.receipts import Receipt, once
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ def evaluate(
         "consistency": consistency,
         "steady": steady,
     }
+    limit_threads(launch)
     identity = fingerprint("ups.evaluation.score", config, {"latent_cache": latent_cache, **stages})
     receipt = once(
         "evaluate",

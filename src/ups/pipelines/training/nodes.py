@@ -12,7 +12,7 @@ from ups.config import (
     SteadyConfig,
 )
 from ups.fingerprint import fingerprint
-from ups.launch import device, train_stage
+from ups.launch import device, limit_threads, train_stage
 from ups.receipts import Receipt, once
 
 
@@ -30,6 +30,7 @@ def encode_latents(
     """Encode every trajectory once; the later stages never see fields."""
     from ups.training.latents import encode_datasets
 
+    limit_threads(launch)
     identity = fingerprint("ups.training.latents", config, {"datasets": datasets, "codec": codec})
     return once(
         "encode_latents",
