@@ -40,6 +40,7 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
     update.settle(batches.read(0))
     progress = _resume(update, checkpoints, run, ranks)
     stop, clock = StopRequest(), Clock(run.launch.checkpoint_minutes)
+    half_patience = max(1, (config.patience or 0) // 2)
     gc.freeze()
     gc.enable()
 
@@ -48,9 +49,7 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             run.alive(ranks.rank).touch()
             inject.at("step", progress.step)
             share = clock.wait_for(batches.next)
-            rate = learning_rate(
-                config, progress.step, progress.valid_losses, patience=max(1, (config.patience or 0) // 2)
-            )
+            rate = learning_rate(config, progress.step, progress.valid_losses, half_patience)
             save = checkpoints.failed() or (ranks.rank == 0 and clock.save_is_due())
             outcome = update(share, rate, stop=stop.asked, save=save)
             progress.add(outcome, share)
@@ -60,7 +59,7 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
                 metrics = progress.metrics(update, config, ranks) | {"learning_rate": rate} | clock.metrics()
                 _record(run, ranks, done, metrics)
             if done % config.validate_every == 0 or done == config.steps:
-                metrics = validate(stage, update.average, config, ranks)
+                metrics = validate(stage, update.average, config, run, ranks)
                 _record(run, ranks, done, metrics)
                 progress.add_validation(metrics["valid_loss"], update, keep_best=config.patience is not None)
                 clock.restart()
@@ -88,10 +87,11 @@ class StopRequest:
 
 
 @torch.no_grad()
-def validate(stage: Stage, model: torch.nn.Module, config: TrainingSection, ranks: Ranks) -> dict[str, float]:
+def validate(stage: Stage, model: torch.nn.Module, config: TrainingSection, run: Run, ranks: Ranks) -> dict[str, float]:
     """Mean loss over one fixed batch per key of the validation split, and over the keys."""
     metrics = {}
     for position, (key, samples) in enumerate(fixed_batches(stage.valid.num_samples, stage.batch_sizes(config))):
+        run.alive(ranks.rank).touch()
         share = ranks.share(len(samples))
         # A rank without a sample computes one that does not count: shards of the model are gathered by all ranks.
         place = share if share.start < share.stop else slice(0, 1)
