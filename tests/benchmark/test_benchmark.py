@@ -22,6 +22,8 @@ NAMES = {
     "checkpoint_overhead",
     "scaling_2_over_1",
     "scaling_4_over_1",
+    "weak_scaling_2_over_1",
+    "weak_scaling_4_over_1",
     "first_step_over_import_torch",
     "resume_seconds",
     "cache_over_on_the_fly",
