@@ -15,6 +15,8 @@ from ups.data.loader import LatentSamples
 from ups.models.codec import codec_from
 from ups.models.weights import load_model
 
+pytestmark = pytest.mark.slow
+
 NAMES = {
     "samples_per_second",
     "step_seconds",

@@ -9,6 +9,8 @@ from ups.config import Parameters
 from ups.pipelines.profiling.nodes import profile_operator
 from ups.training.profile import MEMORY, PARTS, STEP, Event, collective_seconds, parts_of, peak_bytes
 
+pytestmark = pytest.mark.slow
+
 Profile = tuple[dict[str, Any], str, dict[str, bytes]]
 
 

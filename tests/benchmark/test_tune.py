@@ -21,6 +21,8 @@ from ups.training.limit import at_most, free_bytes
 from ups.training.memory import is_out_of_memory
 from ups.training.tune import tune
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 MEBIBYTE = 2**20
 

@@ -2,7 +2,9 @@
 
 import torch
 
+WORDS = ("DefaultCPUAllocator", "could not create a primitive")
+
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocation failed: `torch.OutOfMemoryError`, or the CPU allocator's plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    """Whether an allocation failed: `torch.OutOfMemoryError`, or a plain RuntimeError of the CPU allocator or oneDNN."""
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in WORDS)
