@@ -6,5 +6,5 @@ WORDS = ("DefaultCPUAllocator", "could not create a primitive")
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocation failed: `torch.OutOfMemoryError`, or a plain RuntimeError of the CPU allocator or oneDNN."""
+    """Whether an allocation failed: `torch.OutOfMemoryError`, or the RuntimeError of the CPU allocator or oneDNN."""
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in WORDS)
