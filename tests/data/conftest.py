@@ -1,5 +1,6 @@
 """Small PDEBench files in all four layouts, sound or damaged on purpose, and a server for them."""
 
+import gc
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -175,7 +176,11 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], FileServ
         threading.Thread(target=servers[-1].serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         return servers[-1]
 
+    # h5py frees files under its one lock. A collection in the server's thread would wait there for the client, which
+    # holds the lock while it waits for the server.
+    gc.disable()
     yield start
+    gc.enable()
     for server in servers:
         server.shutdown()
         server.server_close()
