@@ -6,19 +6,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
-import psutil
 import pytest
 import yaml
 from kedro.framework.project import pipelines
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
+from tests.training.jobs import processes_of, wait_until
 from ups.data.simulate import simulate
 
 PROJECT = Path(__file__).parents[1]
@@ -102,28 +101,11 @@ def _children(runs: list[Any], parent: Any) -> dict[str, Any]:
     return {run.info.run_name: run for run in found}
 
 
-def _training_in(data_root: Path) -> list[psutil.Process]:
-    """Live torchrun and worker processes that train below `data_root`."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        command = " ".join(process.info["cmdline"] or [])
-        if f"ups.training.train {data_root}/" in command and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
-
-
-def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
-
-
 def _stop_during_training(data_root: Path, number: signal.Signals, *options: str, params: str) -> Completed:
     """Send `kedro run` a signal as soon as torchrun and a worker are there."""
     process = _start(data_root, *options, params=params)
     try:
-        assert _wait_until(lambda: len(_training_in(data_root)) >= 2, SECONDS_PER_RUN)
+        assert wait_until(lambda: len(processes_of(data_root)) >= 2, SECONDS_PER_RUN)
         process.send_signal(number)
     finally:
         completed = _finish(process)
@@ -252,7 +234,7 @@ def test_ctrl_c_ends_everything(interrupted: tuple[Path, Completed, Completed]):
     assert stopped.stderr.startswith("FAULT 75 preempted: operator was interrupted")
     assert parent.info.status == "KILLED"
     assert {name: run.info.status for name, run in _children(runs, parent).items()} == {"operator": "KILLED"}
-    assert _wait_until(lambda: not _training_in(data_root), SECONDS_TO_VANISH)
+    assert wait_until(lambda: not processes_of(data_root), SECONDS_TO_VANISH)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
@@ -262,7 +244,7 @@ def test_a_killed_run_is_finished_by_the_same_command(data_root: Path, number: s
     options = ("--nodes", "train_steady", "--env", "smoke")
     stopped = _stop_during_training(data_root, number, *options, **command)
     assert stopped.returncode not in (0, None)
-    assert _wait_until(lambda: not _training_in(data_root), SECONDS_TO_VANISH)
+    assert wait_until(lambda: not processes_of(data_root), SECONDS_TO_VANISH)
     finished = _kedro_run(data_root, *options, **command)
     assert finished.returncode == 0, finished.stderr
     assert _ran(finished) == {"steady"}

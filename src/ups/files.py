@@ -12,6 +12,7 @@ from typing import Any
 from ups.errors import DataFault, StorageFault
 
 BLOCK = 1 << 22
+REMEDY = "free some space or choose another place, the same command goes on"
 WEIGHTS = "weights.pt"
 UNUSABLE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),  # full or failing
@@ -20,7 +21,7 @@ UNUSABLE = {
 
 
 @contextmanager
-def storage_faults(path: Path, remedy: str) -> Iterator[None]:
+def storage_faults(path: Path, remedy: str = REMEDY) -> Iterator[None]:
     """Turn the errors of a full or closed disk into one line that names the file."""
     try:
         yield
@@ -38,7 +39,7 @@ def publish(path: Path) -> Iterator[Path]:
         StorageFault: the disk is full or closed; what was at `path` before is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with storage_faults(path, "free some space or choose another place, the same command goes on"):
+    with storage_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary

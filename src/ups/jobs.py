@@ -3,7 +3,7 @@
 from typing import Any
 
 from ups.files import read_json, write_json
-from ups.run import LOG, Run
+from ups.run import Run
 from ups.status import fault_of
 from ups.torchrun import run_job
 
@@ -19,12 +19,11 @@ def ask(module: str, run: Run, question: dict[str, Any]) -> Any:
         Fault: the job ended without an answer.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
-    answer, log = run.folder / ANSWER, run.folder / LOG
+    answer = run.folder / ANSWER
     answer.unlink(missing_ok=True)
     run.write()
     write_json(run.folder / QUESTION, question)
-    log_start = log.stat().st_size if log.is_file() else 0
-    returncode = run_job(module, run.folder, run.launch, lambda: None)
+    ended = run_job(module, run.folder, run.launch, lambda: None)
     if not answer.is_file():
-        raise fault_of(run.folder, run.launch.world_size, returncode, log_start)
+        raise fault_of(run.folder, run.launch.world_size, *ended)
     return read_json(answer)

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from ups import tuning
@@ -16,14 +17,13 @@ from ups.files import WEIGHTS, digest_of, manifest_of, read_json, remove_leftove
 from ups.fingerprint import fingerprint
 from ups.progress import ProgressBar
 from ups.receipts import Receipt, once
-from ups.run import ALIVE, CHECKPOINTS, LOG, METRICS, Run
+from ups.run import ALIVE, CHECKPOINTS, Run, metric_lines
 from ups.status import fault_of, write_status
-from ups.torchrun import command, run_job, stop_requested
+from ups.torchrun import WORKER, command, run_job, stop_requested
 from ups.tracking import StageRun
 
 log = logging.getLogger(__name__)
 
-WORKER = "ups.training.train"
 PAUSE_SECONDS = 1.0
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 
@@ -126,13 +126,13 @@ def _train(run: Run) -> None:
             if isinstance(fault, OutOfMemory):
                 run = _with_smaller_micro_batches(run, fault.tokens)
             time.sleep(PAUSE_SECONDS)
-    except Preempted as preempted:
-        state, fault = "preempted", preempted
+    except Fault as raised:
+        state, fault = "preempted" if isinstance(raised, Preempted) else "failed", raised
         raise
     finally:
         for path in run.folder.glob(ALIVE):
             path.unlink()
-        tracked.close({"finished": "FINISHED", "preempted": "KILLED"}.get(state, "FAILED"), _lines(run.folder))
+        tracked.close({"finished": "FINISHED", "preempted": "KILLED"}.get(state, "FAILED"), metric_lines(run.folder))
         write_status(run.folder, state, fault, restarts, tracked.state)
 
 
@@ -142,23 +142,22 @@ def _run_once(run: Run, tracked: StageRun) -> Fault | None:
     if launch.num_nodes > 1:
         others = shlex.join(command(WORKER, folder, launch))
         log.info("%s: waiting for %d other nodes; there, run: %s", run.stage, launch.num_nodes - 1, others)
-    log_start = (folder / LOG).stat().st_size if (folder / LOG).is_file() else 0
     with ProgressBar(run.stage, run.config["steps"], "steps") as bar:
         seen = 0
 
         def tick() -> None:
             nonlocal seen
-            lines = _lines(folder)
+            lines = metric_lines(folder)
             if lines and len(lines) != seen:
                 seen = len(lines)
                 tracked.forward(lines)
                 bar.reach(json.loads(lines[-1])["step"], _note(lines))
 
         try:
-            returncode = run_job(WORKER, folder, launch, tick)
+            ended = run_job(WORKER, folder, launch, tick)
         except LostWorker as lost:
             return lost
-    return None if is_finished(folder) else fault_of(folder, launch.world_size, returncode, log_start)
+    return None if is_finished(folder) else fault_of(folder, launch.world_size, *ended)
 
 
 def _is_curable(fault: Fault, launch: LaunchConfig) -> bool:
@@ -176,18 +175,10 @@ def _with_smaller_micro_batches(run: Run, tokens: int) -> Run:
     return replace(run, launch=run.launch.model_copy(update={"micro_batch_tokens": tokens // 2}))
 
 
-def _lines(folder: Path) -> list[str]:
-    """Complete lines of the metrics file; the last one may still be growing."""
-    path = folder / METRICS
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return text.split("\n")[:-1]
-
-
 def _note(lines: list[str]) -> str:
     """The latest training and validation loss."""
     parts = []
     for key, name in (("loss", "loss"), ("valid_loss", "valid")):
-        values = [metrics[key] for line in reversed(lines) if key in (metrics := json.loads(line))]
-        if values:
-            parts.append(f"{name} {values[0]:.3g}")
+        latest = (metrics[key] for line in reversed(lines) if key in (metrics := json.loads(line)))
+        parts += [f"{name} {value:.3g}" for value in islice(latest, 1)]
     return " ".join(parts)

@@ -17,7 +17,6 @@ from ups.files import read_json, storage_faults, write_json
 log = logging.getLogger(__name__)
 
 RECEIPT, SIZES = "receipt.json", "files"
-CLOSED = "free some space or choose another place, the same command goes on"
 Receipt = dict[str, Any]
 
 
@@ -34,7 +33,7 @@ def once(
         Locked: another process works in the same folder.
     """
     place = folder / identity[:12]
-    with storage_faults(place, CLOSED):
+    with storage_faults(place):
         place.mkdir(parents=True, exist_ok=True)
     with _lock(name, place):
         stored = None if force else _finished(place)
@@ -92,7 +91,7 @@ def _lock(name: str, place: Path) -> Iterator[None]:
     path = place / LOCK
     lock = FileLock(path, timeout=0)
     try:
-        with storage_faults(path, CLOSED):
+        with storage_faults(path):
             lock.acquire()
     except Timeout:
         holder = path.read_text(encoding="utf-8").strip() or "unknown"

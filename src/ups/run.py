@@ -58,6 +58,13 @@ class Run:
         return folder / FAULTS.replace("*", str(rank))
 
 
+def metric_lines(folder: Path) -> list[str]:
+    """Complete lines of `metrics.jsonl`; the last one may still be growing."""
+    path = folder / METRICS
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return text.split("\n")[:-1]
+
+
 def append_metrics(folder: Path, step: int, metrics: dict[str, float]) -> None:
     """Append one line to `metrics.jsonl`; rank 0 only."""
     line = json.dumps({"step": step, "time": time.time(), **metrics})

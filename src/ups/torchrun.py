@@ -18,6 +18,7 @@ from ups.errors import LostWorker, Preempted
 from ups.processes import die_with_parent
 from ups.run import ALIVE, FAULTS, LOG
 
+WORKER = "ups.training.train"
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 35.0  # torchrun itself gives its workers 30
 DUMP_SECONDS = 1.0
@@ -43,10 +44,12 @@ def command(module: str, folder: Path, launch: LaunchConfig) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *meet, *workers]
 
 
-def run_job(module: str, folder: Path, launch: LaunchConfig, tick: Callable[[], None]) -> int:
-    """Run `module` on the run folder under torchrun, calling `tick` now and then; returns torchrun's exit code.
+def run_job(module: str, folder: Path, launch: LaunchConfig, tick: Callable[[], None]) -> tuple[int, int]:
+    """Run `module` on the run folder under torchrun, calling `tick` now and then. Whatever ends this ends the job.
 
-    The code says little; what happened is in the folder. Whatever ends this function ends the job.
+    Returns:
+        torchrun's exit code, which says little, and where the job's output begins in the log; what happened is in the
+        folder.
 
     Raises:
         Preempted: this command was interrupted; the job has saved its step.
@@ -54,8 +57,10 @@ def run_job(module: str, folder: Path, launch: LaunchConfig, tick: Callable[[], 
     """
     for path in (*folder.glob(FAULTS), *folder.glob(ALIVE)):
         path.unlink()
+    log = folder / LOG
+    log_start = log.stat().st_size if log.is_file() else 0
     pulse = Pulse(folder, launch.timeout_seconds)
-    with _started(command(module, folder, launch), folder / LOG, launch) as child:
+    with _started(command(module, folder, launch), log, launch) as child:
         while child.poll() is None:
             if stop_requested.is_set():
                 _end(child)
@@ -64,7 +69,7 @@ def run_job(module: str, folder: Path, launch: LaunchConfig, tick: Callable[[], 
             tick()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_SECONDS)
-        return child.returncode
+        return child.returncode, log_start
 
 
 @contextlib.contextmanager

@@ -1,7 +1,5 @@
 """Bars: one quantity per row, its number beside it."""
 
-import io
-
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -16,13 +14,6 @@ def figure_of(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def png(figure: Figure) -> bytes:
-    """The page as a PNG."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
-    return buffer.getvalue()
 
 
 def draw_bars(panel: Axes, names: list[str], values: list[float], words: list[str], colours: list[str]) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ups.data.dataset import Dataset
 from ups.data.loader import LatentBatch, LatentSamples, domains
 from ups.data.pdebench import FAMILIES
-from ups.data.trajectories import Dataset, TrajectoryReader
+from ups.data.trajectories import TrajectoryReader
 from ups.models.codec import Codec, group_name
 
 

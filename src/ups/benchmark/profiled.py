@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ups.benchmark.drawing import COLOUR, GREY, NORMAL, draw_bars, figure_of, png
+from ups.benchmark.drawing import COLOUR, GREY, NORMAL, draw_bars, figure_of
+from ups.evaluation.figures import png
 
 MEBIBYTE = 2**20
 

@@ -4,8 +4,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from ups.benchmark.drawing import BAD, GOOD, GREY, NORMAL, SMALL, figure_of, png, tidy
+from ups.benchmark.drawing import BAD, GOOD, GREY, NORMAL, SMALL, figure_of, tidy
 from ups.benchmark.records import Record
+from ups.evaluation.figures import png
 
 LESS_IS_BETTER = ("activation_checkpointing_memory_over_plain",)
 NO_RIVALS = ("first_step_over_import_torch", "resume_seconds")

@@ -10,10 +10,9 @@ from typing import Any
 
 from ups.errors import LostWorker
 from ups.files import remove_leftovers
-from ups.run import METRICS, Run
-from ups.torchrun import run_job
+from ups.run import Run, metric_lines
+from ups.torchrun import WORKER, run_job
 
-WORKER = "ups.training.train"
 FOREVER = {"steps": 10**6, "log_every": 1, "validate_every": 10**6, "patience": None, "schedule": "constant"}
 
 
@@ -56,6 +55,4 @@ def _seconds_to_next_step(run: Run) -> float:
 
 def _later(folder: Path, started: float) -> list[dict[str, Any]]:
     """Metrics of the steps done since then."""
-    path = folder / METRICS
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-    return [metrics for metrics in map(json.loads, lines) if metrics["time"] > started]
+    return [metrics for metrics in map(json.loads, metric_lines(folder)) if metrics["time"] > started]

@@ -1,6 +1,7 @@
 """Endless training batches in which every choice is a function of (seed, step): same data for any number of ranks."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -111,7 +112,7 @@ class _Index:
         self.total += length
 
     def find(self, sample: int) -> tuple[str, int, int]:
-        run = self.runs[int(np.searchsorted(self.firsts, sample, side="right")) - 1]
+        run = self.runs[bisect_right(self.firsts, sample) - 1]
         return run.dataset, run.trajectory, int(sample) - run.first
 
 

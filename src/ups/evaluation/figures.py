@@ -26,10 +26,11 @@ def draw_figures(folder: Path, datasets: dict[str, str]) -> dict[str, bytes]:
         figures[f"snapshots_{name}.png"] = plot_snapshots(
             name, fields, content["times"], rollouts.pop("truth"), rollouts
         )
-    return {name: _png(figure) for name, figure in figures.items()}
+    return {name: png(figure) for name, figure in figures.items()}
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """The page as a PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)
     return buffer.getvalue()

@@ -86,6 +86,11 @@ def is_lost_peer(error: BaseException) -> bool:
     )
 
 
+def seed_of(parts: tuple[int, ...]) -> int:
+    """One seed for torch from several numbers, as different as can be for neighbouring ones."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
+
+
 class Draw:
     """Random numbers of one step: drawn for the global batch from (seed, step), of which each rank keeps its share.
 
@@ -93,8 +98,7 @@ class Draw:
     """
 
     def __init__(self, seed: tuple[int, ...], size: int, share: slice, device: torch.device) -> None:
-        state = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1)
-        self.generator = torch.Generator(device).manual_seed(state)
+        self.generator = torch.Generator(device).manual_seed(seed_of(seed))
         self.size, self.share, self.device = size, share, device
 
     def normal(self, *shape: int) -> Tensor:

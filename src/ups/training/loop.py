@@ -10,8 +10,8 @@ import torch
 from ups.config import TrainingSection
 from ups.data.loader import fixed_batches
 from ups.errors import Preempted
-from ups.files import WEIGHTS, write_json
-from ups.run import CHECKPOINTS, METRICS, SAMPLING, STARTED, Run, append_metrics
+from ups.files import WEIGHTS, publish, write_json
+from ups.run import CHECKPOINTS, METRICS, SAMPLING, STARTED, Run, append_metrics, metric_lines
 from ups.training.batches import Batches
 from ups.training.checkpoints import Checkpoints, publish_tensors
 from ups.training.distributed import Draw, Ranks
@@ -148,8 +148,8 @@ def _record(run: Run, ranks: Ranks, step: int, metrics: dict[str, float]) -> Non
 
 def _forget_after(run: Run, step: int) -> None:
     """Drop the metrics of steps that will be repeated, and a line that a kill cut short."""
-    path = run.folder / METRICS
-    if path.is_file():
-        kept = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-        kept = [line for line in kept if json.loads(line)["step"] <= step]
-        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    lines = metric_lines(run.folder)
+    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    if (run.folder / METRICS).is_file():
+        with publish(run.folder / METRICS) as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")

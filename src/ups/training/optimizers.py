@@ -100,7 +100,7 @@ def _step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
 def learning_rate(config: ScheduleConfig, step: int, validations: Sequence[float] = (), patience: int = 1) -> float:
     """The learning rate of `step`: a linear warm-up to the peak, then the schedule.
 
-    `validations` are all validation losses up to this step, which a run that goes on reads from its metrics.
+    `validations` are all validation losses up to this step.
 
     - `cosine`: to one hundredth of the peak at the last step;
     - `step`: a tenth of the peak from 60 % of the steps after the warm-up, a hundredth from 85 %;

@@ -5,7 +5,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
@@ -15,7 +14,7 @@ from ups.errors import OutOfMemory
 from ups.models.blocks import Blocks
 from ups.run import Run
 from ups.training.batches import MicroBatch, Share
-from ups.training.distributed import Draw, Ranks
+from ups.training.distributed import Draw, Ranks, seed_of
 from ups.training.injection import Injection
 from ups.training.memory import is_out_of_memory
 from ups.training.optimizers import make_optimizer
@@ -128,7 +127,7 @@ class Update:
 
     def _loss(self, share: Share, micro: MicroBatch, position: int) -> Tensor:
         seed = (self.config.seed, 2, share.step)
-        torch.manual_seed(_integer((*seed, position, self.ranks.rank)))
+        torch.manual_seed(seed_of((*seed, position, self.ranks.rank)))
         batch = micro.batch.to(self.ranks.device)
         draw = Draw(seed, share.size, micro.place, self.ranks.device)
         precision = torch.bfloat16 if self.config.precision == "bfloat16" else None
@@ -208,7 +207,3 @@ def _compile(model: nn.Module, ranks: Ranks) -> str | None:
     else:
         log.warning("not compiled, this run is slower: %s", reason)
     return reason
-
-
-def _integer(seed: tuple[int, ...]) -> int:
-    return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1)
