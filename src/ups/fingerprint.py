@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+TYPES = "config"
+
 
 def fingerprint(module: str, config: BaseModel | None, inputs: dict[str, Any], *also: str) -> str:
     """SHA-256 over the typed section, the receipts of the inputs and the code reachable from `module` and `also`."""
@@ -25,7 +27,7 @@ def code_digest(module: str) -> str:
     The configuration's types are left out: its values are part of the fingerprint.
     """
     digest = hashlib.sha256()
-    for name in sorted(_reachable(module) - {f"{_package(module)}.config"}):
+    for name in sorted(name for name in _reachable(module) if not _is_type(name)):
         digest.update(f"{name}\n{ast.dump(_without_docstrings(_tree(name)))}\n".encode())
     return digest.hexdigest()
 
@@ -53,6 +55,10 @@ def _imports(module: str) -> list[str]:
 
 def _package(module: str) -> str:
     return module.partition(".")[0]
+
+
+def _is_type(module: str) -> bool:
+    return module.split(".")[1:2] == [TYPES]
 
 
 @cache

@@ -1,0 +1,56 @@
+"""Variants of the operator that are held against each other."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from ups.config.sections import Section, Seed, Steps
+from ups.config.training import OperatorConfig
+
+BASE = "base"
+
+
+class Variant(Section):
+    """A row of the ablation: what it changes in the section `operator`."""
+
+    name: Annotated[str, Field(pattern=r"^\w+$")]
+    overrides: dict[str, Any]
+
+
+class AblationConfig(Section):
+    """What `--pipeline ablation` trains: the operator of every variant for `steps` steps, once per seed.
+
+    How long a step takes is measured in turns: `pace_rounds` times about `pace_seconds` each.
+    """
+
+    steps: Steps
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    pace_seconds: PositiveFloat
+    pace_rounds: PositiveInt
+    variants: list[Variant]
+
+    def section(self, variant: Variant, seed: int, operator: OperatorConfig) -> OperatorConfig:
+        """The operator's section with the overrides of a variant.
+
+        Raises:
+            ValidationError: a key that the section does not have, or a wrong value.
+        """
+        overrides = variant.overrides | {"steps": self.steps, "seed": seed}
+        return OperatorConfig(**_merged(operator.model_dump(), overrides))
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [variant.name for variant in self.variants]
+        if BASE not in names or len(set(names)) < len(names):
+            raise ValueError(f"variants need different names, and one of them is {BASE}: found {', '.join(names)}")
+        return self
+
+
+def _merged(section: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """`section` with `overrides`, and so in the sections within it."""
+    inner = {
+        name: _merged(section[name], value)
+        for name, value in overrides.items()
+        if isinstance(value, dict) and isinstance(section.get(name), dict)
+    }
+    return section | overrides | inner

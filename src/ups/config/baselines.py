@@ -1,0 +1,43 @@
+"""Reference models and how they are trained."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from ups.config.data import FamilyName
+from ups.config.loss import Unroll
+from ups.config.models import FNOModel, LinearModel, UNetModel
+from ups.config.sections import Fraction, NonNegative, Section
+from ups.config.training import Recipe, TrainingSection
+
+
+class BaselineConfig(TrainingSection):
+    """Stage `baseline`: a reference model of one family on its grid, trained as the operator or the steady model is."""
+
+    kind: Literal["fno", "unet", "linear"]
+    family: FamilyName
+    model: FNOModel | UNetModel | LinearModel
+    noise: NonNegative
+    unroll: Unroll
+
+
+class BaselinesConfig(Section):
+    """What `--pipeline baselines` trains, per family and kind of model.
+
+    Each family gets the time in which the multi-task model was trained, divided by the number of families, times
+    `shares` of its kind. The learning rate is that of `learning_rates` with the lowest validation loss after
+    `trial_share` of these steps; the trials are not counted.
+    """
+
+    recipe: Recipe
+    noise: NonNegative
+    unroll: Unroll
+    learning_rates: Annotated[list[PositiveFloat], Field(min_length=1)]
+    trial_share: Fraction
+    warmup_share: Fraction
+    shares: dict[Literal["fno", "unet", "linear"], PositiveFloat]
+    fno: FNOModel
+    unet: UNetModel
+    linear: LinearModel
+    pace_seconds: PositiveFloat
+    pace_rounds: PositiveInt

@@ -1,0 +1,63 @@
+"""Where data come from and how they are split and stored."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from ups.config.sections import Fraction, Section, Seed
+from ups.data.pdebench import FAMILIES
+from ups.data.registry import ALIASES
+
+FamilyName = Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
+SourceName = Literal[(*FAMILIES, *ALIASES)]  # type: ignore[valid-type]
+
+
+class SimulatedDataset(Section):
+    """One file to simulate: `duration` in the PDE's seconds, `resolution` in grid points per axis."""
+
+    family: FamilyName
+    parameters: dict[str, float]
+    num_trajectories: Annotated[int, Field(ge=3)]
+    resolution: Annotated[int, Field(ge=8)]
+    num_snapshots: PositiveInt
+    duration: PositiveFloat
+
+
+class SimulateConfig(Section):
+    """What `source: simulate` writes."""
+
+    seed: Seed
+    datasets: list[SimulatedDataset]
+
+
+class DownloadConfig(Section):
+    """What `source: pdebench` fetches: files of families (or tasks of the earlier stack), files by name, or both.
+
+    `parameters`, `kind`, `resolution`, `files_per_family` and `max_gigabytes` choose among the files of `families`;
+    `trajectories` fetches the first of each file only, `base_url` names a mirror with PDEBench's folders.
+    """
+
+    families: list[SourceName]
+    files: list[str]
+    parameters: dict[str, list[float]]
+    kind: Literal["train", "test", "all"]
+    resolution: PositiveInt | None
+    files_per_family: PositiveInt | None
+    max_gigabytes: PositiveFloat | None
+    trajectories: Annotated[int, Field(ge=3)] | None
+    base_url: Annotated[str, Field(pattern=r"^https?://[^/\s]+")] | None
+    parallel: Annotated[int, Field(ge=1, le=16)]
+
+
+class SplitConfig(Section):
+    """Shares of the initial conditions held out for validation and test; the rest is for training."""
+
+    seed: Seed
+    valid_fraction: Fraction
+    test_fraction: Fraction
+
+
+class LatentsConfig(Section):
+    """How `encode_latents` stores latents."""
+
+    dtype: Literal["float16", "float32"]

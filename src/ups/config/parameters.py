@@ -1,0 +1,66 @@
+"""All sections together."""
+
+from typing import Literal
+
+from pydantic import ValidationError, model_validator
+
+from ups.config.ablation import AblationConfig, Variant
+from ups.config.baselines import BaselinesConfig
+from ups.config.data import DownloadConfig, LatentsConfig, SimulateConfig, SplitConfig
+from ups.config.evaluation import CorrectorConfig, EvaluationConfig, JudgeConfig, SelectionConfig
+from ups.config.launch import LaunchConfig
+from ups.config.sections import Section
+from ups.config.speed import BenchmarkConfig, ProfileConfig
+from ups.config.training import (
+    CodecConfig,
+    ConsistencyConfig,
+    DiffusionConfig,
+    FinetuneConfig,
+    OperatorConfig,
+    SteadyConfig,
+)
+
+
+class Parameters(Section):
+    """All sections of `conf`; a misspelt section is an unknown key here."""
+
+    source: Literal["simulate", "folder", "pdebench"]
+    data_root: str
+    raw_root: str | None
+    simulate: SimulateConfig
+    download: DownloadConfig
+    split: SplitConfig
+    codec: CodecConfig
+    latents: LatentsConfig
+    operator: OperatorConfig
+    diffusion: DiffusionConfig
+    consistency: ConsistencyConfig
+    steady: SteadyConfig
+    baselines: BaselinesConfig
+    ablation: AblationConfig
+    finetune: FinetuneConfig
+    launch: LaunchConfig
+    profile: ProfileConfig
+    benchmark: BenchmarkConfig
+    corrector: CorrectorConfig
+    evaluation: EvaluationConfig
+    selection: SelectionConfig
+    judge: JudgeConfig
+
+    @model_validator(mode="after")
+    def _check_sections_together(self) -> "Parameters":
+        if self.source == "folder" and self.raw_root is None:
+            raise ValueError("source = folder needs the folder of PDEBench files: --params raw_root=DIR")
+        if self.split.valid_fraction + self.split.test_fraction >= 1:
+            raise ValueError("split.valid_fraction + split.test_fraction must stay below 1: training needs a share too")
+        for variant in self.ablation.variants:
+            self._check_variant(variant)
+        return self
+
+    def _check_variant(self, variant: Variant) -> None:
+        try:
+            self.ablation.section(variant, self.ablation.seeds[0], self.operator)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(str(part) for part in problem["loc"])
+            raise ValueError(f"ablation, variant {variant.name}: {place}: {problem['msg']}") from None
