@@ -6,9 +6,10 @@ components). With all components kept the codec is exact up to rounding and isom
 that of the normalized fields.
 """
 
+import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -77,6 +78,14 @@ class Codec(nn.Module):
             )
         num_bases = sum(len(group.mean) for group in groups.values())
         self.skew = nn.Parameter(torch.zeros(num_bases, points, points))
+
+    def on_grid(self, family: str, grid: tuple[int, ...]) -> "Codec":
+        """The codec with the same bases for snapshots of a family on another grid, which its patch must divide."""
+        names = (group_name(family, "fields"), group_name(family, "coefficients"))
+        moved = {name: replace(self.groups[name], grid=grid) for name in names if name in self.groups}
+        codec = copy.copy(self)
+        codec.groups = self.groups | moved
+        return codec
 
     def bases(self, group: FieldGroup) -> Tensor:
         """Orthonormal bases (fields, components, patch points): rows of Q = (I - A)(I + A)^-1, A = S - S^T."""

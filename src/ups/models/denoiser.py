@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ups.models.domain import Domain
 from ups.models.mixing import TokenMixer
 from ups.models.operator import Operator
+from ups.models.sizes import Backbone, Sizes
 
 NUM_NOISE_FEATURES = 8
 SMALLEST_STEP = 0.05
@@ -54,36 +55,24 @@ class Denoiser(nn.Module):
     on the validation split, one value per field. The context is the operator's `Prediction`.
     """
 
-    def __init__(
-        self,
-        *,
-        num_families: int,
-        latent_channels: int,
-        coefficient_channels: int,
-        num_conditions: int,
-        hidden_channels: int,
-        num_layers: int,
-        modes: int,
-    ) -> None:
+    def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
         super().__init__()
         self.mixer = TokenMixer(
-            num_families=num_families,
-            in_channels=3 * latent_channels + coefficient_channels,
-            out_channels=latent_channels,
-            summary_channels=2 * latent_channels,
-            num_conditions=num_conditions + NUM_NOISE_FEATURES,
-            hidden_channels=hidden_channels,
-            num_layers=num_layers,
-            modes=modes,
+            backbone,
+            num_families=sizes.num_families,
+            in_channels=3 * sizes.latent_channels + sizes.coefficient_channels,
+            out_channels=sizes.latent_channels,
+            summary_channels=2 * sizes.latent_channels,
+            num_conditions=sizes.num_conditions + NUM_NOISE_FEATURES,
         )
-        self.register_buffer("scale", torch.ones(num_families, latent_channels))
+        self.register_buffer("scale", torch.ones(sizes.num_families, sizes.latent_channels))
 
     def forward(self, x: Tensor, sigma: Tensor, context: Prediction, condition: Tensor, domain: Domain) -> Tensor:
         """Denoise x (B, N, D) at levels sigma (B,)."""
         c_skip, c_out, c_in, c_noise = precondition(sigma)
         frequencies = 2.0 ** torch.arange(NUM_NOISE_FEATURES // 2, device=x.device) / 2
         angle = c_noise[:, None] * frequencies
-        condition = torch.cat([condition, angle.sin(), angle.cos()], -1)
+        condition = torch.cat([self.mixer.told(condition), angle.sin(), angle.cos()], -1)
         tokens = torch.cat([c_in[:, None, None] * x, context.tokens], -1)
         F = self.mixer(tokens, context.summary, condition, domain, x.shape[-1])
         return c_skip[:, None, None] * x + c_out[:, None, None] * F

@@ -1,4 +1,4 @@
-"""The token mixer behind operator, denoiser and steady model: truncated Fourier mixing along each axis.
+"""The token mixer behind operator, denoiser and steady model: truncated Fourier mixing along each axis, or attention.
 
 The transform is a real matrix product with sampled cosines and sines (no FFT, no complex numbers), so one block
 serves 1D, 2D and 3D grids, periodic or not, and any number of points per axis.
@@ -9,8 +9,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from ups.models.blocks import Blocks
+from ups.models.attention import AttentionMixing
+from ups.models.blocks import Blocks, UShape
 from ups.models.domain import Domain
+from ups.models.sizes import Backbone
 
 MAX_AXES = 3
 
@@ -46,18 +48,31 @@ constant_basis._dynamo_marked_constant = True  # type: ignore[attr-defined]
 class FourierMixing(nn.Module):
     """Sum over axes of: transform along the axis, multiply each mode by a complex C x C matrix, transform back.
 
-    Li et al. 2020 (arXiv:2010.08895), eq. 4, factorised over axes as in Tran et al. 2021 (arXiv:2111.13802).
+    Li et al. 2020 (arXiv:2010.08895), eq. 4, factorised over axes as in Tran et al. 2021 (arXiv:2111.13802). With
+    `num_families` each adds matrices of its own, zero at first, to those that all share: `modes` in all, the lowest
+    of every axis (residual adapters, Rebuffi et al. 2017, arXiv:1705.08045).
     """
 
-    def __init__(self, channels: int, modes: int) -> None:
+    def __init__(self, channels: int, modes: int, num_families: int = 0) -> None:
         super().__init__()
         self.modes = modes
         self.weight = nn.Parameter(torch.randn(MAX_AXES, modes, 2, channels, channels) * (0.5 / channels) ** 0.5 * 0.5)
+        self.own = own_weights(num_families, modes, 2, channels, channels)
 
     def forward(self, x: Tensor, domain: Domain) -> Tensor:
         """Mix x of shape (B, *grid, C); the result has the same shape."""
-        weights = self.weight.unbind(0)
+        weights = self._weights(domain)
         return sum(self._along(x, weights[axis], axis, periodic) for axis, periodic in enumerate(domain.periodic))
+
+    def _weights(self, domain: Domain) -> tuple[Tensor, ...]:
+        shared = self.weight.unbind(0)
+        if self.own is None:
+            return shared
+        num_axes = len(domain.grid)
+        lowest = self.modes // num_axes
+        own = self.own[domain.family, : lowest * num_axes].unflatten(0, (num_axes, lowest))
+        own = nn.functional.pad(own, (0, 0, 0, 0, 0, 0, 0, self.modes - lowest))
+        return tuple(a + b for a, b in zip(shared[:num_axes], own.unbind(0), strict=True))
 
     def _along(self, x: Tensor, weight: Tensor, axis: int, periodic: bool) -> Tensor:
         analysis, synthesis = constant_basis(x.shape[axis + 1], self.modes, periodic, x.device)
@@ -73,14 +88,18 @@ class FourierMixing(nn.Module):
 
 
 class LocalMixing(nn.Module):
-    """A depthwise 3-point convolution along each axis, summed; periodic axes wrap, others repeat the edge."""
+    """A depthwise 3-point convolution along each axis, summed; periodic axes wrap, others repeat the edge.
 
-    def __init__(self, channels: int) -> None:
+    With `num_families` each adds weights of its own.
+    """
+
+    def __init__(self, channels: int, num_families: int = 0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(MAX_AXES, 3, channels) * 0.3)
+        self.own = own_weights(num_families, MAX_AXES, 3, channels)
 
     def forward(self, x: Tensor, domain: Domain) -> Tensor:
-        weight = self.weight.type_as(x)
+        weight = (self.weight if self.own is None else self.weight + self.own[domain.family]).type_as(x)
         mixed = weight[: len(domain.grid), 1].sum(0) * x
         for axis, periodic in enumerate(domain.periodic):
             before, after = _neighbours(x, axis + 1, periodic)
@@ -97,31 +116,85 @@ def _neighbours(x: Tensor, axis: int, periodic: bool) -> tuple[Tensor, Tensor]:
     return before, after
 
 
+class MLP(nn.Module):
+    """Pointwise, C -> 2 C -> C; with `num_families` each adds weights of its own."""
+
+    def __init__(self, channels: int, num_families: int = 0) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
+        self.own_first = own_weights(num_families, 2 * channels, channels)
+        self.own_second = own_weights(num_families, channels, 2 * channels)
+
+    def forward(self, x: Tensor, domain: Domain) -> Tensor:
+        first, second = self.first.weight, self.second.weight
+        if self.own_first is not None and self.own_second is not None:
+            first, second = first + self.own_first[domain.family], second + self.own_second[domain.family]
+        hidden = nn.functional.gelu(nn.functional.linear(x, first, self.first.bias))
+        return nn.functional.linear(hidden, second, self.second.bias)
+
+
+def own_weights(num_families: int, *shape: int) -> nn.Parameter | None:
+    """Weights of each family, (families, *shape) in one tensor, zero at first; None without families."""
+    return nn.Parameter(torch.zeros(num_families, *shape)) if num_families else None
+
+
 class Block(nn.Module):
     """Spatial mixing, then a pointwise MLP; both modulated by the condition (adaLN-zero, Peebles & Xie 2022)."""
 
-    def __init__(self, channels: int, modes: int) -> None:
+    def __init__(self, backbone: Backbone, num_families: int, *, shifted: bool) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(channels, elementwise_affine=False)
-        self.fourier = FourierMixing(channels, modes)
-        self.local = LocalMixing(channels)
-        self.mlp = nn.Sequential(nn.Linear(channels, 2 * channels), nn.GELU(), nn.Linear(2 * channels, channels))
+        channels, num_families = backbone.hidden_channels, num_families if backbone.experts else 0
+        self.norm = nn.RMSNorm(channels, elementwise_affine=False) if backbone.norm else nn.Identity()
+        self.mixing = _mixing(backbone, num_families, shifted)
+        self.local = LocalMixing(channels, num_families)
+        self.mlp = MLP(channels, num_families)
         self.modulation = nn.Linear(channels, 6 * channels)
         nn.init.zeros_(self.modulation.weight)
         with torch.no_grad():
             self.modulation.bias.copy_(torch.tensor([0.0, 0.0, 1.0]).repeat(2).repeat_interleave(channels))
 
-    def forward(self, x: Tensor, condition: Tensor, domain: Domain) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor, domain: Domain, keep: Tensor | None = None) -> Tensor:
+        """Mix x (B, *grid, C) under conditions (B, C); `keep` (B,) multiplies what is added to each sample."""
         modulation = self.modulation(condition).unflatten(-1, (6, -1)).unbind(1)
         shift, scale, gain, shift_mlp, scale_mlp, gain_mlp = (_over_grid(m, len(domain.grid)) for m in modulation)
+        if keep is not None:
+            kept = _over_grid(keep.unsqueeze(1), len(domain.grid))
+            gain, gain_mlp = gain * kept, gain_mlp * kept
         h = torch.addcmul(shift, self.norm(x).type_as(scale), 1 + scale)
-        x = x + gain * nn.functional.gelu(self.fourier(h, domain) + self.local(h, domain))
+        x = x + gain * nn.functional.gelu(self.mixing(h, domain) + self.local(h, domain))
         h = torch.addcmul(shift_mlp, self.norm(x).type_as(scale), 1 + scale_mlp)
-        return x + gain_mlp * self.mlp(h)
+        return x + gain_mlp * self.mlp(h, domain)
 
 
 def _over_grid(modulation: Tensor, num_axes: int) -> Tensor:
     return modulation.view(modulation.shape[0], *[1] * num_axes, -1)
+
+
+def _mixing(backbone: Backbone, num_families: int, shifted: bool) -> FourierMixing | AttentionMixing:
+    if backbone.mixing == "fourier":
+        return FourierMixing(backbone.hidden_channels, backbone.modes, num_families)
+    return AttentionMixing(
+        backbone.hidden_channels,
+        backbone.head_channels,
+        window=backbone.window,
+        shifted=shifted,
+        qk_norm=backbone.qk_norm,
+    )
+
+
+def make_stack(backbone: Backbone, num_families: int) -> Blocks | UShape:
+    """All blocks: one after the other, or equally many on each side of every level and the rest on the coarsest."""
+    blocks = [Block(backbone, num_families, shifted=position % 2 == 1) for position in range(backbone.num_layers)]
+    aside = backbone.num_layers // (2 * backbone.levels - 1)
+
+    def stack(blocks: list[Block], levels: int) -> Blocks | UShape:
+        if levels == 1:
+            return Blocks(blocks, backbone.drop_path)
+        before, inner, after = blocks[:aside], blocks[aside:-aside], blocks[-aside:]
+        sides = (Blocks(side, backbone.drop_path) for side in (before, after))
+        return UShape(next(sides), stack(inner, levels - 1), next(sides), backbone.hidden_channels)
+
+    return stack(blocks, backbone.levels)
 
 
 class FamilyLinear(nn.Module):
@@ -149,29 +222,34 @@ class TokenMixer(nn.Module):
 
     def __init__(
         self,
+        backbone: Backbone,
         *,
         num_families: int,
         in_channels: int,
         out_channels: int,
         summary_channels: int,
         num_conditions: int,
-        hidden_channels: int,
-        num_layers: int,
-        modes: int,
     ) -> None:
         super().__init__()
+        self.conditioning, self.hidden_channels = backbone.conditioning, backbone.hidden_channels
+        hidden_channels = backbone.hidden_channels
         self.stem = FamilyLinear(num_families, in_channels, hidden_channels, std=in_channels**-0.5)
         self.summary = FamilyLinear(num_families, summary_channels, hidden_channels, std=0.1)
         self.condition = nn.Sequential(
             nn.Linear(num_conditions, hidden_channels), nn.SiLU(), nn.Linear(hidden_channels, hidden_channels)
         )
-        self.blocks = Blocks(Block(hidden_channels, modes) for _ in range(num_layers))
-        self.norm = nn.RMSNorm(hidden_channels)
+        self.blocks = make_stack(backbone, num_families)
+        self.norm = nn.RMSNorm(hidden_channels) if backbone.norm else nn.Identity()
         self.head = FamilyLinear(num_families, hidden_channels, out_channels, std=0.0)
 
+    def told(self, condition: Tensor) -> Tensor:
+        """What a model tells of the PDE's conditions (B, K): all, or zeros without `conditioning`."""
+        return condition if self.conditioning else torch.zeros_like(condition)
+
     def forward(self, tokens: Tensor, summary: Tensor, condition: Tensor, domain: Domain, out_channels: int) -> Tensor:
-        channels = self.norm.normalized_shape[0]
-        hidden = nn.functional.silu(self.condition(condition) + self.summary(summary, domain.family, channels))
-        x = self.stem(tokens, domain.family, channels).unflatten(1, domain.grid)
+        hidden = nn.functional.silu(
+            self.condition(condition) + self.summary(summary, domain.family, self.hidden_channels)
+        )
+        x = self.stem(tokens, domain.family, self.hidden_channels).unflatten(1, domain.grid)
         x = self.blocks(x, hidden, domain)
         return self.head(self.norm(x).flatten(1, -2), domain.family, out_channels)

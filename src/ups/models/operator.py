@@ -6,41 +6,44 @@ from torch import Tensor, nn
 from ups.models.amplitude import Amplitude
 from ups.models.domain import Domain
 from ups.models.mixing import TokenMixer
+from ups.models.sizes import Backbone, Sizes
 
 
 class Operator(nn.Module):
-    """z_next = clip(z + change * a * F(z / a, coefficients; a, condition)).
+    """z_next = clip(z + change * a * F(z, z / a, coefficients; a, condition)).
 
-    F sees the state at unit amplitude and has unit scale itself; `change` and the amplitude a are those of `Amplitude`,
-    and so is the bound that keeps any rollout finite.
+    F sees the state as it is and at unit amplitude, and has unit scale itself; `change` and the amplitude a are those
+    of `Amplitude`, and so is the bound that keeps any rollout finite. No step changes the integral of a field that the
+    PDE conserves: `conserved` (families, D) is the direction of that integral in the mean over tokens, of unit length
+    per field, zero where nothing is conserved.
     """
 
-    def __init__(
-        self,
-        *,
-        num_families: int,
-        latent_channels: int,
-        coefficient_channels: int,
-        num_conditions: int,
-        hidden_channels: int,
-        num_layers: int,
-        modes: int,
-    ) -> None:
+    def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
         super().__init__()
-        self.amplitude = Amplitude(num_families, latent_channels)
+        self.amplitude = Amplitude(sizes.num_families, sizes.latent_channels)
+        self.register_buffer("conserved", torch.zeros(sizes.num_families, sizes.latent_channels))
         self.mixer = TokenMixer(
-            num_families=num_families,
-            in_channels=latent_channels + coefficient_channels,
-            out_channels=latent_channels,
-            summary_channels=2 * latent_channels,
-            num_conditions=num_conditions,
-            hidden_channels=hidden_channels,
-            num_layers=num_layers,
-            modes=modes,
+            backbone,
+            num_families=sizes.num_families,
+            in_channels=2 * sizes.latent_channels + sizes.coefficient_channels,
+            out_channels=sizes.latent_channels,
+            summary_channels=2 * sizes.latent_channels,
+            num_conditions=sizes.num_conditions,
         )
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance z (B, N, D) by one time step; coefficients (B, N, D_c), condition (B, K)."""
         x, summary = self.amplitude.standardize(z, domain)
-        step = self.mixer(torch.cat([x, coefficients], -1), summary, condition, domain, z.shape[-1])
-        return self.amplitude.clip(z + self.amplitude.unit(z, domain) * step, z, domain)
+        tokens, told = torch.cat([z, x, coefficients], -1), self.mixer.told(condition)
+        step = self.mixer(tokens, summary, told, domain, z.shape[-1])
+        change = self._conserving(self.amplitude.unit(z, domain) * step, domain)
+        return self.amplitude.clip(z + change, z, domain)
+
+    def _conserving(self, change: Tensor, domain: Domain) -> Tensor:
+        """The change without its part that would change conserved integrals."""
+        channels = change.shape[-1]
+        direction = self.conserved[domain.family, :channels]
+        same_field = self.amplitude.pool[domain.family, :channels, :channels] > 0
+        # Not a matrix product: autocast would take it to bfloat16.
+        along = ((change.mean(1) * direction).unsqueeze(-1) * same_field).sum(1)
+        return change - (along * direction).unsqueeze(1)

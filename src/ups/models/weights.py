@@ -43,6 +43,11 @@ def load_settings(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
     return _finished(data_root, receipt)["settings"]
 
 
+def load_weights(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
+    """The weights of a finished model by name."""
+    return _finished(data_root, receipt)["weights"]
+
+
 def _finished(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
     path, stage = data_root / receipt["path"] / WEIGHTS, receipt["stage"]
     if not path.is_file() or digest_of(path) != receipt["weights"]:

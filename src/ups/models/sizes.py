@@ -1,0 +1,46 @@
+"""What a model on tokens is made from: sizes that the data dictates, sizes that a section of `conf` chooses."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the data dictates; channels are the largest over the families."""
+
+    num_families: int
+    latent_channels: int
+    coefficient_channels: int
+    num_conditions: int
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """What the section `model` of a stage chooses for its token mixer; described in `ups.config`."""
+
+    hidden_channels: int
+    num_layers: int
+    levels: int
+    norm: bool
+    experts: bool
+    mixing: Literal["fourier", "attention"]
+    modes: int
+    head_channels: int
+    window: int | None
+    qk_norm: bool
+    drop_path: float
+    conditioning: bool
+
+
+def from_settings(model: Callable[[Sizes, Backbone], Model]) -> Callable[..., Model]:
+    """`model` as a function of `sizes` and `backbone` as plain values, as they are saved with its weights."""
+
+    def make(sizes: dict[str, Any], backbone: dict[str, Any]) -> Model:
+        return model(Sizes(**sizes), Backbone(**backbone))
+
+    return make
