@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from torch import Tensor, nn
 
-from ups.config import CodecConfig
+from ups.config import CodecConfig, CodecModel
 from ups.data.dataset import Dataset
 from ups.data.loader import FieldBatch, FieldSamples
 from ups.data.pdebench import FAMILIES
@@ -19,7 +19,7 @@ def build(config: CodecConfig, run: Run) -> Stage:
     assert run.raw is not None
     datasets = {name: Dataset.from_json(entry) for name, entry in run.inputs["datasets"]["datasets"].items()}
     splits = run.inputs["datasets"]["splits"]
-    groups = field_groups(config, datasets, run.inputs["normalization"]["statistics"])
+    groups = field_groups(config.model, datasets, run.inputs["normalization"]["statistics"])
     codec = Codec(groups)
 
     def loss(model: nn.Module, batch: FieldBatch, draw: Draw) -> Tensor:
@@ -37,20 +37,20 @@ def build(config: CodecConfig, run: Run) -> Stage:
     )
 
 
-def field_groups(config: CodecConfig, datasets: dict[str, Dataset], statistics: dict) -> dict[str, FieldGroup]:
+def field_groups(model: CodecModel, datasets: dict[str, Dataset], statistics: dict) -> dict[str, FieldGroup]:
     """A group for the state of every family, and one for its coefficient fields where it has them."""
     groups: dict[str, FieldGroup] = {}
     first = 0
     for dataset in datasets.values():
         family, grid = FAMILIES[dataset.family], dataset.grid
-        patch = choose_patch(grid, config.model.patch_size[len(grid) - 1], config.model.max_tokens[len(grid) - 1])
+        patch = choose_patch(grid, model.patch_size[len(grid) - 1], model.max_tokens[len(grid) - 1])
         for kind, names in (("fields", family.fields), ("coefficients", family.coefficients)):
             if names and group_name(family.name, kind) not in groups:
                 fields = [statistics[family.name][kind][name] for name in names]
                 groups[group_name(family.name, kind)] = FieldGroup(
                     grid=grid,
                     patch=patch,
-                    components=min(patch ** len(grid), config.model.components),
+                    components=min(patch ** len(grid), model.components),
                     log=tuple(field["log"] for field in fields),
                     mean=tuple(field["mean"] for field in fields),
                     std=tuple(field["std"] for field in fields),

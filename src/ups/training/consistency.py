@@ -7,6 +7,7 @@ from ups.data.loader import LatentBatch, LatentSamples
 from ups.diffusion.losses import consistency_loss, next_sigma
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator
+from ups.models.sizes import from_settings
 from ups.models.weights import load_model, load_settings
 from ups.run import Run
 from ups.training.diffusion import outlier_weight, residual
@@ -20,11 +21,11 @@ LARGEST_SIGMA = 80.0
 def build(config: ConsistencyConfig, run: Run) -> Stage:
     """Easy consistency tuning: the student starts as the teacher and becomes consistent along its own noise levels."""
     cache = open_cache(run)
-    teacher = load_model(Denoiser, run.data_root, run.inputs["diffusion"])
+    teacher = load_model(from_settings(Denoiser), run.data_root, run.inputs["diffusion"])
     settings = load_settings(run.data_root, run.inputs["diffusion"])
-    student = Denoiser(**settings)
+    student = from_settings(Denoiser)(**settings)
     student.load_state_dict(teacher.state_dict())
-    operator = load_model(Operator, run.data_root, run.inputs["operator"])
+    operator = load_model(from_settings(Operator), run.data_root, run.inputs["operator"])
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
         y, context = residual(operator, student, batch)

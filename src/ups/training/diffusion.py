@@ -9,6 +9,7 @@ from ups.data.pdebench import FAMILIES
 from ups.diffusion.losses import denoising_loss
 from ups.models.denoiser import Denoiser, Prediction, predict
 from ups.models.operator import Operator
+from ups.models.sizes import from_settings
 from ups.models.weights import load_model
 from ups.run import Run
 from ups.training.distributed import Draw
@@ -21,10 +22,10 @@ SMALLEST_RESIDUAL = 1e-3
 def build(config: DiffusionConfig, run: Run) -> Stage:
     """Denoise the standardised residual at log-normal noise levels."""
     cache = open_cache(run)
-    operator = load_model(Operator, run.data_root, run.inputs["operator"])
+    operator = load_model(from_settings(Operator), run.data_root, run.inputs["operator"])
     settings = model_settings(cache, config.model)
     train, valid = (LatentSamples(cache, split, steady=False) for split in ("train", "valid"))
-    denoiser = Denoiser(**settings)
+    denoiser = from_settings(Denoiser)(**settings)
     denoiser.scale.copy_(residual_scale(operator, valid, batch_sizes(valid.num_tokens, config)))
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:

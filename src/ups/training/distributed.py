@@ -94,16 +94,28 @@ def seed_of(parts: tuple[int, ...]) -> int:
 class Draw:
     """Random numbers of one step: drawn for the global batch from (seed, step), of which each rank keeps its share.
 
-    So a sample meets the same noise whatever the number of processes.
+    So a sample meets the same noise whatever the number of processes. `step` is the training step, None in validation.
     """
 
-    def __init__(self, seed: tuple[int, ...], size: int, share: slice, device: torch.device) -> None:
+    def __init__(
+        self, seed: tuple[int, ...], size: int, share: slice, device: torch.device, step: int | None = None
+    ) -> None:
         self.generator = torch.Generator(device).manual_seed(seed_of(seed))
-        self.size, self.share, self.device = size, share, device
+        self.size, self.share, self.device, self.step = size, share, device, step
 
     def normal(self, *shape: int) -> Tensor:
         """Unit normal numbers (B, *shape) for this rank's B samples."""
         return torch.randn(self.size, *shape, generator=self.generator, device=self.device)[self.share]
+
+    def keep(self, drop_path: float, num_blocks: int) -> Tensor:
+        """Per sample and block (B, num_blocks): 0 with probability `drop_path`, else 1 / (1 - drop_path)."""
+        uniform = torch.rand(self.size, num_blocks, generator=self.generator, device=self.device)[self.share]
+        return (uniform >= drop_path) / (1 - drop_path)
+
+    def points(self, num_points: int, size: int) -> Tensor:
+        """Numbers of `size` of `num_points` points, with repetition, for each of this rank's samples, (B, size)."""
+        drawn = torch.randint(num_points, (self.size, size), generator=self.generator, device=self.device)
+        return drawn[self.share]
 
     def integers(self, high: int) -> Tensor:
         """Uniform integers in [1, high], one for each of this rank's samples."""

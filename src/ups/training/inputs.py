@@ -22,15 +22,15 @@ def open_cache(run: Run) -> LatentCache:
 
 
 def model_settings(cache: LatentCache, model: Backbone) -> dict[str, Any]:
-    """Constructor arguments of the token models: sizes that hold every family in the cache."""
+    """Constructor arguments of the token models as plain values: sizes that hold every family in the cache."""
     arrays = [entry["arrays"] for entry in cache.datasets.values()]
-    return {
+    sizes = {
         "num_families": len(FAMILIES),
         "latent_channels": max(array["fields"]["shape"][-1] for array in arrays),
         "coefficient_channels": max(array.get("coefficients", {"shape": [0]})["shape"][-1] for array in arrays),
         "num_conditions": NUM_CONDITIONS,
-        **model.model_dump(),
     }
+    return {"sizes": sizes, "backbone": model.model_dump()}
 
 
 def set_amplitude(amplitude: Amplitude, cache: LatentCache) -> None:

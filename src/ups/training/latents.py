@@ -46,6 +46,7 @@ def encode_datasets(
     steady = {family: FAMILIES[family].steady for family in sorted(token_grids)}
     return {
         "key": key,
+        "codec": codec_receipt,
         "steady": [family for family, is_steady in steady.items() if is_steady],
         "transient": [family for family, is_steady in steady.items() if not is_steady],
     }

@@ -4,8 +4,10 @@ import gc
 import json
 import logging
 import signal
+from statistics import mean
 
 import torch
+from torch import Tensor
 
 from ups.config import TrainingSection
 from ups.data.loader import fixed_batches
@@ -58,6 +60,8 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             if done % config.log_every == 0 or done == config.steps:
                 metrics = progress.metrics(update, config, ranks) | {"learning_rate": rate} | clock.metrics()
                 _record(run, ranks, done, metrics)
+            if stage.terms is not None and (done == 1 or done % config.log_every == 0 or done == config.steps):
+                _record(run, ranks, done, _term_metrics(stage.terms, ranks))
             if done % config.validate_every == 0 or done == config.steps:
                 metrics = validate(stage, update.average, config, run, ranks)
                 _record(run, ranks, done, metrics)
@@ -139,6 +143,13 @@ def _finish(stage: Stage, update: Update, progress: Progress, checkpoints: Check
         publish_tensors(run.folder / WEIGHTS, {"settings": stage.settings, "weights": weights})
         checkpoints.remove()
     ranks.barrier()
+
+
+def _term_metrics(terms: dict[str, Tensor], ranks: Ranks) -> dict[str, float]:
+    """The latest value of each further term of the loss, mean over the ranks that have one."""
+    found = ranks.gather({name: value.item() for name, value in terms.items()})
+    names = sorted({name for values in found for name in values})
+    return {f"term/{name}": mean(values[name] for values in found if name in values) for name in names}
 
 
 def _record(run: Run, ranks: Ranks, step: int, metrics: dict[str, float]) -> None:

@@ -1,36 +1,79 @@
 """Stage `operator`: advance a latent by one time step."""
 
+import math
+
+import torch
 from torch import Tensor, nn
 
-from ups.config import OperatorConfig
+from ups.config import BaselineConfig, OperatorConfig, Terms, Unroll
 from ups.data.loader import LatentBatch, LatentSamples
+from ups.models.amplitude import Amplitude
+from ups.models.codec import Codec, codec_from
 from ups.models.operator import Operator
+from ups.models.sizes import from_settings
+from ups.models.weights import load_model
 from ups.run import Run
+from ups.training.conservation import conserved_directions
 from ups.training.distributed import Draw
 from ups.training.inputs import field_rms, model_settings, open_cache, set_amplitude
-from ups.training.stage import Stage
+from ups.training.stage import Loss, Stage
+from ups.training.weighted_terms import Transition, WeightedTerms
 
 
 def build(config: OperatorConfig, run: Run) -> Stage:
-    """Predict z_next from z with a little noise on z; errors count in units of what a step changes."""
+    """Predict what follows z, one step at a time."""
     cache = open_cache(run)
     settings = model_settings(cache, config.model)
-    operator = Operator(**settings)
-    amplitude = operator.amplitude
-    set_amplitude(amplitude, cache)
-
-    def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
-        unit = amplitude.unit(batch.z, batch.domain)
-        z = batch.z + config.noise * unit * draw.normal(*batch.z.shape[1:])
-        z_pred = model(z, batch.coefficients, batch.condition, batch.domain)
-        return field_rms((z_pred - batch.z_next) / unit, batch.domain.family).mean(1)
-
-    train = LatentSamples(cache, "train", steady=False)
+    operator = from_settings(Operator)(**settings)
+    set_amplitude(operator.amplitude, cache)
+    codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
+    if config.conserve:
+        operator.conserved.copy_(conserved_directions(cache, codec, operator.conserved))
+    train = LatentSamples(cache, "train", steady=False, horizon=config.unroll.horizon)
+    terms = weighted_terms(config.terms, codec)
     return Stage(
         model=operator,
         settings=settings,
-        loss=loss,
+        loss=step_loss(operator.amplitude, config, terms),
         train=train,
         valid=LatentSamples(cache, "valid", steady=False),
         num_tokens=train.num_tokens,
+        terms=terms.values if terms else None,
     )
+
+
+def weighted_terms(config: Terms, codec: Codec) -> WeightedTerms | None:
+    """The terms of the loss that count, with the codec of the run's latents; None if none does."""
+    return WeightedTerms(config, codec) if any(term.weight > 0 for _, term in config) else None
+
+
+def step_loss(
+    amplitude: Amplitude, config: OperatorConfig | BaselineConfig, terms: WeightedTerms | None = None
+) -> Loss:
+    """Mean error of h steps from z with a little noise on it, in units of what a step changes; h = 1 in validation.
+
+    L = 1/h sum_k RMS((z_k - z_ref_k) / unit(z_ref_(k-1))), z_k = model(z_(k-1)), mean over fields; in training each
+    step adds its `terms`.
+    """
+
+    def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
+        horizon = 1 if draw.step is None else horizon_at(draw.step, config.steps, config.unroll)
+        states = batch.states(horizon)
+        units = [amplitude.unit(state, batch.domain) for state in states[:-1]]
+        z = states[0] + config.noise * units[0] * draw.normal(*states[0].shape[1:])
+        errors = []
+        for before, z_ref, unit in zip(states[:-1], states[1:], units, strict=True):
+            z_pred = model(z, batch.coefficients, batch.condition, batch.domain)
+            errors.append(field_rms((z_pred - z_ref) / unit, batch.domain.family).mean(1))
+            if terms is not None and draw.step is not None:
+                errors[-1] = errors[-1] + terms(Transition(before, z_ref, z_pred, unit, batch, terms.codec), draw)
+            z = z_pred.detach() if config.unroll.pushforward else z_pred
+        return torch.stack(errors).mean(0)
+
+    return loss
+
+
+def horizon_at(step: int, steps: int, unroll: Unroll) -> int:
+    """Steps to unroll in training step `step` of `steps`: 1 + ceil(p (horizon - 1)), p from 0 at `start` to 1."""
+    p = max(0.0, step / steps - unroll.start) / (1 - unroll.start)
+    return 1 + math.ceil(p * (unroll.horizon - 1))

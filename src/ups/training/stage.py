@@ -11,6 +11,8 @@ from ups.config import TrainingSection
 from ups.data.loader import Batch, batch_size
 from ups.training.distributed import Draw
 
+Loss = Callable[[nn.Module, Any, Draw], Tensor]
+
 
 class Samples(Protocol):
     """Where batches come from: the number of samples per key, and any of them on request."""
@@ -28,15 +30,17 @@ class Stage:
     """One stage, ready to be trained.
 
     `loss(model, batch, draw)` gives one value per sample, (B,), and touches the model only by calling it. `settings`
-    are the model's constructor arguments, `num_tokens` the tokens of one snapshot of each key.
+    are the model's constructor arguments, `num_tokens` the tokens of one snapshot of each key. In `terms` a loss
+    that has further terms leaves the latest value of each, 0-d tensors, for the metrics.
     """
 
     model: nn.Module
     settings: dict[str, Any]
-    loss: Callable[[nn.Module, Any, Draw], Tensor]
+    loss: Loss
     train: Samples
     valid: Samples
     num_tokens: dict[str, int]
+    terms: dict[str, Tensor] | None = None
 
     def batch_sizes(self, config: TrainingSection) -> dict[str, int]:
         """Snapshots per global batch of each key."""

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from ups.config import SteadyConfig
 from ups.data.loader import LatentBatch, LatentSamples
+from ups.models.sizes import from_settings
 from ups.models.steady import SteadyModel
 from ups.run import Run
 from ups.training.distributed import Draw
@@ -15,7 +16,7 @@ def build(config: SteadyConfig, run: Run) -> Stage:
     """Regress the solution; the loss is the RMS error of the normalized field, per sample."""
     cache = open_cache(run)
     settings = model_settings(cache, config.model)
-    model = SteadyModel(**settings)
+    model = from_settings(SteadyModel)(**settings)
     set_amplitude(model.amplitude, cache)
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:

@@ -21,11 +21,20 @@ from types import TracebackType
 
 import torch
 
-from ups.config import CodecConfig, ConsistencyConfig, DiffusionConfig, OperatorConfig, SteadyConfig, TrainingSection
+from ups.config import (
+    BaselineConfig,
+    CodecConfig,
+    ConsistencyConfig,
+    DiffusionConfig,
+    FinetuneConfig,
+    OperatorConfig,
+    SteadyConfig,
+    TrainingSection,
+)
 from ups.errors import Fault
 from ups.files import write_json
 from ups.run import Run
-from ups.training import codec, consistency, diffusion, operator, steady
+from ups.training import baseline, codec, consistency, diffusion, finetune, operator, steady
 from ups.training.distributed import Ranks, is_lost_peer
 from ups.training.loop import train
 from ups.training.stage import Stage
@@ -36,6 +45,8 @@ STAGES = {
     "diffusion": (DiffusionConfig, diffusion.build),
     "consistency": (ConsistencyConfig, consistency.build),
     "steady": (SteadyConfig, steady.build),
+    "baseline": (BaselineConfig, baseline.build),
+    "finetune": (FinetuneConfig, finetune.build),
 }
 
 WATCHED_FIRST = 10

@@ -82,7 +82,8 @@ def largest_share(stage: Stage, config: TrainingSection) -> str:
 def shares(key: str, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> Iterator[Share]:
     """This rank's share of one batch of `key` in micro-batches of 1, 2, 4, ... snapshots, and in one.
 
-    Of several micro-batches the first two: from the second on a pass meets the gradients of those before it.
+    Of several micro-batches the first two: from the second on a pass meets the gradients of those before it. They are
+    taken as the last step, on which the operator is unrolled furthest.
     """
     size, tokens = stage.batch_sizes(config)[key] // ranks.world_size, stage.num_tokens[key]
     doubled = itertools.takewhile(lambda count: count < size, (2**power for power in itertools.count()))
@@ -91,7 +92,7 @@ def shares(key: str, stage: Stage, config: TrainingSection, run: Run, ranks: Ran
         batches = Batches(stage, config, replace(run, launch=launch), ranks, Injection(run.folder, ranks.rank))
         step = next(step for step in itertools.count() if batches.sampler.draw(step)[0] == key)
         share = batches.read(step)
-        yield replace(share, micro_batches=share.micro_batches[:2])
+        yield replace(share, step=config.steps - 1, micro_batches=share.micro_batches[:2])
 
 
 def fits(update: Update, share: Share, config: TrainingSection) -> bool:

@@ -64,7 +64,9 @@ class Update:
         self.stage, self.config, self.run, self.ranks, self.inject = stage, config, run, ranks, inject
         self.model = stage.model.to(ranks.device)
         average = copy.deepcopy(self.model).requires_grad_(False)
-        for blocks in (module for module in self.model.modules() if isinstance(module, Blocks)):
+        stacks = [module for module in self.model.modules() if isinstance(module, Blocks)]
+        self.dropping = [blocks for blocks in stacks if blocks.drop_path > 0]
+        for blocks in stacks:
             blocks.recompute = run.launch.activation_checkpointing
         self.eager_because = _compile(self.model, ranks) if run.launch.compile else "launch.compile is off"
         self.average = parallelize(average, ranks, run.launch.sharding)
@@ -129,10 +131,18 @@ class Update:
         seed = (self.config.seed, 2, share.step)
         torch.manual_seed(seed_of((*seed, position, self.ranks.rank)))
         batch = micro.batch.to(self.ranks.device)
-        draw = Draw(seed, share.size, micro.place, self.ranks.device)
+        draw = Draw(seed, share.size, micro.place, self.ranks.device, share.step)
+        if self.dropping:
+            self._drop_blocks(share, micro)
         precision = torch.bfloat16 if self.config.precision == "bfloat16" else None
         with torch.autocast(self.ranks.device.type, precision, enabled=precision is not None):
             return self.stage.loss(self.parallel, batch, draw)
+
+    def _drop_blocks(self, share: Share, micro: MicroBatch) -> None:
+        """Choose which blocks each sample skips in this step, the same on any number of ranks."""
+        draw = Draw((self.config.seed, 4, share.step), share.size, micro.place, self.ranks.device)
+        for blocks in self.dropping:
+            blocks.keep = draw.keep(blocks.drop_path, len(blocks))
 
     def _forward(self, share: Share, micro: MicroBatch, position: int) -> Tensor | None:
         """One loss per sample; None where there is no memory for it and the other ranks can be told."""

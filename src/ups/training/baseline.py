@@ -1,0 +1,58 @@
+"""Stage `baseline`: an FNO, a U-Net or a linear stencil of one family on its grid, by the same loop and loss."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ups.config import BaselineConfig
+from ups.data.latent_cache import LatentCache
+from ups.data.loader import LatentBatch, LatentSamples, domains
+from ups.data.pdebench import FAMILIES
+from ups.models.baselines import grid_model
+from ups.run import Run
+from ups.training.distributed import Draw
+from ups.training.inputs import field_rms, open_cache, set_amplitude
+from ups.training.operator import step_loss
+from ups.training.stage import Stage
+
+
+def build(config: BaselineConfig, run: Run) -> Stage:
+    """Regress the next state as the operator does, or the steady solution; errors count alike."""
+    cache = only(config.family, open_cache(run))
+    is_steady = FAMILIES[config.family].steady
+    settings = _settings(config, cache)
+    model = grid_model(**settings)
+    amplitude = model.amplitude
+    set_amplitude(amplitude, cache)
+
+    def steady_loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
+        z_pred = model(batch.coefficients, batch.condition, batch.domain, batch.z_next.shape[-1])
+        return field_rms(z_pred - batch.z_next, batch.domain.family).mean(1)
+
+    train = LatentSamples(cache, "train", steady=is_steady, horizon=config.unroll.horizon)
+    valid = LatentSamples(cache, "valid", steady=is_steady)
+    return Stage(
+        model, settings, steady_loss if is_steady else step_loss(amplitude, config), train, valid, train.num_tokens
+    )
+
+
+def only(family: str, cache: LatentCache) -> LatentCache:
+    """The datasets of one family."""
+    chosen = {name: entry for name, entry in cache.datasets.items() if entry["dataset"]["family"] == family}
+    return LatentCache(cache.folder, {"datasets": chosen})
+
+
+def _settings(config: BaselineConfig, cache: LatentCache) -> dict[str, Any]:
+    """Constructor arguments of `grid_model`."""
+    domain = domains(cache)[config.family]
+    family = FAMILIES[config.family]
+    return {
+        "kind": config.kind,
+        "steady": family.steady,
+        "num_families": len(FAMILIES),
+        "in_channels": len(family.coefficients) + (0 if family.steady else len(family.fields)),
+        "out_channels": len(family.fields),
+        "grid": domain.grid,
+        "periodic": domain.periodic,
+        "model": config.model.model_dump(),
+    }

@@ -1,0 +1,81 @@
+"""Worker that asks how long the steps of several stages take, in turns, so that a busy machine slows all alike."""
+
+from ups.processes import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent()
+
+import time
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from ups.config import TrainingSection
+from ups.files import read_json, write_json
+from ups.jobs import ANSWER, QUESTION
+from ups.run import Run
+from ups.training.batches import Batches
+from ups.training.distributed import Ranks
+from ups.training.injection import Injection
+from ups.training.stage import Stage
+from ups.training.train import STAGES, main
+from ups.training.update import Update
+
+WARM_UP = 2
+
+
+class Contender:
+    """A stage that takes some of its training steps at a time."""
+
+    def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
+        self.learning_rate = config.learning_rate
+        inject = Injection(run.folder, ranks.rank)
+        self.update, self.batches = (
+            Update(stage, config, run, ranks, inject),
+            Batches(stage, config, run, ranks, inject),
+        )
+        self.update.settle(self.batches.read(0))
+        self.step = 0
+        self.seconds(WARM_UP)
+
+    def seconds(self, steps: int) -> float:
+        """How long `steps` more steps take, each."""
+        started = time.perf_counter()
+        for _ in range(steps):
+            outcome = self.update(self.batches.read(self.step), self.learning_rate, stop=False, save=False)
+            self.step += 1
+        if outcome.loss is not None:
+            outcome.loss.item()  # a GPU has now finished
+        return (time.perf_counter() - started) / steps
+
+
+def pace(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
+    """Answer {name: seconds per step}, the median over rounds, for the stages that `question.json` describes.
+
+    {"seconds": of steps per round, "rounds": of turns, "stages": {name: {"stage", "config", "inputs"}}}.
+    """
+    question = read_json(run.folder / QUESTION)
+    contenders = {name: _contender(asked, run, ranks) for name, asked in question["stages"].items()}
+    steps = {
+        name: ranks.from_first(max(1, round(question["seconds"] / contender.seconds(1))))
+        for name, contender in contenders.items()
+    }
+    measured: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(question["rounds"]):
+        for name, contender in contenders.items():
+            run.alive(ranks.rank).touch()
+            measured[name].append(contender.seconds(steps[name]))
+    if ranks.rank == 0:
+        write_json(run.folder / ANSWER, {name: median(seconds) for name, seconds in measured.items()})
+    ranks.barrier()
+
+
+def _contender(asked: dict[str, Any], run: Run, ranks: Ranks) -> Contender:
+    config_class, build = STAGES[asked["stage"]]
+    config = config_class(**asked["config"])
+    its_run = replace(run, stage=asked["stage"], config=asked["config"], inputs=asked["inputs"])
+    return Contender(build(config, its_run), config, its_run, ranks)
+
+
+if __name__ == "__main__":
+    main(pace)
