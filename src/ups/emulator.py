@@ -6,14 +6,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ups.diffusion.samplers import consistency_sampler, karras_grid, multistep_sampler
+from ups.diffusion.losses import Denoise
+from ups.diffusion.samplers import (
+    consistency_grid,
+    consistency_sampler,
+    karras_grid,
+    multistep_sampler,
+    remembered_noise,
+)
 from ups.models.codec import Codec, group_name
 from ups.models.denoiser import Denoiser, predict
 from ups.models.domain import Domain
 from ups.models.operator import Operator
 from ups.models.steady import SteadyModel
-
-SECOND_SIGMA = 1.64
 
 
 @dataclass(frozen=True)
@@ -32,15 +37,36 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """How residuals are drawn: from noise of level `sigma` in `num_steps` evaluations, then times `spread`.
+
+    Mode `sample` starts from noise that hides the residual; `refine` from less, and gives what fits below `sigma` of
+    it. The denoiser's last level is `sigma_min`; `memory` is the correlation of a member's noise between neighbouring
+    steps.
+    """
+
+    mode: str
+    sigma: float
+    sigma_min: float
+    num_steps: int
+    spread: float
+    memory: float
+
+
+@dataclass(frozen=True)
 class Emulator:
-    """Models of one run; those that were not trained are None. `sigma_range` is that of the denoiser."""
+    """Models of one run; those that were not trained are None.
+
+    `corrections` says per method, `diffusion` or `consistency`, and family how residuals are drawn; where it has none
+    the corrector is off, and the method is the operator.
+    """
 
     codec: Codec
     operator: Operator | None
     denoiser: Denoiser | None
     student: Denoiser | None
     steady: SteadyModel | None
-    sigma_range: tuple[float, float]
+    corrections: dict[tuple[str, str], Correction]
 
     def encode(self, u: Tensor, family: str, kind: str = "fields") -> Tensor:
         """Snapshots (..., C, *grid) to latents (..., N, D)."""
@@ -58,36 +84,33 @@ class Emulator:
         return lambda z: self.operator(z, setting.coefficients, setting.condition, setting.domain)
 
     def diffusion_step(
-        self, setting: Setting, num_steps: int, generator: torch.Generator
+        self, setting: Setting, correction: Correction, generator: torch.Generator
     ) -> Callable[[Tensor], Tensor]:
-        """Map z -> z_next with a residual sampled by the denoiser in `num_steps` evaluations."""
+        """Map z -> z_next with a residual sampled by the denoiser."""
         assert self.denoiser is not None
-        sigmas = karras_grid(num_steps, *self.sigma_range)
+        sigmas = karras_grid(correction.num_steps, correction.sigma_min, correction.sigma)
+        draw = remembered_noise(1, correction.memory, generator)
 
-        def sample(denoise: Callable[[Tensor, Tensor], Tensor], z: Tensor) -> Tensor:
-            noise = torch.randn(z.shape, generator=generator, device=z.device)
-            return multistep_sampler(denoise, sigmas[0] * noise, sigmas)
+        def sample(denoise: Denoise, z: Tensor) -> Tensor:
+            return correction.spread * multistep_sampler(denoise, correction.sigma * draw(z)[0], sigmas)
 
         return self._corrected(self.denoiser, setting, sample)
 
     def consistency_step(
-        self, setting: Setting, num_steps: int, generator: torch.Generator
+        self, setting: Setting, correction: Correction, generator: torch.Generator
     ) -> Callable[[Tensor], Tensor]:
-        """Map z -> z_next with a residual sampled by the student in `num_steps` (1 or 2) evaluations."""
+        """Map z -> z_next with a residual sampled by the student in one or two evaluations."""
         assert self.student is not None
-        sigmas = torch.tensor([self.sigma_range[1], SECOND_SIGMA])[:num_steps]
+        sigmas = consistency_grid(correction.num_steps, correction.sigma)
+        draw = remembered_noise(correction.num_steps, correction.memory, generator)
 
-        def sample(denoise: Callable[[Tensor, Tensor], Tensor], z: Tensor) -> Tensor:
-            noises = torch.randn(num_steps, *z.shape, generator=generator, device=z.device)
-            return consistency_sampler(denoise, noises, sigmas)
+        def sample(denoise: Denoise, z: Tensor) -> Tensor:
+            return correction.spread * consistency_sampler(denoise, draw(z), sigmas)
 
         return self._corrected(self.student, setting, sample)
 
     def _corrected(
-        self,
-        denoiser: Denoiser,
-        setting: Setting,
-        sample: Callable[[Callable[[Tensor, Tensor], Tensor], Tensor], Tensor],
+        self, denoiser: Denoiser, setting: Setting, sample: Callable[[Denoise, Tensor], Tensor]
     ) -> Callable[[Tensor], Tensor]:
         operator, condition, domain = self.operator, setting.condition, setting.domain
         assert operator is not None

@@ -1,11 +1,15 @@
 """Sampling with a denoiser: the Karras grid, the second-order multistep solver, few-step consistency sampling."""
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ups.diffusion.losses import Denoise
 
 RHO = 7.0
+SECOND_SIGMA = 1.64  # of consistency sampling, for data of unit variance
 
 
 def karras_grid(num_steps: int, sigma_min: float, sigma_max: float) -> Tensor:
@@ -51,6 +55,11 @@ def heun_sampler(denoise: Denoise, x: Tensor, sigmas: Tensor) -> Tensor:
     return x
 
 
+def consistency_grid(num_steps: int, sigma_max: float) -> Tensor:
+    """The noise levels of one or two steps: the second is 1.64, or half the first where that is less."""
+    return torch.tensor([sigma_max, min(SECOND_SIGMA, sigma_max / 2)])[:num_steps]
+
+
 def consistency_sampler(denoise: Denoise, noises: Tensor, sigmas: Tensor) -> Tensor:
     """Denoise from sigma_0, then add fresh noise of level sigma_1 and denoise again, and so on.
 
@@ -60,3 +69,20 @@ def consistency_sampler(denoise: Denoise, noises: Tensor, sigmas: Tensor) -> Ten
     for noise, sigma in zip(noises, sigmas, strict=True):
         y = denoise(y + sigma * noise, sigma.expand(noise.shape[0]).to(noise))
     return y
+
+
+def remembered_noise(num_draws: int, memory: float, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    """Unit noise (num_draws, *z.shape) for states z, call after call n <- memory n + sqrt(1 - memory^2) fresh noise.
+
+    A residual that changes slowly along a trajectory is not drawn anew at every step; `memory` is the correlation of
+    neighbouring draws, between 0 and 1.
+    """
+    noise: Tensor | None = None
+
+    def draw(z: Tensor) -> Tensor:
+        nonlocal noise
+        fresh = torch.randn(num_draws, *z.shape, generator=generator, device=z.device)
+        noise = fresh if noise is None else memory * noise + math.sqrt(1 - memory**2) * fresh
+        return noise
+
+    return draw

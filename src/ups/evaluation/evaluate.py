@@ -1,9 +1,11 @@
-"""Scores on the test split in physical units: one step and whole rollouts, per dataset and method."""
+"""Scores of chosen trajectories in physical units: one step and whole rollouts, per dataset and method."""
 
 import math
+import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,9 +18,10 @@ from ups.data.loader import domains
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader
 from ups.emulator import Emulator, Setting
-from ups.evaluation.predict import Predictions, predict
+from ups.evaluation.predict import Predictions, mode, predict
 from ups.metrics.spectra import radial_spectrum
 from ups.metrics.suite import ScoreSuite, Truth
+from ups.models.domain import Domain
 
 COMPAT_BATCH_SIZES = {  # of PDEBench's configurations, 50 where none is given; two of its metrics depend on them
     "compressible_ns_1d": 100,
@@ -29,30 +32,52 @@ COMPAT_BATCH_SIZES = {  # of PDEBench's configurations, 50 where none is given; 
 }
 
 
+@dataclass(frozen=True)
+class Subject:
+    """Trajectories to score, by their positions in a dataset in `folder`, and what models are told about them."""
+
+    folder: Path
+    dataset: Dataset
+    trajectories: tuple[int, ...]
+    condition: list[float]
+    domain: Domain
+
+
+def held_out(cache: LatentCache, raw: Path, split: Literal["valid", "test"] = "test") -> list[Subject]:
+    """The test or validation split of every dataset in the cache."""
+    known, subjects = domains(cache), []
+    for _, entry in sorted(cache.datasets.items()):
+        dataset = Dataset.from_json(entry["dataset"])
+        chosen = tuple(entry["split"][split])
+        subjects.append(Subject(raw, dataset, chosen, entry["condition"], known[dataset.family]))
+    return subjects
+
+
 @torch.no_grad()
 def evaluate(
     emulator: Emulator,
-    cache: LatentCache,
-    raw: Path,
+    subjects: list[Subject],
     config: EvaluationConfig,
     device: torch.device,
     folder: Path,
     advance: Callable[[int], object],
 ) -> list[dict[str, Any]]:
-    """Score every dataset of the cache on its test split; write `folder/<dataset>.npz` for the figures.
+    """Score every subject; write `folder/<dataset>.npz` for the figures.
 
     Returns:
         Records {"family", "dataset", "method", "metric", "horizon", "value", "num_trajectories"}, and "low", "high" for
-        metrics with a confidence interval over trajectories (95 %); a number that is not finite is None.
+        metrics with a confidence interval over trajectories (95 %); a number that is not finite is None. Those of the
+        correctors say in which "mode" they were; one that is "off" has the scores of the operator.
     """
     records = []
-    for position, name in enumerate(sorted(cache.datasets)):
-        dataset = Dataset.from_json(cache.datasets[name]["dataset"])
+    for subject in subjects:
+        dataset = subject.dataset
         suites: dict[tuple[str, str], ScoreSuite] = {}
         example: dict[str, np.ndarray] = {}
-        generator = torch.Generator(device).manual_seed(config.seed + position)
-        for u_ref, setting in _batches(emulator, cache, raw, name, config.batch_tokens, device):
-            predictions = predict(emulator, u_ref, setting, config, generator)
+        generator = torch.Generator(device).manual_seed(config.seed + zlib.crc32(dataset.name.encode()))
+        on_grid = replace(emulator, codec=emulator.codec.on_grid(dataset.family, dataset.grid))
+        for u_ref, setting in batches(on_grid, subject, config.batch_tokens, device):
+            predictions = predict(on_grid, u_ref, setting, config, generator)
             steady = FAMILIES[dataset.family].steady
             truth = Truth(u_ref if steady else u_ref[:, 1:])
             for (method, horizon), prediction in predictions.items():
@@ -61,8 +86,12 @@ def evaluate(
                 suite.update(prediction.u, truth, u_0, prediction.ensemble)
             example = example or _example(u_ref, predictions)
             advance(len(u_ref))
-        np.savez_compressed(folder / f"{name}.npz", times=np.array(dataset.times), **example, **_arrays(suites))
-        records += [record for key, suite in suites.items() for record in _records(dataset, *key, suite)]
+        arrays = example | _arrays(suites)
+        np.savez_compressed(folder / f"{dataset.name}.npz", times=np.array(dataset.times), **arrays)
+        for (method, horizon), suite in suites.items():
+            how = mode(emulator, method, dataset.family)
+            marked = {} if how is None else {"mode": how}
+            records += [record | marked for record in _records(dataset, method, horizon, suite)]
     return records
 
 
@@ -74,24 +103,23 @@ def _suite(dataset: Dataset, seed: int) -> ScoreSuite:
     return ScoreSuite(len(dataset.grid), COMPAT_BATCH_SIZES.get(family.name, 50), conserved, seed)
 
 
-def _batches(
-    emulator: Emulator, cache: LatentCache, raw: Path, name: str, batch_tokens: int, device: torch.device
+def batches(
+    emulator: Emulator, subject: Subject, batch_tokens: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Setting]]:
-    entry = cache.datasets[name]
-    dataset = Dataset.from_json(entry["dataset"])
+    """The trajectories (B, T, C, *grid) of a subject, about `batch_tokens` tokens at a time."""
+    dataset, num_tokens = subject.dataset, math.prod(subject.domain.grid)
     family = FAMILIES[dataset.family]
-    size = max(1, batch_tokens // (math.prod(entry["token_grid"]) * len(dataset.times)))
-    test, domain = entry["split"]["test"], domains(cache)[dataset.family]
-    with TrajectoryReader(raw, dataset) as reader:
-        for start in range(0, len(test), size):
-            chosen = test[start : start + size]
+    size = max(1, batch_tokens // (num_tokens * len(dataset.times)))
+    with TrajectoryReader(subject.folder, dataset) as reader:
+        for start in range(0, len(subject.trajectories), size):
+            chosen = subject.trajectories[start : start + size]
             u_ref = torch.from_numpy(np.stack([reader.read(index) for index in chosen])).to(device)
-            condition = torch.tensor(entry["condition"], device=device).expand(len(chosen), -1)
-            coefficients = torch.zeros(len(chosen), math.prod(entry["token_grid"]), 0, device=device)
+            condition = torch.tensor(subject.condition, device=device).expand(len(chosen), -1)
+            coefficients = torch.zeros(len(chosen), num_tokens, 0, device=device)
             if family.coefficients:
                 given = torch.from_numpy(np.stack([reader.read_coefficients(index) for index in chosen]))
                 coefficients = emulator.encode(given.to(device), family.name, "coefficients")
-            yield u_ref, Setting(family.name, domain, coefficients, condition)
+            yield u_ref, Setting(family.name, subject.domain, coefficients, condition)
 
 
 def _example(u_ref: Tensor, predictions: Predictions) -> dict[str, np.ndarray]:

@@ -15,6 +15,9 @@ from ups.metrics import nRMSE
 COLOURS = {
     "truth": "black",
     "persistence": "#8c8c8c",
+    "linear": "#bcbd22",
+    "unet": "#17becf",
+    "fno": "#e377c2",
     "codec": "#2ca02c",
     "operator": "#1f77b4",
     "diffusion": "#ff7f0e",
@@ -35,7 +38,7 @@ def plot_errors(curves: dict[str, Arrays], times: dict[str, np.ndarray]) -> Figu
         steady = len(times[name]) == 1
         for method, errors in curves[name].items():
             marker = "o" if steady else None
-            panel.plot(times[name], _positive(errors), color=_colour(method), marker=marker, label=method)
+            panel.plot(times[name], _positive(errors), color=colour_of(method), marker=marker, label=method)
         if steady:
             panel.set(xticks=[], xlabel="")
         _frame_errors(panel, curves[name])
@@ -50,7 +53,7 @@ def _frame_errors(panel: Axes, curves: Arrays) -> None:
     floor = np.nanmax(curves["codec"]) if "codec" in curves else np.inf
     if floor < panel.get_ylim()[0]:
         place = {"xy": (0.98, 0.03), "xycoords": "axes fraction", "ha": "right", "va": "bottom"}
-        panel.annotate(f"codec below {floor:.0e}", color=_colour("codec"), fontsize=8, **place)
+        panel.annotate(f"codec below {floor:.0e}", color=colour_of("codec"), fontsize=8, **place)
 
 
 def plot_spectra(spectra: dict[str, Arrays]) -> Figure:
@@ -60,7 +63,7 @@ def plot_spectra(spectra: dict[str, Arrays]) -> Figure:
         for method, energy in spectra[name].items():
             wavenumbers = np.arange(1, len(energy))  # shell 0 is the mean, which has no place on a log axis
             width = 2.6 if method == "truth" else 1.2
-            panel.plot(wavenumbers, _positive(energy[1:]), color=_colour(method), linewidth=width, label=method)
+            panel.plot(wavenumbers, _positive(energy[1:]), color=colour_of(method), linewidth=width, label=method)
         panel.set_xscale("log")
         _log_axis(panel, np.outer([1e-3, 1e3], spectra[name]["truth"][1:]))  # a diverged method must not hide the rest
     _common_legend(figure)
@@ -87,7 +90,7 @@ def plot_snapshots(
 
 def _lines_and_errors(fields: tuple[str, ...], times: np.ndarray, u_ref: np.ndarray, predictions: Arrays) -> Figure:
     num_blocks = 2 if len(times) > 1 else 1
-    figure = _figure(10, 0.9 + num_blocks * (0.5 + 1.5 * len(fields)))
+    figure = new_figure(10, 0.9 + num_blocks * (0.5 + 1.5 * len(fields)))
     blocks = figure.subfigures(num_blocks, 1, squeeze=False)[:, 0]
     _draw_lines(blocks[0], fields, times, u_ref, predictions)
     if num_blocks == 2:
@@ -105,9 +108,9 @@ def _draw_lines(
     for row, field in enumerate(fields):
         for panel, index in zip(panels[row], shown, strict=True):
             _tidy(panel)
-            panel.plot(x, u_ref[index, row], color=_colour("truth"), linewidth=2.6, label="truth")
+            panel.plot(x, u_ref[index, row], color=colour_of("truth"), linewidth=2.6, label="truth")
             for method, u_pred in predictions.items():
-                panel.plot(x, u_pred[index, row], color=_colour(method), linewidth=1.2, label=method)
+                panel.plot(x, u_pred[index, row], color=colour_of(method), linewidth=1.2, label=method)
         panels[row, 0].set_ylim(*_padded_range(u_ref[shown, row]))
         panels[row, 0].set_ylabel(field, fontsize=NORMAL)
     for column, index in enumerate(shown):
@@ -140,7 +143,7 @@ def _draw_space_time(
 def _images_and_errors(fields: tuple[str, ...], u_ref: np.ndarray, predictions: Arrays) -> Figure:
     """Two rows per field: truth and predictions, then the error below each prediction."""
     num_columns = 1 + len(predictions)
-    figure = _figure(1.2 + 1.7 * num_columns, 0.7 + 3.6 * len(fields))
+    figure = new_figure(1.2 + 1.7 * num_columns, 0.7 + 3.6 * len(fields))
     panels = figure.subplots(2 * len(fields), num_columns, squeeze=False)
     scores = {method: _scores(u_pred[-1:], u_ref[-1:])[0] for method, u_pred in predictions.items()}
     for channel, field in enumerate(fields):
@@ -186,7 +189,7 @@ def _draw_images(panels: Sequence[Axes], planes: Sequence[np.ndarray], style: di
 def _panels(names: list[str], xlabel: str, ylabel: str) -> tuple[Figure, dict[str, Axes]]:
     num_columns = min(4, max(len(names), 1))
     num_rows = -(-len(names) // num_columns)
-    figure = _figure(max(5.5, 2.8 * num_columns), 0.9 + 2.0 * num_rows)
+    figure = new_figure(max(5.5, 2.8 * num_columns), 0.9 + 2.0 * num_rows)
     panels = {name: figure.add_subplot(num_rows, num_columns, i + 1) for i, name in enumerate(names)}
     for i, (name, panel) in enumerate(panels.items()):
         panel.set_title(_wrapped(name, 30), fontsize=SMALL)
@@ -197,7 +200,8 @@ def _panels(names: list[str], xlabel: str, ylabel: str) -> tuple[Figure, dict[st
     return figure, panels
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty page of so many inches."""
     figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -225,7 +229,8 @@ def _log_axis(panel: Axes, values: np.ndarray) -> None:
         panel.set_ylim(0.99 * 10.0 ** np.floor(exponents.min()), 1.01 * 10.0 ** (np.floor(exponents.max()) + 1))
 
 
-def _colour(method: str) -> str:
+def colour_of(method: str) -> str:
+    """The colour of a method, the same in all figures."""
     return COLOURS.get(method, OTHER_COLOUR)
 
 

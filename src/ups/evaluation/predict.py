@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ups.config import EvaluationConfig
 from ups.data.pdebench import FAMILIES
-from ups.emulator import Emulator, Setting
+from ups.emulator import Correction, Emulator, Setting
+from ups.evaluation import OFF
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
 from ups.rollout import rollout
 
@@ -27,6 +28,14 @@ Predictions = dict[tuple[str, str], Prediction]
 """(method, horizon) -> the T - 1 snapshots after the first, or the one of a steady family."""
 
 
+@dataclass(frozen=True)
+class Stepper:
+    """How to make a method's step z -> z_next for a setting, and the size of its ensemble."""
+
+    step_of: Callable[[Setting], Callable[[Tensor], Tensor]]
+    num_members: int
+
+
 def predict(
     emulator: Emulator, u_ref: Tensor, setting: Setting, config: EvaluationConfig, generator: torch.Generator
 ) -> Predictions:
@@ -41,12 +50,74 @@ def predict(
         ("codec", "one_step"): decoded,
         ("codec", "rollout"): decoded,
     }
-    for method, (step_of, members) in _steppers(emulator, config, generator).items():
-        ensemble = setting.repeated(members)
-        predictions[method, "one_step"] = _one_step(emulator, step_of(ensemble), setting.family, z_ref, truth, members)
-        z_pred = rollout(step_of(ensemble), z_ref[:, 0].repeat(members, 1, 1), z_ref.shape[1] - 1)[:, 1:]
-        predictions[method, "rollout"] = _prediction(emulator.decode(z_pred, setting.family), truth)
-    return predictions
+    if emulator.operator is None:
+        return predictions
+    by_operator = advance(emulator, operator_stepper(emulator), setting, truth, z_ref)
+    methods = {"operator": by_operator}
+    for method in correctors(emulator):
+        methods[method] = by_operator
+        correction = emulator.corrections.get((method, setting.family))
+        if correction is not None:
+            stepper = corrected_stepper(emulator, method, correction, config.ensemble_size, generator)
+            methods[method] = advance(emulator, stepper, setting, truth, z_ref)
+    return predictions | {(method, horizon): both[horizon] for method, both in methods.items() for horizon in HORIZONS}
+
+
+def correctors(emulator: Emulator) -> list[str]:
+    """The methods that sample residuals, as far as they were trained."""
+    models = {"diffusion": emulator.denoiser, "consistency": emulator.student}
+    return [method for method, model in models.items() if model is not None]
+
+
+def mode(emulator: Emulator, method: str, family: str) -> str | None:
+    """How a method samples residuals, or that it is off; None for a method that never does."""
+    if method not in correctors(emulator):
+        return None
+    correction = emulator.corrections.get((method, family))
+    return OFF if correction is None else correction.mode
+
+
+def operator_stepper(emulator: Emulator) -> Stepper:
+    """The operator without corrector."""
+    return Stepper(emulator.operator_step, 1)
+
+
+def corrected_stepper(
+    emulator: Emulator, method: str, correction: Correction, num_members: int, generator: torch.Generator
+) -> Stepper:
+    """The operator with residuals drawn by the denoiser or by the student."""
+    make = emulator.diffusion_step if method == "diffusion" else emulator.consistency_step
+    return Stepper(lambda setting: make(setting, correction, generator), num_members)
+
+
+def advance(
+    emulator: Emulator, stepper: Stepper, setting: Setting, truth: Tensor, z_ref: Tensor
+) -> dict[str, Prediction]:
+    """One step from each snapshot z_ref[:, :-1], and a rollout from the first; truth (B, T - 1, C, *grid)."""
+    return {
+        "one_step": one_step(emulator, stepper, setting, truth, z_ref[:, :-1]),
+        "rollout": whole_rollout(emulator, stepper, setting, truth, z_ref[:, 0]),
+    }
+
+
+def one_step(emulator: Emulator, stepper: Stepper, setting: Setting, truth: Tensor, z_ref: Tensor) -> Prediction:
+    """Snapshots z_ref (B, T, N, D) advanced by one step each, beside truth (B, T, C, *grid).
+
+    One snapshot of every trajectory and member at a time bounds the memory.
+    """
+    step, parts = stepper.step_of(setting.repeated(stepper.num_members)), []
+    for t in range(truth.shape[1]):
+        u = emulator.decode(step(z_ref[:, t].repeat(stepper.num_members, 1, 1)), setting.family)
+        parts.append(_prediction(u[:, None], truth[:, t : t + 1]))
+    errors = [part.ensemble for part in parts if part.ensemble is not None]
+    return Prediction(torch.cat([part.u for part in parts], 1), EnsembleErrors.joined(errors) if errors else None)
+
+
+def whole_rollout(emulator: Emulator, stepper: Stepper, setting: Setting, truth: Tensor, z_0: Tensor) -> Prediction:
+    """Rollouts from z_0 (B, N, D), beside truth (B, T, C, *grid)."""
+    step = stepper.step_of(setting.repeated(stepper.num_members))
+    z_pred = rollout(step, z_0.repeat(stepper.num_members, 1, 1), truth.shape[1])[:, 1:]
+    return _prediction(emulator.decode(z_pred, setting.family), truth)
 
 
 def _steady(emulator: Emulator, z_ref: Tensor, setting: Setting) -> Predictions:
@@ -54,34 +125,6 @@ def _steady(emulator: Emulator, z_ref: Tensor, setting: Setting) -> Predictions:
     if emulator.steady is not None:
         steady["steady"] = emulator.decode(emulator.solve_steady(setting)[:, None], setting.family)
     return {(method, horizon): Prediction(u) for method, u in steady.items() for horizon in HORIZONS}
-
-
-def _steppers(
-    emulator: Emulator, config: EvaluationConfig, generator: torch.Generator
-) -> dict[str, tuple[Callable[[Setting], Callable[[Tensor], Tensor]], int]]:
-    """Method -> how to make its step for a setting, and the size of its ensemble."""
-    steppers: dict[str, tuple[Callable[[Setting], Callable[[Tensor], Tensor]], int]] = {}
-    if emulator.operator is not None:
-        steppers["operator"] = (emulator.operator_step, 1)
-    if emulator.denoiser is not None:
-        steps = config.diffusion_steps
-        steppers["diffusion"] = (lambda s: emulator.diffusion_step(s, steps, generator), config.ensemble_size)
-    if emulator.student is not None:
-        few = config.consistency_steps
-        steppers["consistency"] = (lambda s: emulator.consistency_step(s, few, generator), config.ensemble_size)
-    return steppers
-
-
-def _one_step(
-    emulator: Emulator, step: Callable[[Tensor], Tensor], family: str, z_ref: Tensor, truth: Tensor, members: int
-) -> Prediction:
-    """Every snapshot but the last, advanced by one step; a few snapshots at a time bound the memory."""
-    parts = []
-    for t in range(truth.shape[1]):
-        u = emulator.decode(step(z_ref[:, t].repeat(members, 1, 1)), family)
-        parts.append(_prediction(u[:, None], truth[:, t : t + 1]))
-    errors = [part.ensemble for part in parts if part.ensemble is not None]
-    return Prediction(torch.cat([part.u for part in parts], 1), EnsembleErrors.joined(errors) if errors else None)
 
 
 def _prediction(u: Tensor, truth: Tensor) -> Prediction:

@@ -1,5 +1,6 @@
 """Put the trained models of a run together and score them."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -7,49 +8,81 @@ import torch
 
 from ups.config import EvaluationConfig
 from ups.data.latent_cache import LatentCache
-from ups.emulator import Emulator
-from ups.evaluation.evaluate import evaluate
+from ups.emulator import Correction, Emulator
+from ups.evaluation import OFF
+from ups.evaluation.evaluate import Subject, evaluate, held_out
 from ups.models.codec import codec_from
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator
+from ups.models.sizes import from_settings
 from ups.models.steady import SteadyModel
 from ups.models.weights import load_model
 from ups.progress import ProgressBar
 
 MODELS = {
     "codec": codec_from,
-    "operator": Operator,
-    "diffusion": Denoiser,
-    "consistency": Denoiser,
-    "steady": SteadyModel,
+    "operator": from_settings(Operator),
+    "diffusion": from_settings(Denoiser),
+    "consistency": from_settings(Denoiser),
+    "steady": from_settings(SteadyModel),
 }
 
 
-def score(
-    folder: Path,
-    latent_cache: dict[str, Any],
-    stages: dict[str, dict[str, Any]],
-    config: EvaluationConfig,
-    device: str,
-    raw: Path,
-    data_root: Path,
-) -> dict[str, Any]:
-    """Evaluate what was trained; arrays for the figures go into `folder`, records are returned."""
-    cache = LatentCache.open(data_root / latent_cache["path"], latent_cache["key"])
-    models = {
-        stage: None if "untrained" in receipt else load_model(MODELS[stage], data_root, receipt).to(device)
-        for stage, receipt in stages.items()
+@dataclass(frozen=True)
+class Trained:
+    """Receipts of what a run has trained: the latent cache and its stages, with files below `data_root`.
+
+    Among the stages may be `corrector`, what `choose_corrector` decided; without it no residuals are drawn.
+    """
+
+    latent_cache: dict[str, Any]
+    stages: dict[str, dict[str, Any]]
+    data_root: Path
+
+    def cache(self) -> LatentCache:
+        """The latents that the stages learned on."""
+        return LatentCache.open(self.data_root / self.latent_cache["path"], self.latent_cache["key"])
+
+    def emulator(self, device: str) -> Emulator:
+        """The models of the stages put together; those that are not among them are None."""
+        models = {
+            stage: load_model(make, self.data_root, self.stages[stage]).to(device)
+            for stage, make in MODELS.items()
+            if "untrained" not in self.stages.get(stage, {"untrained": ""})
+        }
+        return Emulator(
+            codec=models["codec"],
+            operator=models.get("operator"),
+            denoiser=models.get("diffusion"),
+            student=models.get("consistency"),
+            steady=models.get("steady"),
+            corrections=corrections(self.stages["corrector"]) if "corrector" in self.stages else {},
+        )
+
+
+def score(folder: Path, trained: Trained, config: EvaluationConfig, device: str, raw: Path) -> dict[str, Any]:
+    """Evaluate what was trained on the test split; arrays for the figures go into `folder`, records are returned."""
+    subjects = held_out(trained.cache(), raw, "test")
+    return {
+        "records": score_subjects(folder, trained.emulator(device), subjects, config, device),
+        "datasets": {subject.dataset.name: subject.dataset.family for subject in subjects},
     }
-    emulator = Emulator(
-        codec=models["codec"],
-        operator=models["operator"],
-        denoiser=models["diffusion"],
-        student=models["consistency"],
-        steady=models["steady"],
-        sigma_range=(config.sigma_min, config.sigma_max),
-    )
-    total = sum(len(entry["split"]["test"]) for entry in cache.datasets.values())
+
+
+def score_subjects(
+    folder: Path, emulator: Emulator, subjects: list[Subject], config: EvaluationConfig, device: str
+) -> list[dict[str, Any]]:
+    """Records of every subject, with a bar meanwhile."""
+    total = sum(len(subject.trajectories) for subject in subjects)
     with ProgressBar("evaluate", total, "trajectories") as bar:
-        records = evaluate(emulator, cache, raw, config, torch.device(device), folder, bar.advance)
-    families = {name: entry["dataset"]["family"] for name, entry in sorted(cache.datasets.items())}
-    return {"records": records, "datasets": families}
+        return evaluate(emulator, subjects, config, torch.device(device), folder, bar.advance)
+
+
+def corrections(corrector: dict[str, Any]) -> dict[tuple[str, str], Correction]:
+    """What was decided, by method and family; where a method is off there is nothing."""
+    return {
+        (method, family): Correction(**how)
+        for family, methods in corrector["families"].items()
+        for method, how in methods.items()
+        if how["mode"] != OFF
+    }

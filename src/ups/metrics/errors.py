@@ -17,6 +17,11 @@ def nRMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
     return rms(u_pred - u_ref) / rms(u_ref).clamp_min(EPS)
 
 
+def MAE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
+    """Mean over space of |u_pred - u_ref|: (B, T, C, *grid) -> (B, T, C); the CRPS of a single prediction."""
+    return _spatial_mean((u_pred - u_ref).abs())
+
+
 def VRMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
     """RMSE / sqrt(variance over space of u_ref + 1e-7): (B, T, C, *grid) -> (B, T, C); 1 predicts the mean.
 

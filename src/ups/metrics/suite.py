@@ -10,7 +10,7 @@ from torch import Tensor
 from ups.metrics.bootstrap import bootstrap_interval, mean, median
 from ups.metrics.compat import CompatSuite
 from ups.metrics.ensembles import EnsembleErrors, EnsembleSuite
-from ups.metrics.errors import L2RE, VRMSE, conservation_drift, correlation_time
+from ups.metrics.errors import L2RE, MAE, VRMSE, conservation_drift, correlation_time
 from ups.metrics.pdebench import MetricSuite, snapshot_errors
 from ups.metrics.running import SampleMeans
 from ups.metrics.spectra import band_scores, radial_spectrum
@@ -41,7 +41,7 @@ class ScoreSuite:
     """All scores of one method and horizon.
 
     - the metrics of `MetricSuite`, and those of `CompatSuite` under `pdebench_compat/`
-    - `L2RE`, `VRMSE`: means over samples and channels (and times)
+    - `MAE`, `L2RE`, `VRMSE`: means over samples and channels (and times)
     - `band_error_<i>`, `band_energy_<i>`: see `band_scores`
     - for rollouts `correlation_time`, the median over trajectories, in steps, and, where the equation conserves the
       channels `conserved`, `conservation_drift`, the mean over these, times and trajectories
@@ -67,6 +67,7 @@ class ScoreSuite:
         scores = {
             "nRMSE": errors.nRMSE,
             "RMSE": errors.rms,
+            "MAE": MAE(u_pred, truth.u),
             "bRMSE": errors.boundary_rms,
             "L2RE": L2RE(u_pred, truth.u),
             "VRMSE": VRMSE(u_pred, truth.u),

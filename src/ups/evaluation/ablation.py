@@ -1,0 +1,97 @@
+"""The ablation: what each variant of the operator scores on the validation split, relative to base."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean, geometric_mean
+from typing import Any
+
+from ups.config import BASE, EvaluationConfig
+from ups.data.pdebench import FAMILIES
+from ups.evaluation.evaluate import held_out
+from ups.evaluation.score import Trained, score_subjects
+
+HORIZONS = ("one_step", "rollout")
+METRIC, METHOD = "nRMSE", "operator"
+NOTE = (
+    "Validation split, physical units. First table: geometric mean over families of nRMSE divided by that of base with "
+    "the same seed, below 1 is better; time of a step with all its unrolled steps, measured in turns. Second table: "
+    "nRMSE of one step / of the rollout."
+)
+
+
+def score_variant(folder: Path, trained: Trained, config: EvaluationConfig, device: str, raw: Path) -> dict[str, Any]:
+    """{"row": {"one_step", "rollout": {family: nRMSE}, "parameters"}} of one operator."""
+    transient = [s for s in held_out(trained.cache(), raw, "valid") if not FAMILIES[s.dataset.family].steady]
+    emulator = trained.emulator(device)
+    assert emulator.operator is not None
+    records = score_subjects(folder, emulator, transient, config, device)
+    row: dict[str, Any] = {horizon: _by_family(records, horizon) for horizon in HORIZONS}
+    row["parameters"] = sum(parameter.numel() for parameter in emulator.operator.parameters())
+    return {"row": row}
+
+
+def _by_family(records: list[dict[str, Any]], horizon: str) -> dict[str, float | None]:
+    """NRMSE of each family, the mean over its datasets; None where one is not finite."""
+    values = defaultdict(list)
+    for record in records:
+        if (record["method"], record["metric"], record["horizon"]) == (METHOD, METRIC, horizon):
+            values[record["family"]].append(record["value"])
+    return {family: None if None in found else fmean(found) for family, found in values.items()}
+
+
+def compare(rows: list[dict[str, Any]], seconds_per_step: dict[str, float]) -> list[dict[str, Any]]:
+    """The rows with "relative" and "milliseconds_per_step".
+
+    "relative" is {horizon: geometric mean over families of nRMSE over that of base}, None if one is not finite; base is
+    the row of variant `base` with the same seed.
+    """
+    bases = {row["seed"]: row for row in rows if row["variant"] == BASE}
+    return [
+        row
+        | {"relative": {horizon: _relative(row[horizon], bases[row["seed"]][horizon]) for horizon in HORIZONS}}
+        | {"milliseconds_per_step": 1000 * seconds_per_step[row["variant"]]}
+        for row in rows
+    ]
+
+
+def _relative(errors: dict[str, float | None], base: dict[str, float | None]) -> float | None:
+    ratios = [_ratio(errors[family], base[family]) for family in base]
+    return geometric_mean(ratio for ratio in ratios if ratio is not None) if None not in ratios else None
+
+
+def _ratio(error: float | None, base: float | None) -> float | None:
+    return None if error is None or not base else error / base
+
+
+def ablation_text(rows: list[dict[str, Any]]) -> str:
+    """Markdown: one line per variant and seed, first summed up, then family by family."""
+    lines = ["# Ablation of the operator", "", NOTE, ""]
+    lines += [
+        "| variant | changed | seed | one step | rollout | parameters | ms per step |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        relative = " | ".join(_number(row["relative"][horizon]) for horizon in HORIZONS)
+        changed = ", ".join(_changes(row["overrides"]))
+        cost = f"{row['parameters']:,} | {_number(row['milliseconds_per_step'])}"
+        lines.append(f"| {row['variant']} | {changed} | {row['seed']} | {relative} | {cost} |")
+    families = list(rows[0]["one_step"])
+    lines += ["", f"| variant | seed | {' | '.join(families)} |", "|---|---:|" + "---:|" * len(families)]
+    for row in rows:
+        cells = [" / ".join(_number(row[horizon][family]) for horizon in HORIZONS) for family in families]
+        lines.append(f"| {row['variant']} | {row['seed']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _changes(overrides: dict[str, Any], place: str = "") -> list[str]:
+    """`model.levels=2` for {"model": {"levels": 2}}."""
+    changes = []
+    for name, value in overrides.items():
+        inside = isinstance(value, dict)
+        changes += _changes(value, f"{place}{name}.") if inside else [f"{place}{name}={json.dumps(value)}"]
+    return changes
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3g}"

@@ -1,0 +1,130 @@
+"""The table that compares: families x methods, one step and rollout, cost, and everything relative to the FNO."""
+
+from collections.abc import Iterator, Sequence
+from math import exp, isnan, log
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ups.errors import DataFault
+from ups.evaluation import OFF
+from ups.evaluation.costs import FRAME
+from ups.evaluation.plots import colour_of, new_figure
+
+BASELINES = ("persistence", "linear", "unet", "fno")
+OURS = ("operator", "diffusion", "consistency", "steady")
+HORIZONS = {"one_step": "One step", "rollout": "Rollout"}
+STRONG = ("unet", "fno")
+WITHOUT_SAMPLING = ("operator", "steady")
+
+Records = list[dict[str, Any]]
+Errors = dict[tuple[str, str, str], float | None]
+"""(dataset, method, horizon) -> nRMSE, NaN where the method is off."""
+
+
+def errors_of(records: Records, steady: dict[str, bool]) -> Errors:
+    """The nRMSE of every method; `steady` maps every dataset to whether it is.
+
+    Raises:
+        DataFault: a baseline is missing; a table without it would say nothing.
+    """
+    errors = {
+        (r["dataset"], r["method"], r["horizon"]): _OFF if r.get("mode") == OFF else r["value"]
+        for r in records
+        if r["metric"] == "nRMSE"
+    }
+    for dataset, is_steady in steady.items():
+        missing = [m for m in BASELINES[is_steady:] if any((dataset, m, h) not in errors for h in HORIZONS)]
+        if missing:
+            raise DataFault(f"no scores of {', '.join(missing)} on {dataset}: run `kedro run --pipeline baselines`")
+    return errors
+
+
+def comparison(errors: Errors, costs: dict[str, dict[str, float]], note: str) -> str:
+    """Markdown: a table per horizon, then one of costs; `ours` is the operator, or the steady model."""
+    methods = _methods(errors)
+    lines = ["# Comparison", "", note, ""]
+    for horizon, title in HORIZONS.items():
+        lines += [f"## {title}: nRMSE on the test split", "", *_error_rows(errors, methods, horizon), ""]
+    return "\n".join([*lines, "## Cost", "", *_cost_rows(costs), ""])
+
+
+def _methods(errors: Errors) -> list[str]:
+    """Those that were scored, in their usual order."""
+    return [m for m in (*BASELINES, *OURS) if any(m == method for _, method, _ in errors)]
+
+
+def _error_rows(errors: Errors, methods: Sequence[str], horizon: str) -> Iterator[str]:
+    yield _row(["dataset", *methods, "ours / fno", "ours / better of fno, unet"])
+    yield _row(["---"] + ["--:"] * (len(methods) + 2))
+    ratios = []
+    for dataset in sorted({dataset for dataset, _, _ in errors}):
+        values = {method: errors.get((dataset, method, horizon), _ABSENT) for method in methods}
+        fno, strong = (best(values, names) for names in (("fno",), STRONG))
+        ours = best(values, WITHOUT_SAMPLING)
+        ratios.append((_ratio(ours, fno), _ratio(ours, strong)))
+        yield _row([dataset, *map(_shown, values.values()), *map(_shown, ratios[-1])])
+    means = [_geometric_mean([pair[side] for pair in ratios]) for side in (0, 1)]
+    yield _row(["geometric mean", *[""] * len(methods), *map(_shown, means)])
+
+
+def _cost_rows(costs: dict[str, dict[str, float]]) -> Iterator[str]:
+    columns = ("training_seconds", "parameters", FRAME, "speed_up_over_solver")
+    yield _row(["method", *(column.replace("_", " ") for column in columns), f"{FRAME.replace('_', ' ')} / fno"])
+    yield _row(["---"] + ["--:"] * (len(columns) + 1))
+    for method, cost in costs.items():
+        ratio = _ratio(cost.get(FRAME), costs["fno"].get(FRAME))
+        yield _row([method, *(_shown(cost.get(column, _ABSENT)) for column in columns), _shown(ratio)])
+
+
+def draw_comparison(errors: Errors) -> Figure:
+    """One panel per horizon: nRMSE over the datasets, the methods beside each other."""
+    datasets = sorted({dataset for dataset, _, _ in errors})
+    methods = _methods(errors)
+    figure = new_figure(12, 8)
+    panels = figure.subplots(len(HORIZONS), 1, sharex=True)
+    for panel, (horizon, title) in zip(panels, HORIZONS.items(), strict=True):
+        for position, method in enumerate(methods):
+            values = [errors.get((dataset, method, horizon)) for dataset in datasets]
+            offset = (position - (len(methods) - 1) / 2) / (len(methods) + 2)
+            places = [place + offset for place, value in enumerate(values) if value is not None]
+            style = {"marker": "o" if method in OURS else "s", "markersize": 5, "linestyle": "none"}
+            known = [value for value in values if value is not None]
+            panel.plot(places, known, color=colour_of(method), label=method, **style)
+        for edge in range(1, len(datasets)):
+            panel.axvline(edge - 0.5, color="#e4e4e4", linewidth=0.6)
+        panel.set(yscale="log", ylabel="nRMSE", title=title)
+        panel.grid(axis="y", color="#e4e4e4", linewidth=0.6)
+    panels[-1].set_xticks(range(len(datasets)), datasets, rotation=30, ha="right", fontsize=8)
+    panels[0].legend(ncols=8, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.3), frameon=False)
+    return figure
+
+
+_ABSENT, _OFF = float("inf"), float("nan")
+
+
+def best(values: dict[str, float | None], names: Sequence[str]) -> float | None:
+    """The smallest known error among some methods; None where none is finite."""
+    known = [value for name in names if (value := values.get(name)) is not None and value < _ABSENT]
+    return min(known, default=None)
+
+
+def _ratio(value: float | None, reference: float | None) -> float | None:
+    return value / reference if value is not None and reference else None
+
+
+def _geometric_mean(values: Sequence[float | None]) -> float | None:
+    known = [log(value) for value in values if value]
+    return exp(sum(known) / len(known)) if known else None
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "not finite"
+    if isnan(value):
+        return OFF
+    return "" if value == _ABSENT else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,115 @@
+"""Whether and how residuals are drawn for each family, decided on its validation trajectories."""
+
+import math
+from collections import defaultdict
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ups.config import CorrectorConfig, StudentConfig
+from ups.data.pdebench import FAMILIES
+from ups.emulator import Correction
+from ups.evaluation import OFF
+from ups.evaluation.candidates import Candidate, Validation
+from ups.evaluation.evaluate import Subject, held_out
+from ups.evaluation.score import Trained
+from ups.progress import ProgressBar
+
+
+def choose(trained: Trained, config: CorrectorConfig, device: str, raw: Path) -> dict[str, Any]:
+    """Decide for every transient family; a method of one is a correction or off.
+
+    Returns:
+        {"families": {family: {"diffusion", "consistency"}}, "report": {family: what was tried}}.
+    """
+    emulator = trained.emulator(device)
+    subjects: dict[str, list[Subject]] = defaultdict(list)
+    for subject in held_out(trained.cache(), raw, "valid"):
+        if not FAMILIES[subject.dataset.family].steady:
+            subjects[subject.dataset.family].append(subject)
+    families, report = {}, {}
+    with ProgressBar("choose_corrector", len(subjects), "families") as bar:
+        for family, chosen in sorted(subjects.items()):
+            validation = Validation(emulator, chosen, config, torch.device(device))
+            families[family], report[family] = choose_for_family(validation)
+            bar.advance(1)
+    return {"families": families, "report": report}
+
+
+def choose_for_family(validation: Validation) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The decision for each method, and the scores of all that was tried."""
+    tried = try_diffusion(validation)
+    teacher = min(tried, key=lambda candidate: candidate.rank)
+    decision, report = {"diffusion": _decision(teacher), "consistency": {"mode": OFF}}, {}
+    if teacher.qualifies and validation.emulator.student is not None:
+        students = try_consistency(validation, teacher)
+        student = min(students, key=lambda one: _preference(one, teacher, validation.config.student))
+        decision["consistency"], report["accept"] = _decision(student), accept(validation, teacher, student)
+        tried += students
+    candidates = [_finite(asdict(candidate)) for candidate in tried]
+    return decision, report | {"operator": _finite(validation.operator), "candidates": candidates}
+
+
+def try_diffusion(validation: Validation) -> list[Candidate]:
+    """Every start with fresh noise and spread 1; the other memories of the best of them; the other spreads of that."""
+    config = validation.config
+    modes = [("sample", config.sample), *(("refine", start) for start in config.refine)]
+    starts = [Correction(mode, start.sigma, config.sigma_min, start.num_steps, 1.0, 0.0) for mode, start in modes]
+    tried = [validation.candidate("diffusion", start) for start in starts]
+    for name, values in (("memory", config.memories), ("spread", config.spreads)):
+        best = min(tried, key=lambda candidate: candidate.rank).correction
+        variants = [replace(best, **{name: value}) for value in values if value != getattr(best, name)]
+        tried += [validation.candidate("diffusion", variant) for variant in variants]
+    return tried
+
+
+def try_consistency(validation: Validation, teacher: Candidate) -> list[Candidate]:
+    """One and two evaluations from where the teacher starts, with every spread."""
+    config = validation.config
+    variants = product(config.student.num_steps, sorted({1.0, *config.spreads}))
+    return [
+        validation.candidate("consistency", replace(teacher.correction, num_steps=n, spread=s)) for n, s in variants
+    ]
+
+
+def _preference(student: Candidate, teacher: Candidate, limits: StudentConfig) -> tuple[bool, int, tuple]:
+    """Smaller is better: those that qualify and are as good as the teacher, of these the cheapest; then by rank."""
+    is_as_good = (
+        student.qualifies
+        and student.worst_over(teacher, "nRMSE") <= limits.max_nrmse
+        and student.worst_over(teacher, "CRPS") <= limits.max_crps
+    )
+    return not is_as_good, student.correction.num_steps * is_as_good, student.rank
+
+
+def accept(validation: Validation, teacher: Candidate, student: Candidate) -> dict[str, Any]:
+    """What the student gains over the teacher, and whether that is what is asked of it."""
+    limits = validation.config.student
+    evaluations = teacher.correction.num_steps / student.correction.num_steps
+    found = {
+        "nRMSE": student.worst_over(teacher, "nRMSE"),
+        "CRPS": student.worst_over(teacher, "CRPS"),
+        "evaluations": evaluations,
+        "wall_time": validation.wall_time_ratio(teacher, student),
+    }
+    accepted = (
+        found["nRMSE"] <= limits.max_nrmse
+        and found["CRPS"] <= limits.max_crps
+        and found["evaluations"] >= limits.min_evaluations
+        and found["wall_time"] >= limits.min_wall_time
+    )
+    return _finite(found) | {"num_steps": student.correction.num_steps, "accepted": accepted}
+
+
+def _decision(candidate: Candidate) -> dict[str, Any]:
+    return asdict(candidate.correction) if candidate.qualifies else {"mode": OFF}
+
+
+def _finite(content: Any) -> Any:
+    """The same with None for numbers that JSON cannot hold."""
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    return None if isinstance(content, float) and not math.isfinite(content) else content

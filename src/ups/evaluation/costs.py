@@ -1,0 +1,147 @@
+"""What a predicted frame costs: every method and the solver that made the data, in turns on the same trajectories."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups.data.latent_cache import LatentCache
+from ups.data.pdebench import FAMILIES
+from ups.emulator import Emulator, Setting
+from ups.evaluation.baselines import grid_emulator
+from ups.evaluation.evaluate import Subject, batches, held_out
+from ups.evaluation.predict import corrected_stepper, correctors, operator_stepper
+from ups.evaluation.score import Trained
+from ups.files import WEIGHTS
+from ups.models.weights import load
+from ups.rollout import rollout
+from ups.run import training_seconds
+from ups.solvers import draw, solve
+
+NUM_ROUNDS = 5
+NUM_TRAJECTORIES = 4
+ALL_AT_ONCE = 2**62
+FRAME = "milliseconds_per_frame"
+STAGES_OF = {
+    "operator": ("codec", "operator"),
+    "diffusion": ("codec", "operator", "diffusion"),
+    "consistency": ("codec", "operator", "diffusion", "consistency"),
+    "steady": ("codec", "steady"),
+}
+
+Predict = Callable[[], object]
+
+
+def total_costs(
+    trained: Trained,
+    baselines: dict[str, dict[str, dict[str, Any]]],
+    points: dict[str, Any],
+    fields: LatentCache,
+    device: str,
+    raw: Path,
+) -> dict[str, Any]:
+    """{"methods": {method: {"training_seconds", "parameters", "milliseconds_per_frame", "speed_up_over_solver"}}}.
+
+    The last two are geometric means over families; {"milliseconds_per_frame": {family: {method: value}}} has them all.
+    Receipts of `baselines` are by kind and family. What a method trains on is counted: the corrector's operator, the
+    operator's codec.
+    """
+    ours, where = trained.emulator(device), torch.device(device)
+    on_grid = {subject.dataset.name: subject for subject in held_out(fields, raw, "test")}
+    frames: dict[str, dict[str, float]] = {}
+    for subject in held_out(trained.cache(), raw, "test"):
+        family = subject.dataset.family
+        references = {
+            kind: grid_emulator(family, receipts[family], points, device, trained.data_root)
+            for kind, receipts in baselines.items()
+        }
+        frames[family] = milliseconds_per_frame(ours, subject, references, on_grid[subject.dataset.name], where)
+    folders = {name: [trained.data_root / r["path"] for r in receipts.values()] for name, receipts in baselines.items()}
+    known = {n: trained.data_root / r["path"] for n, r in trained.stages.items() if "untrained" not in r}
+    folders |= {method: [known[s] for s in stages if s in known] for method, stages in STAGES_OF.items()}
+    methods = {
+        method: {
+            "training_seconds": sum(training_seconds(folder) for folder in paths),
+            "parameters": sum(_num_parameters(folder) for folder in paths),
+            FRAME: _mean([times[method] for times in frames.values() if method in times]),
+            "speed_up_over_solver": _mean([t["solver"] / t[method] for t in frames.values() if method in t]),
+        }
+        for method, paths in folders.items()
+        if any(method in times for times in frames.values())
+    }
+    return {"methods": methods, FRAME: frames}
+
+
+def _num_parameters(folder: Path) -> int:
+    return sum(value.numel() for value in load(folder / WEIGHTS)["weights"].values())
+
+
+def _mean(values: list[float]) -> float:
+    """Geometric."""
+    return float(np.exp(np.mean(np.log(values))))
+
+
+@torch.no_grad()
+def milliseconds_per_frame(
+    ours: Emulator, subject: Subject, baselines: dict[str, Emulator], on_grid: Subject, device: torch.device
+) -> dict[str, float]:
+    """Of every method on the first trajectories of a subject, decoded and per trajectory; `solver` for its own solver.
+
+    `on_grid` is the same subject for the baselines, which are in the operator's or the steady model's place. Diffusion
+    and consistency: one member.
+    """
+    chosen = subject.trajectories[:NUM_TRAJECTORIES]
+    contenders = _rollouts("", ours, replace(subject, trajectories=chosen), device)
+    for name, emulator in baselines.items():
+        contenders |= _rollouts(name, emulator, replace(on_grid, trajectories=chosen), device)
+    contenders["solver"] = _solution(subject)
+    num_frames = max(1, len(subject.dataset.times) - 1) * len(chosen)
+    return {name: 1e3 * seconds / num_frames for name, seconds in _in_turns(contenders, device).items()}
+
+
+def _in_turns(contenders: dict[str, Predict], device: torch.device) -> dict[str, float]:
+    """Median seconds of each over rounds; one round before them warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(1 + NUM_ROUNDS):
+        for name, predict in contenders.items():
+            started = time.perf_counter()
+            predict()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: median(times[1:]) for name, times in seconds.items()}
+
+
+def _rollouts(name: str, emulator: Emulator, subject: Subject, device: torch.device) -> dict[str, Predict]:
+    """A rollout of each method of an emulator; a baseline's is called by its own `name`."""
+    u_ref, setting = next(batches(emulator, subject, ALL_AT_ONCE, device))
+    if FAMILIES[setting.family].steady:
+        return {name or "steady": lambda: emulator.decode(emulator.solve_steady(setting)[:, None], setting.family)}
+    z_0, num_steps = emulator.encode(u_ref[:, 0], setting.family), u_ref.shape[1] - 1
+    steppers = {name or "operator": operator_stepper(emulator)}
+    for method in correctors(emulator):
+        correction = emulator.corrections.get((method, setting.family))
+        if correction is not None:
+            generator = torch.Generator(device).manual_seed(0)
+            steppers[method] = corrected_stepper(emulator, method, correction, 1, generator)
+
+    def rolling(step_of: Callable[[Setting], Callable[[Tensor], Tensor]]) -> Predict:
+        return lambda: emulator.decode(rollout(step_of(setting), z_0, num_steps), setting.family)
+
+    return {method: rolling(stepper.step_of) for method, stepper in steppers.items()}
+
+
+def _solution(subject: Subject) -> Predict:
+    """As many trajectories from fresh initial states, in one go, as the data were made."""
+    dataset, family = subject.dataset, subject.dataset.family
+    own = {"mach": dataset.parameters.get("mach")} if family.startswith("compressible") else {}
+    count = range(min(NUM_TRAJECTORIES, len(subject.trajectories)))
+    u_0, drawn = draw(family, count, dataset.grid, 0, **own)
+    times = dataset.times if len(dataset.times) > 1 else (0.0,)
+    return lambda: solve(family, u_0, {**dataset.parameters, **drawn}, times)

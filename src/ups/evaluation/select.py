@@ -1,0 +1,165 @@
+"""Whether choosing among candidates helps: decided per family on the validation split, confirmed on the test split."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.config import SelectionConfig
+from ups.data.pdebench import FAMILIES
+from ups.emulator import Correction, Emulator
+from ups.evaluation.evaluate import Subject, batches, held_out
+from ups.evaluation.predict import mode
+from ups.evaluation.rewards import Physics
+from ups.evaluation.score import Trained
+from ups.evaluation.scorer import Scorer
+from ups.evaluation.trials import Batch, Key, Outcome, Trial, sampler_of
+from ups.metrics.bootstrap import bootstrap_interval, mean
+from ups.progress import ProgressBar
+from ups.solvers import SIMULATED_FAMILIES
+
+CHOOSING = ("best", "weighted", "beam")
+MIN_TRAJECTORIES = 8  # of a family; an interval over fewer says nothing about the rest
+
+
+@torch.no_grad()
+def select_all(trained: Trained, config: SelectionConfig, device: str, raw: Path) -> dict[str, Any]:
+    """Compute-accuracy curves of every dataset, the decision of every family, and its test where that is on.
+
+    Families whose equation we do not know have no rewards; steady ones no candidates: both are left out.
+
+    Returns:
+        {"families": {family: decision}, "datasets": {dataset: what the rewards are worth}, "records": [...]}
+    """
+    emulator, cache = trained.emulator(device), trained.cache()
+    valid, test = (_transient(held_out(cache, raw, split), config.max_trajectories) for split in ("valid", "test"))
+    scorers: dict[str, Scorer] = {}
+    errors: dict[str, list[dict[Key, Tensor]]] = {}
+    datasets: dict[str, Any] = {}
+    records: list[dict[str, Any]] = []
+    with ProgressBar("select", len(valid) + len(test), "datasets") as bar:
+        for subject in valid:
+            name, trial = subject.dataset.name, _trial(subject, emulator, config, device)
+            scorers[name], ratios = trial.fit(_batches(subject, trial))
+            outcome = trial.run(_batches(subject, trial), scorers[name])
+            errors.setdefault(subject.dataset.family, []).append(outcome.errors)
+            drawn = {"sampler": config.sampler, "corrector": mode(emulator, config.sampler, subject.dataset.family)}
+            datasets[name] = drawn | _worth(outcome, scorers[name], ratios, config.seed)
+            records += _records(subject, "valid", outcome, trial)
+            bar.advance(1)
+        families = {family: decide(_joined(parts), config.seed) for family, parts in errors.items()}
+        confirmed: dict[str, list[dict[Key, Tensor]]] = {}
+        for subject in test:
+            decision, trial = families[subject.dataset.family], _trial(subject, emulator, config, device)
+            if decision["is_on"]:
+                outcome = trial.run(_batches(subject, trial), scorers[subject.dataset.name])
+                confirmed.setdefault(subject.dataset.family, []).append(outcome.errors)
+                records += _compared(_records(subject, "test", outcome, trial), decision)
+            bar.advance(1)
+    for family, parts in confirmed.items():
+        chosen = (families[family]["method"], families[family]["num_members"])
+        families[family]["test_gains"] = _gains(_joined(parts), chosen, config.seed)
+    return {"families": families, "datasets": datasets, "records": records}
+
+
+def decide(errors: dict[Key, Tensor], seed: int) -> dict[str, Any]:
+    """Whether to choose, and how, from validation errors (N,) of the trajectories of a family.
+
+    The way with the smallest mean error is on if it beats the mean of as many members, a single member and the operator
+    alone: the 95 % interval of each paired difference lies above 0.
+    """
+    ways = [key for key in errors if key[0] in CHOOSING and key[1] > 1]
+    num_trajectories = len(next(iter(errors.values())))
+    if not ways:
+        return {"is_on": False, "num_trajectories": num_trajectories}
+    method, size = min(ways, key=lambda key: float(errors[key].mean()))
+    gains = _gains(errors, (method, size), seed)
+    is_better = all(gain["low"] > 0 for gain in gains.values())
+    is_on = is_better and num_trajectories >= MIN_TRAJECTORIES
+    return {
+        "is_on": is_on,
+        "method": method,
+        "num_members": size,
+        "gains": gains,
+        "num_trajectories": num_trajectories,
+    }
+
+
+def _gains(errors: dict[Key, Tensor], chosen: Key, seed: int) -> dict[str, dict[str, float]]:
+    """Over each rival the mean of the paired difference in error, with its 95 % interval over trajectories."""
+    gains = {}
+    for rival in (("mean", chosen[1]), ("single", 1), ("operator", 1)):
+        difference = errors[rival] - errors[chosen]
+        low, high = bootstrap_interval(difference, mean, seed)
+        gains[rival[0]] = {"value": float(difference.mean()), "low": low, "high": high}
+    return gains
+
+
+def _transient(subjects: list[Subject], max_trajectories: int) -> list[Subject]:
+    known = [s for s in subjects if s.dataset.family in SIMULATED_FAMILIES and not FAMILIES[s.dataset.family].steady]
+    return [replace(subject, trajectories=subject.trajectories[:max_trajectories]) for subject in known]
+
+
+def _trial(subject: Subject, emulator: Emulator, config: SelectionConfig, device: str) -> Trial:
+    """Candidates are drawn as the corrector decided, and where it is off as the configuration says."""
+    start = config.where_off
+    otherwise = Correction("sample", start.sigma, config.sigma_min, start.num_steps, 1.0, 0.0)
+    correction = emulator.corrections.get((config.sampler, subject.dataset.family), otherwise)
+    sampler = sampler_of(emulator, config.sampler, correction)
+    return Trial(emulator, Physics.of(subject.dataset), sampler, config, torch.device(device))
+
+
+def _batches(subject: Subject, trial: Trial) -> Iterator[Batch]:
+    return batches(trial.emulator, subject, trial.config.batch_tokens // trial.num_members, trial.device)
+
+
+def _joined(parts: list[dict[Key, Tensor]]) -> dict[Key, Tensor]:
+    """The trajectories of all datasets of a family."""
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+
+def _worth(outcome: Outcome, scorer: Scorer, ratios: dict[str, float], seed: int) -> dict[str, Any]:
+    """Rank correlation of score and error with its interval, and per reward its weight and ratio to the truth's.
+
+    A candidate that diverged leaves no ratio.
+    """
+    rho = torch.cat(outcome.rank_correlations)
+    low, high = bootstrap_interval(rho, mean, seed)
+    rewards = {
+        name: {"weight": scorer.weights[name], "ratio_to_truth": ratio if math.isfinite(ratio) else None}
+        for name, ratio in ratios.items()
+    }
+    return {"rank_correlation": {"value": float(rho.mean()), "low": low, "high": high}, "rewards": rewards}
+
+
+def _records(subject: Subject, split: str, outcome: Outcome, trial: Trial) -> list[dict[str, Any]]:
+    """One record per way to choose; `evaluations` and `seconds` are per trajectory."""
+    num_steps, records = len(subject.dataset.times) - 1, []
+    for (method, size), errors in outcome.errors.items():
+        low, high = bootstrap_interval(errors, mean, trial.config.seed)
+        record = {
+            "family": subject.dataset.family,
+            "dataset": subject.dataset.name,
+            "split": split,
+            "method": method,
+            "num_members": size,
+            "evaluations": num_steps * (1 if method == "operator" else size * trial.sampler.evaluations),
+            "seconds": outcome.seconds[method, size] / len(errors),
+            "nRMSE": float(errors.mean()),
+            "low": low,
+            "high": high,
+            "num_trajectories": len(errors),
+        }
+        records.append(record)
+    return records
+
+
+def _compared(records: list[dict[str, Any]], decision: dict[str, Any]) -> list[dict[str, Any]]:
+    """The records of the chosen way, and of what it has to beat."""
+    size = decision["num_members"]
+    shown = {(decision["method"], size), ("mean", size), ("single", 1), ("operator", 1)}
+    return [record for record in records if (record["method"], record["num_members"]) in shown]
