@@ -2,20 +2,35 @@
 
 from kedro.pipeline import Pipeline
 
-from ups.pipelines import benchmark, data, evaluation, profiling, training, tuning
+from ups.pipelines import (
+    ablation,
+    baselines,
+    benchmark,
+    data,
+    evaluation,
+    finetune,
+    profiling,
+    selection,
+    training,
+    tuning,
+)
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """`full` is the whole house, `data`, `training` and `evaluation` are its rooms; the others measure it."""
+    """`full` is the whole house of `data`, `training` and `evaluation`; the others go on from it, or compare it."""
     rooms = {
         "data": data.create_pipeline(),
         "training": training.create_pipeline(),
         "evaluation": evaluation.create_pipeline(),
     }
     tools = {
+        "baselines": baselines.create_pipeline(),
+        "ablation": ablation.create_pipeline(),
+        "finetune": finetune.create_pipeline(),
         "tune": tuning.create_pipeline(),
         "profile": profiling.create_pipeline(),
         "benchmark": benchmark.create_pipeline(),
+        "selection": selection.create_pipeline(),
     }
     full = sum(rooms.values(), Pipeline([]))
     return {"__default__": full, "full": full, **rooms, **tools}

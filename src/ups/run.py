@@ -65,6 +65,20 @@ def metric_lines(folder: Path) -> list[str]:
     return text.split("\n")[:-1]
 
 
+def last_validation(folder: Path) -> float:
+    """The validation loss with which a finished training ended."""
+    return next(value for line in reversed(metric_lines(folder)) if (value := json.loads(line).get("valid_loss")))
+
+
+def training_seconds(folder: Path) -> float:
+    """How long the steps of a training took as it was logged, without its validations."""
+    seconds, last = 0.0, 0
+    for line in map(json.loads, metric_lines(folder)):
+        if "steps_per_second" in line:
+            seconds, last = seconds + (line["step"] - last) / line["steps_per_second"], line["step"]
+    return seconds
+
+
 def append_metrics(folder: Path, step: int, metrics: dict[str, float]) -> None:
     """Append one line to `metrics.jsonl`; rank 0 only."""
     line = json.dumps({"step": step, "time": time.time(), **metrics})

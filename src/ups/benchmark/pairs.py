@@ -33,7 +33,7 @@ def switch_pairs(families: list[str]) -> dict[str, Pair]:
     return pairs
 
 
-def all_switches_pair(families: list[str], model: dict[str, int], batch_tokens: int) -> dict[str, Pair]:
+def all_switches_pair(families: list[str], model: dict[str, Any], batch_tokens: int) -> dict[str, Pair]:
     """Bfloat16, compiled and fused against none of them, for a model of another size, in one thread."""
     size = PLAIN_CONFIG | {"model": model, "batch_tokens": batch_tokens}
     off = plain(families, 1) | {"config": size}

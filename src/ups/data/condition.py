@@ -27,5 +27,10 @@ def condition_features(dataset: Dataset) -> list[float]:
     return features
 
 
+def boundary_feature(axis: int, boundary: str) -> int:
+    """The place in `condition_features` of whether an axis has this boundary condition."""
+    return 2 + 2 * len(PARAMETERS) + axis * (1 + len(BOUNDARIES)) + 1 + BOUNDARIES.index(boundary)
+
+
 def _log10(value: float) -> float:
     return math.log10(max(abs(value), 1e-12))

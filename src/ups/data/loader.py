@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self
@@ -47,7 +48,8 @@ class LatentBatch(Batch):
     """Latent pairs of one family.
 
     z and z_next are (B, N, D), coefficients (B, N, D_c) with D_c = 0 where the PDE has no coefficient fields,
-    condition is (B, K). In a steady family z_next is the solution and z is empty, (B, N, 0).
+    condition is (B, K). In a steady family z_next is the solution and z is empty, (B, N, 0). Where several steps are
+    asked for, `window` (B, H + 1, N, D) has consecutive states: number `offset` (B,) is z, the next one z_next.
     """
 
     domain: Domain
@@ -55,6 +57,20 @@ class LatentBatch(Batch):
     z_next: Tensor
     coefficients: Tensor
     condition: Tensor
+    window: Tensor | None = None
+    offset: Tensor | None = None
+
+    def states(self, horizon: int) -> tuple[Tensor, ...]:
+        """The state z and the h snapshots after it, each (B, N, D); h = `horizon`, or H where that is less.
+
+        Where fewer than h snapshots follow z they begin earlier, with the last state that h snapshots follow.
+        """
+        if self.window is None or self.offset is None:
+            return self.z, self.z_next
+        h = min(horizon, self.window.shape[1] - 1)
+        first = self.offset.clamp(max=self.window.shape[1] - 1 - h)
+        samples, times = (torch.arange(size, device=first.device) for size in (len(first), h + 1))
+        return self.window[samples[:, None], first[:, None] + times].unbind(1)
 
 
 class BatchSampler:
@@ -153,16 +169,22 @@ class FieldSamples:
 
 
 class LatentSamples:
-    """Steps z -> z_next of the cache (or steady solutions); keys are families."""
+    """Steps z -> z_next of the cache (or steady solutions) in windows of up to `horizon` steps; keys are families.
 
-    def __init__(self, cache: LatentCache, split: str, *, steady: bool) -> None:
+    All windows of a family have as many steps: those of its shortest trajectories if these have fewer.
+    """
+
+    def __init__(self, cache: LatentCache, split: str, *, steady: bool, horizon: int = 1) -> None:
         self.cache = cache
         self._index: dict[str, _Index] = {}
+        self._num_steps: dict[str, int] = {}
         for name, entry in cache.datasets.items():
             family = FAMILIES[entry["dataset"]["family"]]
             if family.steady == steady:
                 index = self._index.setdefault(family.name, _Index())
                 num_snapshots = entry["arrays"]["fields"]["shape"][1]
+                shortest = self._num_steps.get(family.name, horizon)
+                self._num_steps[family.name] = min(shortest, num_snapshots - 1)
                 for trajectory in entry["split"][split]:
                     index.add(name, trajectory, 1 if steady else num_snapshots - 1)
         self._domains = domains(cache)
@@ -177,6 +199,12 @@ class LatentSamples:
         """Tokens per snapshot of each family."""
         return {name: math.prod(self._domains[name].grid) for name in self.families}
 
+    def only(self, family: str) -> "LatentSamples":
+        """The samples of one family."""
+        chosen = copy(self)
+        chosen._index, chosen.families = {family: self._index[family]}, [family]
+        return chosen
+
     def find(self, family: str, sample: int) -> tuple[str, int, int]:
         """Dataset, trajectory and time of a sample."""
         return self._index[family].find(sample)
@@ -186,23 +214,31 @@ class LatentSamples:
         return self.find(family, sample)[0]
 
     def load(self, family: str, samples: np.ndarray) -> LatentBatch:
-        states, conditions, coefficients = [], [], []
+        num_steps = self._num_steps[family]
+        windows, offsets, conditions, coefficients = [], [], [], []
         for name, trajectory, time in map(self._index[family].find, samples):
             z = self.cache.read(name, "fields", trajectory)
-            states.append(z[time : time + 2])
+            first = min(time, len(z) - 1 - num_steps)
+            windows.append(z[first : first + num_steps + 1])
+            offsets.append(time - first)
             conditions.append(self.cache.datasets[name]["condition"])
             has_coefficients = "coefficients" in self.cache.datasets[name]["arrays"]
             coefficients.append(
                 self.cache.read(name, "coefficients", trajectory)[0] if has_coefficients else z[0, :, :0]
             )
-        z = torch.from_numpy(np.stack(states).astype(np.float32))
-        return LatentBatch(
+        window = torch.from_numpy(np.stack(windows).astype(np.float32))
+        batch = LatentBatch(
             domain=self._domains[family],
-            z=z[:, 0] if z.shape[1] > 1 else z[:, 0, :, :0],
-            z_next=z[:, -1],
+            z=window[:, 0] if num_steps else window[:, 0, :, :0],
+            z_next=window[:, -1],
             coefficients=torch.from_numpy(np.stack(coefficients).astype(np.float32)),
             condition=torch.tensor(conditions),
         )
+        if num_steps < 2:
+            return batch
+        offset, samples = torch.tensor(offsets), torch.arange(len(window))
+        z, z_next = window[samples, offset], window[samples, offset + 1]
+        return replace(batch, z=z, z_next=z_next, window=window, offset=offset)
 
 
 def domains(cache: LatentCache) -> dict[str, Domain]:

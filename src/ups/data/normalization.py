@@ -65,6 +65,14 @@ def fit_normalization(
     }
 
 
+def check_values(folder: Path, dataset: Dataset, advance: Callable[[int], None]) -> None:
+    """Every value of a dataset must be finite, and positive where the registry says so."""
+    with TrajectoryReader(folder, dataset) as reader:
+        for index in range(dataset.num_trajectories):
+            _scan(reader, index, None)
+            advance(1)
+
+
 def is_log(family: Family, name: str) -> bool:
     """Whether a field or coefficient is normalized after taking its logarithm."""
     return name in family.positive or name in POSITIVE_COEFFICIENTS.get(family.name, ())

@@ -39,19 +39,28 @@ def find_files(folder: Path) -> list[str]:
 
 
 def describe(folder: Path, names: list[str]) -> dict[str, Dataset]:
+    """What `gather` finds, if all datasets of a family have one grid."""
+    datasets = gather(folder, names)
+    first_of_family: dict[str, Dataset] = {}
+    for dataset in datasets.values():
+        _expect_one_grid(folder, first_of_family.setdefault(dataset.family, dataset), dataset)
+    return datasets
+
+
+def gather(folder: Path, names: list[str]) -> dict[str, Dataset]:
     """Check every file but for its values, and gather the files into datasets by name."""
     datasets: dict[str, Dataset] = {}
-    first_of_family: dict[str, Dataset] = {}
     for name in sorted(set(names), key=_by_number):
         new = _describe_file(folder / name)
-        first = first_of_family.setdefault(new.family, new)
-        if new.grid != first.grid:
-            clash = f"{first.files[0]} has {_format_grid(first.grid)}, {name} has {_format_grid(new.grid)} points"
-            raise bad_file(
-                folder / name, f"clashing resolutions of {new.family}: {clash}", "select files of one resolution"
-            )
         datasets[new.name] = _join(folder, datasets[new.name], new) if new.name in datasets else new
     return dict(sorted(datasets.items()))
+
+
+def _expect_one_grid(folder: Path, first: Dataset, other: Dataset) -> None:
+    if other.grid != first.grid:
+        found = (f"{dataset.files[0]} has {_format_grid(dataset.grid)}" for dataset in (first, other))
+        what = f"clashing resolutions of {other.family}: {', '.join(found)} points"
+        raise bad_file(folder / other.files[0], what, "select files of one resolution")
 
 
 def _describe_file(path: Path) -> Dataset:
@@ -77,6 +86,7 @@ def _join(folder: Path, dataset: Dataset, new: Dataset) -> Dataset:
     """Dataset with the trajectories of one more batch file."""
     if FAMILIES[new.family].layout != "batch":
         raise bad_file(folder / new.files[0], f"is a second file of dataset {new.name}", "keep one of the two")
+    _expect_one_grid(folder, dataset, new)
     if len(new.times) != len(dataset.times) or not np.allclose(new.times, dataset.times, rtol=1e-4):
         raise bad_file(folder / new.files[0], f"has other times than {dataset.files[0]}", "select one of the two")
     return replace(dataset, files=dataset.files + new.files, counts=dataset.counts + new.counts)

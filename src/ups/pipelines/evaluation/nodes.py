@@ -1,4 +1,4 @@
-"""Nodes of pipeline `evaluation`: scores, figures, verdict."""
+"""Nodes of pipeline `evaluation`: the corrector's mode, scores, figures, verdict."""
 
 import logging
 from pathlib import Path
@@ -6,16 +6,47 @@ from typing import Any
 
 from rich import get_console
 
-from ups.config import EvaluationConfig, JudgeConfig, LaunchConfig
+from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig
 from ups.data.pdebench import FAMILIES
+from ups.data.sources import list_files
+from ups.data.trajectories import find_files
 from ups.errors import GateFailed
 from ups.evaluation.judge import judge as judge_records
 from ups.evaluation.table import score_table
+from ups.files import write_json
 from ups.fingerprint import fingerprint
 from ups.launch import device, limit_threads
 from ups.receipts import Receipt, once
 
 log = logging.getLogger(__name__)
+
+
+def choose_corrector(
+    latent_cache: Receipt,
+    codec: Receipt,
+    operator: Receipt,
+    diffusion: Receipt,
+    consistency: Receipt,
+    config: CorrectorConfig,
+    launch: LaunchConfig,
+    raw: Path,
+    data_root: Path,
+) -> tuple[Receipt, dict[str, Any]]:
+    """Decide on the validation split for which families residuals are drawn, and how; else the operator has no help."""
+    from ups.evaluation.corrector import choose
+    from ups.evaluation.score import Trained
+
+    stages = {"codec": codec, "operator": operator, "diffusion": diffusion, "consistency": consistency}
+    limit_threads(launch)
+    trained = Trained(latent_cache, stages, data_root)
+    receipt = once(
+        "choose_corrector",
+        data_root / "06_models" / "corrector",
+        fingerprint("ups.evaluation.corrector", config, {"latent_cache": latent_cache, **stages}),
+        lambda folder: choose(trained, config, device(launch), raw),
+        root=data_root,
+    )
+    return {key: receipt[key] for key in ("path", "fingerprint", "families")}, receipt["report"]
 
 
 def evaluate(
@@ -25,13 +56,14 @@ def evaluate(
     diffusion: Receipt,
     consistency: Receipt,
     steady: Receipt,
+    corrector: Receipt,
     config: EvaluationConfig,
     launch: LaunchConfig,
     raw: Path,
     data_root: Path,
 ) -> tuple[list[dict[str, Any]], Receipt]:
     """Score every method on the test split, in physical units."""
-    from ups.evaluation.score import score
+    from ups.evaluation.score import Trained, score
 
     stages = {
         "codec": codec,
@@ -39,17 +71,62 @@ def evaluate(
         "diffusion": diffusion,
         "consistency": consistency,
         "steady": steady,
+        "corrector": corrector,
     }
     limit_threads(launch)
     identity = fingerprint("ups.evaluation.score", config, {"latent_cache": latent_cache, **stages})
+    trained = Trained(latent_cache, stages, data_root)
     receipt = once(
         "evaluate",
         data_root / "07_model_output",
         identity,
-        lambda folder: score(folder, latent_cache, stages, config, device(launch), raw, data_root),
+        lambda folder: score(folder, trained, config, device(launch), raw),
         root=data_root,
     )
     return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
+
+
+def evaluate_external(
+    latent_cache: Receipt,
+    codec: Receipt,
+    operator: Receipt,
+    diffusion: Receipt,
+    consistency: Receipt,
+    steady: Receipt,
+    corrector: Receipt,
+    config: EvaluationConfig,
+    launch: LaunchConfig,
+    external: Path,
+    data_root: Path,
+) -> None:
+    """Score every method on all trajectories of `evaluation.folder`, if one is named, into `external/metrics.json`."""
+    if config.folder is None:
+        return
+    from ups.evaluation.external import find_subjects, score_external
+    from ups.evaluation.score import Trained
+
+    stages = {
+        "codec": codec,
+        "operator": operator,
+        "diffusion": diffusion,
+        "consistency": consistency,
+        "steady": steady,
+        "corrector": corrector,
+    }
+    limit_threads(launch)
+    folder, trained = Path(config.folder).resolve(), Trained(latent_cache, stages, data_root)
+    subjects = find_subjects(folder, find_files(folder), trained)
+    files = list_files(folder, data_root / "01_raw" / "checksums.json")
+    inputs = {"files": files, "latent_cache": latent_cache, **stages}
+    receipt = once(
+        "evaluate_external",
+        data_root / "07_model_output" / "external",
+        fingerprint("ups.evaluation.external", config, inputs),
+        lambda place: score_external(place, trained, subjects, config, device(launch)),
+        root=data_root,
+    )
+    write_json(external / "metrics.json", receipt["records"])
+    get_console().print(score_table(receipt["records"], "nRMSE", f"all of {folder}"))
 
 
 def plot(rollouts: Receipt, data_root: Path) -> dict[str, bytes]:
@@ -67,7 +144,7 @@ def judge(metrics: list[dict[str, Any]], latent_cache: Receipt, config: JudgeCon
 
 def require_pass(verdict: dict[str, Any], metrics: list[dict[str, Any]], figures: dict[str, bytes]) -> None:
     """Show the scores, and fail the run if a gate failed, after everything else is written."""
-    get_console().print(score_table(metrics, "nRMSE"))
+    get_console().print(score_table(metrics, "nRMSE", "the test split"))
     failed = [f"{gate['name']} on {gate['family']}: {gate['value']}" for gate in verdict["gates"] if not gate["passed"]]
     if not verdict["passed"]:
         raise GateFailed(

@@ -1,0 +1,233 @@
+"""Nodes of pipeline `baselines`: models of single families, trained as long as ours, scored alike, in one table."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ups.config import (
+    BaselineConfig,
+    BaselinesConfig,
+    CodecConfig,
+    EvaluationConfig,
+    LaunchConfig,
+    OperatorConfig,
+    SteadyConfig,
+    TrainingSection,
+)
+from ups.data.pdebench import FAMILIES
+from ups.fingerprint import fingerprint
+from ups.launch import device, limit_threads, train_stage
+from ups.pacing import seconds_per_step
+from ups.receipts import Receipt, once
+from ups.run import last_validation
+
+log = logging.getLogger(__name__)
+
+
+def make_points(datasets: Receipt, normalization: Receipt, data_root: Path) -> Receipt:
+    """The codec of models on the grid: every point is a token, every field a channel."""
+    from ups.training.points import write_point_codec
+
+    return once(
+        "points",
+        data_root / "06_models" / "points",
+        fingerprint("ups.training.points", None, {"datasets": datasets, "normalization": normalization}),
+        lambda folder: write_point_codec(folder, datasets, normalization),
+        root=data_root,
+    )
+
+
+def measure_pace(
+    datasets: Receipt,
+    normalization: Receipt,
+    latent_cache: Receipt,
+    fields: Receipt,
+    codec: CodecConfig,
+    operator: OperatorConfig,
+    steady: SteadyConfig,
+    config: BaselinesConfig,
+    launch: LaunchConfig,
+    raw: Path,
+    data_root: Path,
+) -> Receipt:
+    """Seconds per training step of our stages and of every baseline, in turns on this machine."""
+    latents = {"latent_cache": latent_cache}
+    ours: dict[str, tuple[TrainingSection, dict[str, Receipt]]] = {
+        "codec": (codec, {"datasets": datasets, "normalization": normalization})
+    }
+    ours |= {"operator": (operator, latents)} if latent_cache["transient"] else {}
+    ours |= {"steady": (steady, latents)} if latent_cache["steady"] else {}
+    stages = {
+        name: {"stage": name, "config": section.model_dump(mode="json"), "inputs": inputs}
+        for name, (section, inputs) in ours.items()
+    }
+    for kind in config.shares:
+        for family in _families(fields):
+            section = _baseline(config, kind, family, steps=1, learning_rate=min(config.learning_rates))
+            content = section.model_dump(mode="json")
+            stages[f"{kind}/{family}"] = {"stage": "baseline", "config": content, "inputs": {"latent_cache": fields}}
+    return seconds_per_step("pace", stages, config, launch, data_root, raw)
+
+
+def budget(
+    pace: Receipt,
+    latent_cache: Receipt,
+    codec: CodecConfig,
+    operator: OperatorConfig,
+    steady: SteadyConfig,
+) -> dict[str, float]:
+    """Training seconds that each family may use: what we use for all of them, divided evenly."""
+    seconds = pace["seconds_per_step"]
+    transient, still = latent_cache["transient"], latent_cache["steady"]
+    shared = codec.steps * seconds["codec"] / len(transient + still)
+    result = {family: shared + operator.steps * seconds["operator"] / len(transient) for family in transient}
+    return result | {family: shared + steady.steps * seconds["steady"] / len(still) for family in still}
+
+
+def train_baseline(
+    kind: str,
+    fields: Receipt,
+    pace: Receipt,
+    seconds: dict[str, float],
+    config: BaselinesConfig,
+    launch: LaunchConfig,
+    data_root: Path,
+) -> dict[str, Receipt]:
+    """For each family the model that its budget allows, with the learning rate that does best on validation."""
+    receipts = {}
+    inputs = {"latent_cache": fields}
+    for family in _families(fields):
+        allowed = config.shares[kind] * seconds[family] / pace["seconds_per_step"][f"{kind}/{family}"]
+        trials = {}
+        for rate in config.learning_rates:
+            short = _baseline(config, kind, family, round(config.trial_share * allowed), rate)
+            trial = train_stage("baseline", short, inputs, launch, data_root)
+            trials[rate] = last_validation(data_root / trial["path"])
+        best = min(trials, key=lambda rate: trials[rate])
+        log.info("%s of %s: learning rate %g of %s", kind, family, best, trials)
+        section = _baseline(config, kind, family, round(allowed), best)
+        receipts[family] = train_stage("baseline", section, inputs, launch, data_root) | {"learning_rate": best}
+    return receipts
+
+
+def evaluate_baselines(
+    fields: Receipt,
+    points: Receipt,
+    fno: dict[str, Receipt],
+    unet: dict[str, Receipt],
+    linear: dict[str, Receipt],
+    config: EvaluationConfig,
+    launch: LaunchConfig,
+    raw: Path,
+    data_root: Path,
+) -> list[dict[str, Any]]:
+    """Score every baseline on the test split, in physical units, with the evaluator of the full pipeline."""
+    from ups.data.latent_cache import LatentCache
+    from ups.evaluation.baselines import score_baselines
+
+    limit_threads(launch)
+    receipts = {"fno": fno, "unet": unet, "linear": linear}
+    inputs = {"fields": fields, "points": points, **receipts}
+    receipt = once(
+        "evaluate_baselines",
+        data_root / "07_model_output" / "baselines",
+        fingerprint("ups.evaluation.baselines", config, inputs),
+        lambda folder: {
+            "records": score_baselines(
+                folder,
+                LatentCache.open(data_root / fields["path"], fields["key"]),
+                receipts,
+                points,
+                config,
+                device(launch),
+                raw,
+                data_root,
+            )
+        },
+        root=data_root,
+    )
+    return receipt["records"]
+
+
+def measure_costs(
+    latent_cache: Receipt,
+    codec: Receipt,
+    operator: Receipt,
+    diffusion: Receipt,
+    consistency: Receipt,
+    steady: Receipt,
+    corrector: Receipt,
+    fields: Receipt,
+    points: Receipt,
+    fno: dict[str, Receipt],
+    unet: dict[str, Receipt],
+    linear: dict[str, Receipt],
+    launch: LaunchConfig,
+    raw: Path,
+    data_root: Path,
+) -> dict[str, Any]:
+    """Training seconds, parameters and milliseconds per frame of every method, beside the solver of the data."""
+    from ups.data.latent_cache import LatentCache
+    from ups.evaluation.costs import total_costs
+    from ups.evaluation.score import Trained
+
+    stages = {"codec": codec, "operator": operator, "diffusion": diffusion}
+    stages |= {"consistency": consistency, "steady": steady, "corrector": corrector}
+    baselines = {"fno": fno, "unet": unet, "linear": linear}
+    limit_threads(launch)
+    receipt = once(
+        "measure_costs",
+        data_root / "07_model_output" / "costs",
+        fingerprint(
+            "ups.evaluation.costs", None, {"latent_cache": latent_cache, "fields": fields, **stages, **baselines}
+        ),
+        lambda folder: total_costs(
+            Trained(latent_cache, stages, data_root),
+            baselines,
+            points,
+            LatentCache.open(data_root / fields["path"], fields["key"]),
+            device(launch),
+            raw,
+        ),
+        root=data_root,
+    )
+    return {"methods": receipt["methods"], "milliseconds_per_frame": receipt["milliseconds_per_frame"]}
+
+
+def compare(
+    metrics: list[dict[str, Any]],
+    baseline_metrics: list[dict[str, Any]],
+    costs: dict[str, Any],
+    seconds: dict[str, float],
+) -> tuple[str, dict[str, bytes]]:
+    """The table and the figure; refused if a baseline is missing."""
+    from ups.evaluation.compare import comparison, draw_comparison, errors_of
+    from ups.evaluation.figures import png
+
+    families = {record["dataset"]: FAMILIES[record["family"]].steady for record in metrics}
+    errors = errors_of([*metrics, *baseline_metrics], families)
+    note = (
+        f"Every baseline of a family was trained as long as our codec and model per family: "
+        f"{min(seconds.values()):.0f} to {max(seconds.values()):.0f} s at the pace that was measured in turns on one "
+        f"machine (the linear one for a part of it). Error: nRMSE of PDEBench, corrected, mean over test trajectories."
+    )
+    return comparison(errors, costs["methods"], note), {"comparison.png": png(draw_comparison(errors))}
+
+
+def _baseline(config: BaselinesConfig, kind: str, family: str, steps: int, learning_rate: float) -> BaselineConfig:
+    steps = max(1, steps)
+    return BaselineConfig(
+        **config.recipe.model_dump(),
+        steps=steps,
+        learning_rate=learning_rate,
+        warmup_steps=round(config.warmup_share * steps),
+        kind=kind,
+        family=family,
+        model=getattr(config, kind),
+        noise=config.noise,
+        unroll=config.unroll,
+    )
+
+
+def _families(fields: Receipt) -> list[str]:
+    return [family for family in FAMILIES if family in fields["transient"] + fields["steady"]]

@@ -1,0 +1,67 @@
+"""Pipeline `baselines`: what one would use instead, per family, at equal cost; and the table that compares."""
+
+from functools import partial
+
+from kedro.pipeline import Pipeline, node
+
+from ups.pipelines.baselines.nodes import (
+    budget,
+    compare,
+    evaluate_baselines,
+    make_points,
+    measure_costs,
+    measure_pace,
+    train_baseline,
+)
+from ups.pipelines.evaluation.pipeline import STAGES
+from ups.pipelines.training.nodes import encode_latents
+
+KINDS = ["fno_receipts", "unet_receipts", "linear_receipts"]
+OURS = ["params:codec", "params:operator", "params:steady"]
+
+
+def create_pipeline() -> Pipeline:
+    """Run it after `full`, whose data, receipts and scores it takes; every model is trained once."""
+    train = ["fields", "pace", "budget", "params:baselines", "params:launch", "data_root"]
+    return Pipeline(
+        [
+            node(make_points, ["datasets", "normalization", "data_root"], "points_receipt", name="make_points"),
+            node(
+                encode_latents,
+                ["datasets", "points_receipt", "params:latents", "params:launch", "raw", "data_root"],
+                "fields",
+                name="lay_out_fields",
+            ),
+            node(
+                measure_pace,
+                ["datasets", "normalization", "latent_cache", "fields", *OURS]
+                + ["params:baselines", "params:launch", "raw", "data_root"],
+                "pace",
+                name="measure_pace",
+            ),
+            node(budget, ["pace", "latent_cache", *OURS], "budget", name="budget"),
+            *(
+                node(partial(train_baseline, kind), train, f"{kind}_receipts", name=f"train_{kind}")
+                for kind in ("fno", "unet", "linear")
+            ),
+            node(
+                evaluate_baselines,
+                ["fields", "points_receipt", *KINDS] + ["params:evaluation", "params:launch", "raw", "data_root"],
+                "baseline_metrics",
+                name="evaluate_baselines",
+            ),
+            node(
+                measure_costs,
+                ["latent_cache", *STAGES, "corrector", "fields", "points_receipt", *KINDS]
+                + ["params:launch", "raw", "data_root"],
+                "costs",
+                name="measure_costs",
+            ),
+            node(
+                compare,
+                ["metrics", "baseline_metrics", "costs", "budget"],
+                ["table", "comparison"],
+                name="compare",
+            ),
+        ]
+    )
