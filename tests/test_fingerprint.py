@@ -12,20 +12,23 @@ from pydantic import BaseModel
 from ups.fingerprint import fingerprint
 
 SOURCE = Path(__file__).parents[1] / "src" / "ups"
-STAGES = ("codec", "operator", "diffusion", "consistency", "steady")
+STAGES = ("codec", "operator", "diffusion", "consistency", "steady", "finetune")
 LOOP = "training.loop"
 TRAINED_BY = {stage: (f"training.{stage}", LOOP) for stage in STAGES}
 
 TOY = {
     "__init__": '"""Toy package."""\n',
-    "stage": "from {name}.middle import f\n\n\ndef work(x):\n    return f(x)\n",
+    "stage": "from {name}.config import C\nfrom {name}.middle import f\n\n\ndef work(x):\n    return f(x)\n",
     "middle": "import {name}.leaf\n\n\ndef f(x):\n    from {name}.late import g\n\n    return g({name}.leaf.C * x)\n",
-    "leaf": "C = 2\n",
+    "leaf": "import {name}.configured\n\nC = 2\n",
     "late": "from {name}.deep import inner\n\n\ndef g(x):\n    return inner.h(x)\n",
     "deep/__init__": "",
     "deep/inner": "def h(x):\n    return x + 1\n",
     "unrelated": "C = 3\n",
-    "config": "C = 4\n",
+    "configured": "C = 5\n",
+    "config/__init__": "from {name}.config.sections import C\n",
+    "config/sections": "from {name}.reached import C\n",
+    "reached": "C = 4\n",
 }
 
 
@@ -104,7 +107,9 @@ def test_prose_changes_nothing(toy: Path, change: Callable[[str], str]):
     assert digest(toy) == before
 
 
-@pytest.mark.parametrize("module", ["stage", "middle", "leaf", "late", "deep/__init__", "deep/inner"])
+@pytest.mark.parametrize(
+    "module", ["stage", "middle", "leaf", "late", "deep/__init__", "deep/inner", "configured", "reached"]
+)
 def test_reachable_code_counts(toy: Path, module: str):
     """An edit counts wherever it is reached: directly, over other modules, by an import inside a function."""
     before = digest(toy)
@@ -112,7 +117,7 @@ def test_reachable_code_counts(toy: Path, module: str):
     assert digest(toy) != before
 
 
-@pytest.mark.parametrize("module", ["__init__", "unrelated", "config"])
+@pytest.mark.parametrize("module", ["__init__", "unrelated", "config/__init__", "config/sections"])
 def test_unreachable_code_does_not_count(toy: Path, module: str):
     """Modules that the step does not import, and the types of the configuration, change nothing."""
     before = digest(toy)
@@ -176,7 +181,8 @@ def test_fingerprint_ignores_the_order_of_keys():
     ("edited", "trained_again"),
     [
         ("training/codec", {"codec"}),
-        ("training/operator", {"operator"}),
+        ("training/operator", {"operator", "finetune"}),
+        ("training/finetune", {"finetune"}),
         ("training/diffusion", {"diffusion", "consistency"}),
         ("training/consistency", {"consistency"}),
         ("training/steady", {"steady"}),
@@ -184,10 +190,10 @@ def test_fingerprint_ignores_the_order_of_keys():
         ("training/update", set(STAGES)),
         ("training/batches", set(STAGES)),
         ("training/optimizers", set(STAGES)),
-        ("models/codec", {"codec"}),
-        ("models/operator", {"operator", "diffusion", "consistency"}),
+        ("models/codec", {"codec", "operator", "finetune"}),
+        ("models/operator", {"operator", "diffusion", "consistency", "finetune"}),
         ("models/steady", {"steady"}),
-        ("models/mixing", {"operator", "diffusion", "consistency", "steady"}),
+        ("models/mixing", {"operator", "diffusion", "consistency", "steady", "finetune"}),
         ("diffusion/losses", {"diffusion", "consistency"}),
         ("diffusion/samplers", set()),
         ("training/train", set()),
@@ -198,10 +204,15 @@ def test_fingerprint_ignores_the_order_of_keys():
         ("hooks", set()),
         ("tracking", set()),
         ("progress", set()),
-        ("config", set()),
+        ("config/__init__", set()),
+        ("config/loss", set()),
+        ("config/sections", set()),
+        ("config/training", set()),
         ("metrics/pdebench", set()),
         ("emulator", set()),
         ("evaluation/evaluate", set()),
+        ("evaluation/external", set()),
+        ("evaluation/corrector", set()),
         ("solvers/transient", set()),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kedro.config import OmegaConfigLoader
 
+from ups.config import Parameters, Variant
 from ups.errors import ConfigFault
 from ups.hooks import check_parameters
 from ups.settings import CONFIG_LOADER_ARGS
@@ -102,7 +103,18 @@ WRONG = [
     ("codec.model.patch_size", 2),
     ("codec.model.max_tokens", [256, 0, 256]),
     ("codec.model.max_tokens", [256, 256, True]),
+    ("ablation.steps", 0),
+    ("ablation.seeds", []),
+    ("ablation.variants", {}),
+    ("ablation.variants.0.name", "two words"),
+    ("ablation.variants.1.overrides", None),
     ("latents.dtype", "float64"),
+    ("operator.model.mixing", "convolution"),
+    ("operator.model.levels", 4),
+    ("operator.model.head_channels", 15),
+    ("operator.model.window", 0),
+    ("operator.model.drop_path", 1.0),
+    ("operator.model.conditioning", None),
     ("operator.seed", -1),
     ("operator.seed", 0.5),
     ("operator.steps", "many"),
@@ -127,12 +139,19 @@ WRONG = [
     ("operator.weight_decay", -0.01),
     ("operator.ema_decay", 1.0),
     ("operator.noise", [0.1]),
+    ("operator.unroll.horizon", 0),
+    ("operator.unroll.start", 1.0),
+    ("operator.unroll.pushforward", 1),
+    ("operator.terms.query.num_points", 0),
+    ("operator.terms.spectral.weight", -0.1),
     ("operator.model.modes", 0),
     ("diffusion.P_mean", NAN),
     ("diffusion.P_std", 0.0),
     ("diffusion.clip_norm", 0.0),
     ("consistency.q", 1.0),
     ("steady.warmup_steps", -1),
+    ("finetune.family", "burgers"),
+    ("finetune.steps", 0),
     ("launch.num_processes", 0),
     ("launch.threads_per_process", 0),
     ("launch.num_nodes", 0),
@@ -155,10 +174,29 @@ WRONG = [
     ("benchmark.datasets", []),
     ("benchmark.fields.family", "advection_4d"),
     ("benchmark.wide.modes", 0),
+    ("evaluation.folder", ""),
+    ("evaluation.folder", 3),
     ("evaluation.ensemble_size", 0),
-    ("evaluation.consistency_steps", 3),
-    ("evaluation.sigma_min", 0.0),
-    ("evaluation.sigma_min", 5.0),
+    ("corrector.ensemble_size", 1),
+    ("corrector.num_trajectories", 0),
+    ("corrector.sigma_min", 0.0),
+    ("corrector.sigma_min", 1.0),
+    ("corrector.sample", 5.0),
+    ("corrector.sample.num_steps", 0),
+    ("corrector.refine.0.sigma", -1.0),
+    ("corrector.spreads", [0.0]),
+    ("corrector.memories", [1.5]),
+    ("corrector.max_crps", NAN),
+    ("corrector.student.num_steps", [3]),
+    ("corrector.student.num_steps", []),
+    ("corrector.student.min_wall_time", 0.0),
+    ("selection.sampler", "operator"),
+    ("selection.sizes", []),
+    ("selection.sizes", [8, 4]),
+    ("selection.sizes", [1, 2, 4]),
+    ("selection.beam.width", 3),
+    ("selection.where_off.sigma", 0.0),
+    ("selection.sigma_min", 5.0),
     ("judge.gates.0.at_most", INF),
     ("judge.gates.0.horizon", "next"),
     ("judge.gates.0.name", 1),
@@ -237,3 +275,45 @@ def test_all_mistakes_are_told_at_once():
 def test_whole_numbers_are_numbers(name: str, value: Any):
     """Where a number is asked, a whole one will do."""
     check_parameters(changed(name, value))
+
+
+@pytest.mark.parametrize(
+    ("choices", "reason"),
+    [
+        ({"levels": 3}, "num_layers of at least 5"),
+        ({"mixing": "attention", "head_channels": 20}, "multiple of head_channels"),
+        ({"window": 8}, "window needs mixing: attention"),
+    ],
+)
+def test_choices_of_the_backbone_fit_together(choices: dict[str, Any], reason: str):
+    """Options that have no meaning together are refused."""
+    assert reason in refusal(changed("operator.model", base()["operator"]["model"] | choices))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"layers": 3}, "variant no_conditioning: layers"),
+        ({"model": {"modes": 0}}, "variant no_conditioning: model.modes"),
+        ({"model": {"levels": 3}}, "variant no_conditioning: model: "),
+        ({"noise": {"std": 1.0}}, "variant no_conditioning: noise"),
+    ],
+)
+def test_a_variant_that_is_no_operator_is_refused(overrides: dict[str, Any], reason: str):
+    """Overrides of the ablation are checked like the section that they change, before any work."""
+    assert reason in refusal(changed("ablation.variants.1.overrides", overrides))
+
+
+def test_the_ablation_has_a_base():
+    """Variants have different names, and one of them is what the others are held against."""
+    assert "one of them is base" in refusal(changed("ablation.variants.0.name", "flat"))
+    assert "need different names" in refusal(changed("ablation.variants.1.name", "base"))
+
+
+def test_overrides_change_only_what_they_name():
+    """A variant is the operator's section, inner sections too, but for its overrides, the steps and the seed."""
+    parameters = Parameters.model_validate({name: value for name, value in base().items() if not name.startswith("_")})
+    variant = Variant(name="any", overrides={"noise": 0.5, "model": {"modes": 3}})
+    section = parameters.ablation.section(variant, 7, parameters.operator).model_dump()
+    expected = parameters.operator.model_dump() | {"noise": 0.5, "steps": parameters.ablation.steps, "seed": 7}
+    assert section == expected | {"model": expected["model"] | {"modes": 3}}

@@ -24,9 +24,16 @@ PROJECT = Path(__file__).parents[1]
 SECONDS_PER_RUN = 300
 SECONDS_TO_VANISH = 10
 STAGES = {"codec", "operator", "diffusion", "consistency", "steady"}
-STEPS = STAGES | {"describe_datasets", "fit_normalization", "draw_cards", "encode_latents", "evaluate"}
+STEPS = STAGES | {
+    "describe_datasets",
+    "fit_normalization",
+    "draw_cards",
+    "encode_latents",
+    "choose_corrector",
+    "evaluate",
+}
 PDEBENCH = {"nRMSE", "RMSE", "max_error", "cRMSE", "bRMSE", "fRMSE_low", "fRMSE_mid", "fRMSE_high"}
-METRICS = PDEBENCH | {f"pdebench_compat/{name}" for name in PDEBENCH - {"fRMSE_high"}} | {"L2RE", "VRMSE"}
+METRICS = PDEBENCH | {f"pdebench_compat/{name}" for name in PDEBENCH - {"fRMSE_high"}} | {"MAE", "L2RE", "VRMSE"}
 TRANSIENT = {"persistence", "codec", "operator", "diffusion", "consistency"}
 METHODS = {"advection_1d": TRANSIENT, "diffusion_reaction_2d": TRANSIENT, "darcy_2d": {"codec", "steady"}}
 HORIZONS = {"one_step", "rollout"}
@@ -170,6 +177,17 @@ def test_metrics_are_complete(first: tuple[Path, Completed]):
     assert all(math.isfinite(record["value"]) and record["num_trajectories"] > 0 for record in records)
 
 
+def test_correctors_say_how_they_draw(first: tuple[Path, Completed]):
+    """Records of the correctors, and no others, have the mode that was decided on from the scores of all candidates."""
+    records, decided = _json(first[0] / "08_reporting/metrics.json"), _json(first[0] / "06_models/corrector.json")
+    found = {(r["family"], r["method"]): r.get("mode") for r in records}
+    assert {key for key, mode in found.items() if mode} == {(family, method) for family, method, _ in ENSEMBLES}
+    assert all(decided["families"][family][method]["mode"] == found[family, method] for family, method, _ in ENSEMBLES)
+    report = _json(first[0] / "08_reporting/corrector.json")
+    assert set(report) == {"advection_1d", "diffusion_reaction_2d"}
+    assert all({"operator", "candidates", "accept"} == set(of_family) for of_family in report.values())
+
+
 def test_errors_have_a_confidence_interval(first: tuple[Path, Completed]):
     """The nRMSE lies between the ends of its interval wherever there is more than one trajectory."""
     records = [r for r in _json(first[0] / "08_reporting/metrics.json") if r["metric"] == "nRMSE"]
@@ -221,7 +239,7 @@ def test_a_changed_section_trains_its_stage_and_those_after_it(interrupted: tupl
     """Other steps for the operator train it and what is built on it, not the codec, its latents or the steady model."""
     _, _, resumed = interrupted
     assert resumed.returncode == 0, resumed.stderr
-    assert _ran(resumed) == {"operator", "diffusion", "consistency", "evaluate"}
+    assert _ran(resumed) == {"operator", "diffusion", "consistency", "choose_corrector", "evaluate"}
     assert set(_steps(resumed)) == STEPS
 
 
@@ -337,6 +355,42 @@ def _two_resolutions(folder: Path) -> None:
     _advection(folder, 0.7, 16)
 
 
+def test_a_folder_is_scored_and_nothing_else_done(data_root: Path, tmp_path: Path):
+    """`evaluation.folder` gives scores of all trajectories there; what is trained and scored stays as it is."""
+    (tmp_path / "files").mkdir()
+    _advection(tmp_path / "files", beta=0.7, resolution=64)
+    before = (data_root / "08_reporting/metrics.json").read_bytes()
+    params = f"evaluation.folder={tmp_path / 'files'}"
+    completed = _kedro_run(data_root, "--pipeline", "evaluation", "--env", "smoke", params=params)
+    assert completed.returncode == 0, completed.stderr
+    assert _steps(completed) == {
+        "choose_corrector": "up to date",
+        "evaluate": "up to date",
+        "evaluate_external": "running",
+    }
+    records = _json(data_root / "08_reporting/external/metrics.json")
+    assert {(r["dataset"], r["num_trajectories"]) for r in records} == {("1D_Advection_Sols_beta0.7", 4)}
+    assert {record["method"] for record in records} == TRANSIENT
+    assert (data_root / "08_reporting/metrics.json").read_bytes() == before
+
+
+def test_the_operator_goes_on_with_one_family(data_root: Path):
+    """`--pipeline finetune` trains a stage of its own, scores it beside the operator, and leaves the rest alone."""
+    before = _json(data_root / "06_models/operator.json")
+    completed = _kedro_run(
+        data_root, "--pipeline", "finetune", "--env", "smoke", params="finetune.family=diffusion_reaction_2d"
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert _steps(completed) == {"finetune": "running", "score_finetuned": "running"}
+    records = _json(data_root / "08_reporting/finetune/metrics.json")
+    assert {(r["family"], r["method"]) for r in records} == {
+        ("diffusion_reaction_2d", "operator"),
+        ("diffusion_reaction_2d", "finetuned"),
+    }
+    assert _json(data_root / "06_models/operator.json") == before
+    assert _json(data_root / "06_models/finetune.json")["weights"] != before["weights"]
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One MLflow store for several data roots: making a new one takes seconds."""
@@ -385,10 +439,56 @@ def test_other_runners_train(again: tuple[Path, Completed], tmp_path: Path, runn
     assert set(_children(runs, _parents(runs)[0])) == STAGES
 
 
+@pytest.mark.slow
+def test_baselines_are_compared(again: tuple[Path, Completed]):
+    """Every family has its models, as long as budget and pace allow; the table has all; a rerun does nothing."""
+    data_root = again[0]
+    completed = _kedro_run(data_root, "--pipeline", "baselines", "--env", "smoke")
+    assert completed.returncode == 0, completed.stderr
+    pace, budget = (
+        _json(data_root / "06_models/pace.json")["seconds_per_step"],
+        _json(data_root / "06_models/budget.json"),
+    )
+    for kind, share in (("fno", 1.0), ("unet", 1.0), ("linear", 0.1)):
+        for family, receipt in _json(data_root / f"06_models/{kind}.json").items():
+            allowed = share * budget[family] / pace[f"{kind}/{family}"]
+            assert _json(data_root / receipt["path"] / "run.json")["config"]["steps"] == max(1, round(allowed))
+    records = _json(data_root / "08_reporting/baseline_metrics.json")
+    found = {(record["family"], record["method"], record["horizon"]) for record in records}
+    families = ("advection_1d", "diffusion_reaction_2d", "darcy_2d")
+    assert {(f, m, h) for f in families for m in ("fno", "unet", "linear") for h in ("one_step", "rollout")} == found
+    table = (data_root / "08_reporting/table.md").read_text()
+    assert table.count("| 2D_DarcyFlow_beta1.0_Train |") == 2 and "| operator |" in table
+    assert all(
+        cost["training_seconds"] > 0 for cost in _json(data_root / "08_reporting/costs.json")["methods"].values()
+    )
+    assert _ran(_kedro_run(data_root, "--pipeline", "baselines", "--env", "smoke")) == set()
+
+
+@pytest.mark.slow
+def test_selection_runs_and_is_off_without_proof(again: tuple[Path, Completed]):
+    """One validation trajectory proves nothing: every curve is there, selection is off, and the test split unseen."""
+    data_root = again[0]
+    completed = _kedro_run(data_root, "--pipeline", "selection", "--env", "smoke")
+    assert completed.returncode == 0, completed.stderr
+    found = _json(data_root / "08_reporting/selection.json")
+    transient = {"advection_1d", "diffusion_reaction_2d"}
+    assert {family: decision["is_on"] for family, decision in found["families"].items()} == dict.fromkeys(
+        transient, False
+    )
+    ways = {(r["family"], r["method"], r["num_members"]) for r in found["records"]}
+    assert {(family, way, 2) for family in transient for way in ("mean", "best", "weighted", "oracle", "beam")} <= ways
+    assert {record["split"] for record in found["records"]} == {"valid"}
+    assert all(math.isfinite(record["nRMSE"]) and record["seconds"] > 0 for record in found["records"])
+    assert (data_root / "08_reporting/selection/selection.png").stat().st_size > 0
+    assert all(family in (data_root / "08_reporting/selection.md").read_text() for family in transient)
+    assert _ran(_kedro_run(data_root, "--pipeline", "selection", "--env", "smoke")) == set()
+
+
 def test_registered_pipelines():
-    """The registry has the whole house under two names, its three rooms, and three pipelines run by name alone."""
+    """The registry has the whole house under two names, its three rooms, and seven pipelines run by name alone."""
     bootstrap_project(PROJECT)
-    tools = {"tune", "profile", "benchmark"}
+    tools = {"baselines", "ablation", "finetune", "tune", "profile", "benchmark", "selection"}
     assert set(pipelines) == {"__default__", "full", "data", "training", "evaluation"} | tools
     nodes = {name: {node.name for node in pipelines[name].nodes} for name in pipelines}
     assert nodes["__default__"] == nodes["full"]

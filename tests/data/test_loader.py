@@ -98,6 +98,40 @@ def test_pairs_are_consecutive_snapshots(cache: LatentCache, split: str):
     np.testing.assert_array_equal(batch.z_next, np.concatenate([z[1:] for z in trajectories]))
 
 
+@pytest.mark.parametrize("horizon", [1, 3, 99])
+def test_windows_hold_the_pairs(cache: LatentCache, horizon: int):
+    """Whatever the horizon, samples, z and z_next are the same; windows are what the trajectory has around them."""
+    name = "1D_Burgers_Sols_Nu0.01"
+    plain, wide = (LatentSamples(cache, "train", steady=False, horizon=h) for h in (1, horizon))
+    assert (wide.num_samples, wide.num_tokens) == (plain.num_samples, plain.num_tokens)
+    samples = np.arange(plain.num_samples["burgers_1d"])
+    expected, batch = (made.load("burgers_1d", samples) for made in (plain, wide))
+    for field in ("z", "z_next", "coefficients", "condition"):
+        np.testing.assert_array_equal(getattr(batch, field), getattr(expected, field))
+    if horizon == 1:
+        assert batch.window is None
+        return
+    num_steps = min(horizon, 4)
+    for sample, window, offset in zip(samples, batch.window, batch.offset, strict=True):
+        _, trajectory, time = wide.find("burgers_1d", sample)
+        first = min(time, 4 - num_steps)
+        snapshots = cache.read(name, "fields", trajectory)
+        np.testing.assert_array_equal(window, snapshots[first : first + num_steps + 1])
+        assert offset == time - first
+
+
+def test_windows_are_as_long_as_the_shortest_trajectories_of_the_family(cache: LatentCache):
+    """Two datasets of one family make batches of windows equally long, which both can fill."""
+    short = {**cache.datasets["1D_Burgers_Sols_Nu0.01"], "arrays": {"fields": {"shape": [6, 3, 8, 1]}}}
+    cache.datasets["short"] = short
+    read = cache.read
+    cache.read = lambda name, kind, index: read("1D_Burgers_Sols_Nu0.01", kind, index)[: 3 if name == "short" else 5]
+    samples = LatentSamples(cache, "train", steady=False, horizon=9)
+    last = samples.num_samples["burgers_1d"] - 1
+    assert {samples.dataset("burgers_1d", sample) for sample in (0, last)} == {"short", "1D_Burgers_Sols_Nu0.01"}
+    assert samples.load("burgers_1d", np.array([0, 3, last])).window.shape == (3, 3, 8, 1)
+
+
 def test_transient_and_steady_families_are_kept_apart(cache: LatentCache):
     """Samples of steps have the transient families alone, samples of solutions the steady ones."""
     assert LatentSamples(cache, "train", steady=False).families == ["advection_1d", "burgers_1d"]

@@ -108,3 +108,11 @@ def test_contradicting_records_are_refused():
     """Two records of the same number are an error, not a choice."""
     with pytest.raises(ValueError, match="one record per dataset"):
         judge([record(0.1), record(0.9)], [gate()], {"burgers_1d": False})
+
+
+def test_a_corrector_that_is_off_is_judged_by_the_operator():
+    """Its nRMSE is the operator's and counts; a gate on what only an ensemble has fails, as all that is missing."""
+    records = [record(0.4), record(0.4, "diffusion", mode="off")]
+    gates = [gate(method="diffusion"), gate(method="diffusion", metric="CRPS")]
+    verdict = judge(records, gates, {"burgers_1d": False})
+    assert [(line["value"], line["passed"]) for line in verdict["gates"]] == [(0.4, True), (None, False)]

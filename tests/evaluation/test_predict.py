@@ -1,18 +1,20 @@
 """What methods predict: means of ensembles, and their members beside the truth."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
-from ups.emulator import Setting
-from ups.evaluation.predict import predict
+from ups.emulator import Correction, Setting
+from ups.evaluation.predict import HORIZONS, mode, predict
 from ups.metrics.ensembles import ensemble_errors
 from ups.models.domain import Domain
 from ups.rollout import rollout
 
-CONFIG = SimpleNamespace(ensemble_size=3, diffusion_steps=2, consistency_steps=1)
+CONFIG = SimpleNamespace(ensemble_size=3)
+CORRECTION = Correction("refine", 1.0, 0.002, 2, 1.0, 0.0)
+ON = {("diffusion", "compressible_ns_1d"): CORRECTION}
 SETTING = Setting("compressible_ns_1d", Domain(0, (8,), (True,)), torch.zeros(2, 3, 0), torch.zeros(2, 1))
 
 
@@ -23,6 +25,7 @@ class AddsNoise:
     operator: bool = True
     denoiser: bool = True
     student: None = None
+    corrections: dict = field(default_factory=lambda: ON)
 
     def encode(self, u: Tensor, family: str) -> Tensor:
         return u
@@ -32,7 +35,8 @@ class AddsNoise:
     def operator_step(self, setting: Setting):
         return lambda z: z / 2
 
-    def diffusion_step(self, setting: Setting, num_steps: int, generator: torch.Generator):
+    def diffusion_step(self, setting: Setting, correction: Correction, generator: torch.Generator):
+        assert correction == CORRECTION
         return lambda z: z / 2 + torch.randn(z.shape, generator=generator)
 
 
@@ -57,7 +61,7 @@ def test_ensembles_have_a_mean_and_errors_of_their_members():
     """The prediction is the mean of the members, each from its own noise, and their errors are those of all times."""
     u_ref = fields()
     predictions = predict(AddsNoise(), u_ref, SETTING, CONFIG, torch.Generator().manual_seed(7))
-    step = AddsNoise().diffusion_step(SETTING, 2, torch.Generator().manual_seed(7))
+    step = AddsNoise().diffusion_step(SETTING, CORRECTION, torch.Generator().manual_seed(7))
     one_step = torch.stack([step(u_ref[:, t].repeat(3, 1, 1)) for t in range(4)], 1).unflatten(0, (3, 2))
     whole = rollout(step, u_ref[:, 0].repeat(3, 1, 1), 4)[:, 1:].unflatten(0, (3, 2))
     for horizon, members in (("one_step", one_step), ("rollout", whole)):
@@ -65,3 +69,19 @@ def test_ensembles_have_a_mean_and_errors_of_their_members():
         assert torch.allclose(prediction.u, members.mean(0))
         expected = vars(ensemble_errors(members, u_ref[:, 1:]))
         assert all(torch.allclose(values, expected[name]) for name, values in vars(prediction.ensemble).items())
+
+
+def test_a_corrector_that_is_off_is_the_operator():
+    """For a family without correction the method predicts exactly what the operator does, without an ensemble."""
+    emulator = AddsNoise(corrections={("diffusion", "burgers_1d"): CORRECTION})
+    predictions = predict(emulator, fields(), SETTING, CONFIG, torch.Generator())
+    for horizon in HORIZONS:
+        assert predictions["diffusion", horizon] is predictions["operator", horizon]
+        assert predictions["diffusion", horizon].ensemble is None
+
+
+def test_mode_says_how_residuals_are_drawn():
+    """Off where there is no correction; nothing is said of methods that draw none, or were not trained."""
+    emulator, families = AddsNoise(), ("compressible_ns_1d", "burgers_1d")
+    assert [mode(emulator, "diffusion", family) for family in families] == ["refine", "off"]
+    assert [mode(emulator, method, "burgers_1d") for method in ("operator", "consistency", "codec")] == [None] * 3

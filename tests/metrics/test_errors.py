@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.metrics.errors import L2RE, VRMSE, conservation_drift, correlation, correlation_time, nRMSE
+from ups.metrics.errors import L2RE, MAE, VRMSE, conservation_drift, correlation, correlation_time, nRMSE
 
 
 def random_field(*shape: int) -> Tensor:
@@ -33,6 +33,13 @@ def test_VRMSE_of_a_constant_truth_is_finite():  # noqa: N802
     """Where the truth does not vary the error is divided by the root of 1e-7."""
     u_ref = torch.full((1, 1, 1, 8), 3.0)
     assert VRMSE(u_ref + 1e-3, u_ref).item() == pytest.approx(1e-3 / math.sqrt(1e-7), rel=1e-3)
+
+
+def test_MAE_by_hand():  # noqa: N802
+    """Errors 3, 0, -4, 0 have the mean magnitudes 1.5 and 2 at the two times, whatever the truth."""
+    u_ref = random_field(1, 2, 1, 2)
+    u_pred = u_ref + torch.tensor([[3.0, 0.0], [-4.0, 0.0]]).reshape(1, 2, 1, 2)
+    assert MAE(u_pred, u_ref).flatten().tolist() == pytest.approx([1.5, 2.0])
 
 
 def test_L2RE_by_hand():  # noqa: N802

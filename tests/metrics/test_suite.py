@@ -11,7 +11,7 @@ from ups.metrics.suite import COMPAT, Score, ScoreSuite, Truth
 
 PDEBENCH = {"nRMSE", "RMSE", "max_error", "cRMSE", "bRMSE", "fRMSE_low", "fRMSE_mid", "fRMSE_high"}
 BANDS = {f"band_{kind}_{number}" for kind in ("error", "energy") for number in range(1, 5)}
-ALWAYS = PDEBENCH | {f"{COMPAT}{name}" for name in PDEBENCH} | BANDS | {"L2RE", "VRMSE"}
+ALWAYS = PDEBENCH | {f"{COMPAT}{name}" for name in PDEBENCH} | BANDS | {"MAE", "L2RE", "VRMSE"}
 ENSEMBLE = {"CRPS", "spread_skill", "rank_deviation", "coverage", "ECE"}
 
 
@@ -61,7 +61,7 @@ def test_intervals_hold_their_values():
     members, u_ref = random_fields(7)
     scores = measure(members, u_ref, [7])
     with_interval = {name for name, score in scores.items() if score.interval is not None}
-    trajectories = {"nRMSE", "RMSE", "bRMSE", "L2RE", "VRMSE", "CRPS", "correlation_time", "conservation_drift"}
+    trajectories = {"nRMSE", "RMSE", "MAE", "bRMSE", "L2RE", "VRMSE", "CRPS", "correlation_time", "conservation_drift"}
     assert with_interval == trajectories
     assert all(scores[name].interval[0] <= scores[name].value <= scores[name].interval[1] for name in with_interval)
     alone = measure(members[:, :1], u_ref[:1], [1])

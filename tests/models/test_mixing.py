@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.backbones import small
 from ups.models.domain import Domain
 from ups.models.mixing import FamilyLinear, FourierMixing, LocalMixing, TokenMixer
 
@@ -37,7 +38,7 @@ def periodic(grid: tuple[int, ...], family: int = 0) -> Domain:
 def token_mixer() -> TokenMixer:
     """A small mixer of three families with random weights."""
     sizes = {"num_families": 3, "in_channels": 5, "out_channels": 4, "summary_channels": 6, "num_conditions": 7}
-    return randomized(TokenMixer(**sizes, hidden_channels=8, num_layers=2, modes=4))
+    return randomized(TokenMixer(small(), **sizes))
 
 
 @pytest.mark.parametrize("modes", [1, 3, 16])
@@ -163,3 +164,39 @@ def test_every_parameter_takes_part(grid: tuple[int, ...], family: int):
     assert [name for name, parameter in mixer.named_parameters() if parameter.grad is None] == []
     assert mixer.head.weight.grad[family].any()
     assert not mixer.head.weight.grad[(family + 1) % 3].any()
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_a_family_starts_with_what_all_share_and_goes_its_own_way(grid: tuple[int, ...]):
+    """Own weights are nothing at first; afterwards those of a family change its output and no other's."""
+    sizes = {"num_families": 3, "in_channels": 5, "out_channels": 4, "summary_channels": 6, "num_conditions": 7}
+    mixer = randomized(TokenMixer(small(), **sizes))
+    alone = TokenMixer(small(experts=False), **sizes)
+    own = {name for name, _ in mixer.named_parameters() if ".own" in name}
+    assert len(own) == 8  # of Fourier matrices, stencil and both matrices of the MLP, in two blocks
+    alone.load_state_dict({name: value for name, value in mixer.state_dict().items() if name not in own})
+    inputs = normal(2, math.prod(grid), 5), normal(2, 6, seed=1), normal(2, 7, seed=2)
+    with torch.no_grad():
+        for name in own:
+            mixer.get_parameter(name).zero_()
+    outputs = [mixer(*inputs, periodic(grid, family), 4) for family in range(3)]
+    for family in range(3):
+        assert torch.equal(outputs[family], alone(*inputs, periodic(grid, family), 4))
+    with torch.no_grad():
+        for name in own:
+            mixer.get_parameter(name)[1].normal_()
+    changed = [mixer(*inputs, periodic(grid, family), 4) for family in range(3)]
+    assert torch.equal(changed[0], outputs[0]) and torch.equal(changed[2], outputs[2])
+    assert not torch.allclose(changed[1], outputs[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_own_matrices_act_on_the_lowest_modes(grid: tuple[int, ...]):
+    """Twelve modes in all: the lowest 12, 6 or 4 of every axis have matrices of their own, the others those of all."""
+    mixing = FourierMixing(2, 12, num_families=2)
+    with torch.no_grad():
+        mixing.own[1] = 1.0
+    lowest = 12 // len(grid)
+    for shared, weight in zip(mixing.weight, mixing._weights(periodic(grid, 1)), strict=False):
+        assert torch.allclose(weight[:lowest] - shared[:lowest], torch.ones(lowest, 2, 2, 2))
+        assert torch.equal(weight[lowest:], shared[lowest:])

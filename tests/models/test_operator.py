@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.backbones import small
 from ups.data.condition import NUM_CONDITIONS, condition_features
 from ups.data.dataset import Dataset
 from ups.data.pdebench import BOUNDARIES, FAMILIES, PARAMETERS
 from ups.models.amplitude import LARGEST, SMALLEST, Amplitude
 from ups.models.domain import Domain
 from ups.models.operator import Operator
+from ups.models.sizes import Sizes
 
 torch.set_num_threads(1)
 
@@ -48,15 +50,7 @@ def domain_of(dataset: Dataset) -> Domain:
 
 def operator(randomized: bool = False) -> Operator:
     """A small operator for all families whose bounds do not bind; with weights anywhere if randomized."""
-    made = Operator(
-        num_families=len(FAMILIES),
-        latent_channels=D,
-        coefficient_channels=D_C,
-        num_conditions=NUM_CONDITIONS,
-        hidden_channels=8,
-        num_layers=2,
-        modes=3,
-    )
+    made = Operator(Sizes(len(FAMILIES), D, D_C, NUM_CONDITIONS), small(modes=3))
     made.amplitude.bound.fill_(100.0)
     made.amplitude.spread.fill_(100.0)
     if randomized:

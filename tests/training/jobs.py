@@ -16,10 +16,12 @@ from typing import Any
 import psutil
 from filelock import FileLock
 
+from tests.backbones import SMALL
 from ups.config import (
     CodecConfig,
     ConsistencyConfig,
     DiffusionConfig,
+    FinetuneConfig,
     LatentsConfig,
     LaunchConfig,
     OperatorConfig,
@@ -49,7 +51,6 @@ LOOP |= {"learning_rate": 0.003, "schedule": "cosine", "warmup_steps": 4, "weigh
 LOOP |= {"spike_factor": 100.0, "max_skipped_steps": 2, "ema_decay": 0.9, "precision": "float32", "patience": None}
 LOOP |= {"log_every": 1, "validate_every": 12}
 PATCHES = {"patch_size": [2, 2, 2], "max_tokens": [8, 16, 64], "components": 2}
-BACKBONE = {"hidden_channels": 8, "num_layers": 2, "modes": 4}
 LAUNCH = {"num_processes": 2, "num_nodes": 1, "rendezvous": None, "threads_per_process": 1, "device": "cpu"}
 LAUNCH |= {"sharding": "ddp", "compile": False, "activation_checkpointing": False, "micro_batch_tokens": None}
 LAUNCH |= {
@@ -61,13 +62,22 @@ LAUNCH |= {
 }
 LAUNCH |= {"restarts": 3, "timeout_seconds": 30, "force": False}
 
+NO_TERMS: dict[str, dict[str, Any]] = {
+    "query": {"weight": 0.0, "num_points": 16, "every": 1, "warmup_steps": 0},
+    **{name: {"weight": 0.0} for name in ("spectral", "conservation", "positivity", "boundary", "divergence")},
+}
+ONE_STEP = {"horizon": 1, "pushforward": False, "start": 0.5}
 NOISE = {"P_mean": -0.4, "P_std": 1.2}
 CONFIGS: dict[str, tuple[type[TrainingSection], dict[str, Any]]] = {
     "codec": (CodecConfig, {"model": PATCHES}),
-    "operator": (OperatorConfig, {"model": BACKBONE, "noise": 0.05}),
-    "diffusion": (DiffusionConfig, {"model": BACKBONE} | NOISE),
+    "operator": (
+        OperatorConfig,
+        {"model": SMALL, "noise": 0.05, "conserve": True, "unroll": ONE_STEP, "terms": NO_TERMS},
+    ),
+    "diffusion": (DiffusionConfig, {"model": SMALL} | NOISE),
     "consistency": (ConsistencyConfig, NOISE | {"q": 256.0, "k": 8.0, "b": 0.5}),
-    "steady": (SteadyConfig, {"model": BACKBONE}),
+    "steady": (SteadyConfig, {"model": SMALL}),
+    "finetune": (FinetuneConfig, {"family": "advection_1d"}),
 }
 
 
@@ -102,6 +112,7 @@ INPUTS = {
     "diffusion": ("latent_cache", "operator"),
     "consistency": ("latent_cache", "operator", "diffusion"),
     "steady": ("latent_cache",),
+    "finetune": ("latent_cache", "operator"),
 }
 
 

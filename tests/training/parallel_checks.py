@@ -1,4 +1,4 @@
-"""What `test_parallel` asserts, computed on several gloo ranks: `parallel_checks.py RANK WORLD_SIZE FOLDER`.
+"""What `test_parallel` asserts, on several gloo ranks: `-m tests.training.parallel_checks RANK WORLD_SIZE FOLDER`.
 
 Each rank leaves FOLDER/RANK.json: for every check what it returned, or where it failed.
 """
@@ -20,10 +20,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tests.backbones import small
 from ups.data.loader import LatentBatch
 from ups.errors import Unsynchronised
 from ups.models.domain import Domain
 from ups.models.operator import Operator
+from ups.models.sizes import Sizes
 from ups.training.distributed import Ranks
 from ups.training.parallel import (
     Sharding,
@@ -52,15 +54,8 @@ Check = Callable[[], float | bool | str]
 def operator() -> Operator:
     """An operator of which every weight matters, large enough for several buckets."""
     torch.manual_seed(0)
-    made = Operator(
-        num_families=2,
-        latent_channels=4,
-        coefficient_channels=2,
-        num_conditions=3,
-        hidden_channels=64,
-        num_layers=3,
-        modes=3,
-    )
+    sizes = Sizes(num_families=2, latent_channels=4, coefficient_channels=2, num_conditions=3)
+    made = Operator(sizes, small(hidden_channels=64, num_layers=3, modes=3))
     made.amplitude.change.copy_(torch.rand(2, 4) + 0.5)
     for parameter in made.parameters():
         nn.init.normal_(parameter, std=0.1)
@@ -83,10 +78,12 @@ class Setup:
     plain: Operator
     parallel: nn.Module
 
-    def losses(self, step: int, share: slice, target_from_student: bool = False) -> Tensor:
+    def losses(self, step: int, share: slice, target_from_student: bool = False, horizon: int = 1) -> Tensor:
         """Loss per sample (B,); reads buffers of the plain model; like a consistency loss if `target_from_student`."""
         batch = batch_of(step, share)
-        z_pred = self.parallel(batch.z, batch.coefficients, batch.condition, batch.domain)
+        z_pred = batch.z
+        for _ in range(horizon):
+            z_pred = self.parallel(z_pred, batch.coefficients, batch.condition, batch.domain)
         z_next = batch.z_next
         if target_from_student:
             with torch.no_grad():
@@ -94,7 +91,7 @@ class Setup:
         unit = self.plain.amplitude.unit(batch.z, batch.domain)
         return ((z_pred - z_next) / unit).square().flatten(1).mean(1)
 
-    def backward(self, step: int, accumulation: int = 1, **loss: bool) -> None:
+    def backward(self, step: int, accumulation: int = 1, **loss: int) -> None:
         """Add the gradients of a global batch, as the training loop does."""
         whole = self.ranks.share(BATCH_SIZE)
         for i in range(accumulation):
@@ -122,7 +119,7 @@ def spread(ranks: Ranks, sharding: Sharding, compiled: bool = False) -> Setup:
 
 
 @functools.cache
-def expected(step: int, **loss: bool) -> State:
+def expected(step: int, **loss: int) -> State:
     """The gradients that one process computes."""
     setup = spread(ALONE, "ddp")
     setup.backward(step, **loss)
@@ -135,12 +132,18 @@ def gap(one: State, other: State) -> float:
     return max(((one[name] - other[name]).norm() / other[name].norm().clamp(min=1e-12)).item() for name in other)
 
 
-def gradient_gap(setup: Setup, accumulation: int = 1, steps: tuple[int, ...] = (0, 1), **loss: bool) -> float:
+def gradient_gap(setup: Setup, accumulation: int = 1, steps: tuple[int, ...] = (0, 1), **loss: int) -> float:
     """How far gradients are from those of one process, for a 1D and a 2D batch."""
     gaps = []
     for step in steps:
         setup.backward(step, accumulation, **loss)
         gaps.append(gap(setup.gradients(), expected(step, **loss)))
+    return max(gaps)
+
+
+def unrolled_gap(setup: Setup) -> float:
+    """As `gradient_gap`, the worst of horizons that grow from 1 to 3 and fall back, whole and in micro-batches."""
+    gaps = (gradient_gap(setup, accumulation, horizon=h) for h in (1, 2, 3, 1) for accumulation in (1, 4))
     return max(gaps)
 
 
@@ -265,7 +268,7 @@ def complaint(setup: Setup, tamper: Callable[[Setup], None]) -> str:
 def alter_on_rank_1(setup: Setup) -> None:
     """Change the last bit of one gradient on one rank."""
     if setup.ranks.rank == 1:
-        gradient = setup.plain.mixer.blocks[1].mlp[0].bias.grad
+        gradient = setup.plain.mixer.blocks[1].mlp.first.bias.grad
         gradient[3] = gradient[3].nextafter(gradient[3] + 1)
 
 
@@ -293,6 +296,8 @@ def on_two_ranks(ranks: Ranks) -> dict[str, Check]:
     return {
         "target from student ddp": lambda: gradient_gap(spread(ranks, "ddp"), target_from_student=True),
         "target from student fsdp": lambda: gradient_gap(spread(ranks, "fsdp"), target_from_student=True),
+        "unrolled ddp": lambda: unrolled_gap(spread(ranks, "ddp")),
+        "unrolled fsdp": lambda: unrolled_gap(spread(ranks, "fsdp")),
         "compiled ddp": lambda: gradient_gap(spread(ranks, "ddp", compiled=True), steps=(0,)),
         "compiled fsdp": lambda: gradient_gap(spread(ranks, "fsdp", compiled=True), steps=(0,)),
         "one to ddp": lambda: handover_gap(one("ddp"), many("ddp")),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.backbones import small
 from ups.models.domain import Domain
 from ups.models.mixing import TokenMixer
 from ups.training.compiling import compile_blocks, why_not_compiled
@@ -27,7 +28,7 @@ def token_mixer() -> TokenMixer:
     """A small mixer with random weights."""
     torch.manual_seed(0)
     sizes = {"num_families": 2, "in_channels": 3, "out_channels": 2, "summary_channels": 2, "num_conditions": 4}
-    mixer = TokenMixer(**sizes, hidden_channels=8, num_layers=2, modes=3)
+    mixer = TokenMixer(small(modes=3), **sizes)
     with torch.no_grad():
         for p in mixer.parameters():
             p.copy_(0.3 * torch.randn(p.shape))

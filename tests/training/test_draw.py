@@ -24,7 +24,7 @@ def test_a_sample_meets_the_same_numbers_on_any_number_of_ranks(world_size: int)
     """What all ranks draw, put together, is what a single rank draws, call after call."""
 
     def numbers(draw: Draw) -> list[torch.Tensor]:
-        return [draw.normal(), draw.integers(64), draw.normal(5, 2)]
+        return [draw.normal(), draw.integers(64), draw.normal(5, 2), draw.keep(0.3, 6)]
 
     whole = numbers(Draw((0, 2, 11), 8, slice(0, 8), CPU))
     parts = [numbers(Draw((0, 2, 11), 8, share, CPU)) for share in _shares(world_size, 8)]
@@ -44,3 +44,11 @@ def test_integers_are_uniform():
     drawn = Draw((0, 2, 0), 4096, slice(0, 4096), CPU).integers(4)
     assert torch.bincount(drawn, minlength=5)[1:].min() > 900
     assert drawn.min() == 1 and drawn.max() == 4
+
+
+def test_kept_blocks_keep_the_mean():
+    """A block is skipped with the given probability, and what is kept is enlarged so that the mean stays one."""
+    drawn = Draw((0, 4, 0), 4096, slice(0, 4096), CPU).keep(0.25, 8)
+    assert drawn.shape == (4096, 8)
+    assert sorted(set(drawn.flatten().tolist())) == pytest.approx([0.0, 4 / 3])
+    assert abs(drawn.mean() - 1) < 0.02

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.backbones import small
 from ups.models.mixing import TokenMixer
 from ups.training.optimizers import Optimizer, learning_rate, make_optimizer, num_plateaus
 
@@ -33,7 +34,7 @@ def token_mixer() -> TokenMixer:
     """A small mixer, the same every time."""
     torch.manual_seed(0)
     sizes = {"num_families": 2, "in_channels": 3, "out_channels": 2, "summary_channels": 2, "num_conditions": 4}
-    return TokenMixer(**sizes, hidden_channels=8, num_layers=2, modes=3)
+    return TokenMixer(small(modes=3), **sizes)
 
 
 def set_gradients(model: nn.Module, seed: int, scale: float = 1.0) -> None:
@@ -76,7 +77,7 @@ def test_muon_takes_the_matrices_of_the_blocks():
     names = {p: name for name, p in model.named_parameters()}
     muon = {names[p] for p in optimizer.muon.param_groups[0]["params"]}
     adamw = [names[p] for group in optimizer.adamw.param_groups for p in group["params"]]
-    inside = ("mlp.0.weight", "mlp.2.weight", "modulation.weight")
+    inside = ("mlp.first.weight", "mlp.second.weight", "modulation.weight")
     assert muon == {f"blocks.{block}.{name}" for block in range(2) for name in inside}
     assert sorted([*adamw, *muon]) == sorted(names.values())
 

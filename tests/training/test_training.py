@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.backbones import SMALL
 from tests.training.jobs import (
     assert_same_training,
     at_most,
@@ -45,6 +46,18 @@ def test_two_ranks_learn_what_one_learns(undisturbed: Callable[[int], Path]):
     weights_of_two = load(two / "weights.pt")["weights"]
     for name, expected in load(one / "weights.pt")["weights"].items():
         torch.testing.assert_close(weights_of_two[name], expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_options_of_the_backbone_know_no_ranks(root: Path):
+    """With attention in windows, a U shape and skipped blocks two ranks learn what one learns."""
+    choices = {"mixing": "attention", "window": 4, "levels": 2, "num_layers": 3, "drop_path": 0.3}
+    found = []
+    for num_processes in (1, 2):
+        launch = {"num_processes": num_processes, "force": True}
+        folder = train(root, launch=launch, model=SMALL | choices | {"hidden_channels": 16})
+        found.append([line["loss"] for line in lines_of(folder) if "loss" in line])
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
 def test_every_rank_sees_its_share(undisturbed: Callable[[int], Path]):

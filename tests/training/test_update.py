@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.training.jobs import section
-from tests.training.toys import toy_batches, toy_update
+from tests.training.toys import ranks, toy_batches, toy_run, toy_stage, toy_update
 from ups.errors import OutOfMemory
+from ups.models.blocks import Blocks
 from ups.training import update as update_module
+from ups.training.injection import Injection
 from ups.training.update import Outcome, Update
 
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
@@ -157,3 +160,27 @@ def test_settling_changes_nothing(tmp_path: Path):
     update.settle(toy_batches(tmp_path).read(0))
     assert_equal(update.state(), before)
     assert all(parameter.grad is None for parameter in update.model.parameters())
+
+
+class Add(nn.Module):
+    """A block that adds a linear map of what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        return x + keep[:, None] * self.linear(x)
+
+
+def test_skipped_blocks_follow_from_the_step(tmp_path: Path):
+    """With drop path every step chooses anew, a repeated step chooses the same, and the average skips nothing."""
+    stage = replace(toy_stage(), model=Blocks([Add(), Add()], drop_path=0.5))
+    update = Update(stage, section(), toy_run(tmp_path), ranks(), Injection(tmp_path, 0))
+    chosen = []
+    for step in (0, 1, 0):
+        take(update, tmp_path, step)
+        chosen.append(update.model.keep)
+    assert torch.equal(chosen[0], chosen[2])
+    assert chosen[0].shape != chosen[1].shape or not torch.equal(chosen[0], chosen[1])
+    assert update.average.keep is None

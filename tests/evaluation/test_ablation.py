@@ -1,0 +1,60 @@
+"""The ablation: ratios by hand, a table with every row, and the pipeline from end to end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmark.conftest import kedro_run
+from ups.evaluation.ablation import ablation_text, compare
+from ups.files import read_json
+
+
+def row(variant: str, seed: int, one_step: list[float | None], rollout: list[float | None]) -> dict[str, Any]:
+    """Scores of a variant on two families."""
+    scores = {"one_step": dict(zip("ab", one_step, strict=True)), "rollout": dict(zip("ab", rollout, strict=True))}
+    return {"variant": variant, "seed": seed, "overrides": {"model": {"levels": 2}}, "parameters": 12345} | scores
+
+
+ROWS = [
+    row("base", 0, [0.1, 0.2], [0.5, 0.5]),
+    row("base", 1, [0.4, 0.2], [0.5, 0.5]),
+    row("u_shape", 0, [0.2, 0.1], [2.0, 0.5]),
+    row("u_shape", 1, [0.1, 0.2], [None, 0.5]),
+]
+SECONDS = {"base": 0.001, "u_shape": 0.006789}
+
+
+def test_rows_are_relative_to_base_of_their_seed():
+    """Ratios to base are averaged geometrically over families; a score that is not finite has no average."""
+    relative = [found["relative"] for found in compare(ROWS, SECONDS)]
+    assert relative[0] == relative[1] == {"one_step": pytest.approx(1.0), "rollout": pytest.approx(1.0)}
+    assert relative[2] == {"one_step": pytest.approx(1.0), "rollout": pytest.approx(2.0)}
+    assert relative[3] == {"one_step": pytest.approx(0.5), "rollout": None}
+
+
+def test_table_has_every_row_and_family():
+    """Each variant and seed has a line in both tables, with what it changes."""
+    lines = ablation_text(compare(ROWS, SECONDS)).splitlines()
+    assert "| u_shape | model.levels=2 | 0 | 1 | 2 | 12,345 | 6.79 |" in lines
+    assert "| u_shape | model.levels=2 | 1 | 0.5 | not finite | 12,345 | 6.79 |" in lines
+    assert "| u_shape | 1 | 0.1 / not finite | 0.2 / 0.5 |" in lines
+    assert sum(line.startswith(("| base |", "| u_shape |")) for line in lines) == 2 * len(ROWS)
+
+
+@pytest.mark.slow
+def test_pipeline_trains_each_variant_once(tmp_path: Path):
+    """Every variant is trained and scored on all transient families; the second run finds all of it up to date."""
+    kedro_run(tmp_path, "data")
+    kedro_run(tmp_path, "training")
+    first, second = (kedro_run(tmp_path, "ablation").stdout for _ in range(2))
+    rows = read_json(tmp_path / "08_reporting/ablation.json")
+    assert [found["variant"] for found in rows] == ["base", "windows", "unrolled"]
+    assert rows[0]["relative"] == {"one_step": pytest.approx(1.0), "rollout": pytest.approx(1.0)}
+    assert all(set(found["rollout"]) == {"advection_1d", "diffusion_reaction_2d"} for found in rows)
+    assert len({json.dumps(found["rollout"]) for found in rows}) == 3
+    assert first.count("score_") == 6 and first.count("up to date") == 1  # base is what `training` trained
+    assert second.count("running") == 0 and second.count("up to date") == 7
+    assert all(found["milliseconds_per_step"] > 0 for found in rows)
+    assert "unroll.horizon=2" in (tmp_path / "08_reporting/ablation.md").read_text()

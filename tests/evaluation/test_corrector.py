@@ -1,0 +1,231 @@
+"""The switch of the corrector: on where its draws are worth it on validation trajectories, off where they are not."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.evaluation.corrected import (
+    FAMILY,
+    NUM_POINTS,
+    Denoise,
+    flow_end,
+    make_emulator,
+    posterior_mean,
+    trajectories,
+)
+from ups.config import CorrectorConfig
+from ups.data.dataset import Dataset
+from ups.emulator import Correction
+from ups.evaluation import candidates, evaluate
+from ups.evaluation.candidates import Candidate
+from ups.evaluation.corrector import choose
+from ups.evaluation.score import corrections
+
+NUM_TRAJECTORIES, NUM_STEPS = 12, 4
+VALID, TEST = [2, 3, 7, 9], [1, 5]
+DATASET = Dataset(
+    "waves", FAMILY, ("a.h5",), (NUM_TRAJECTORIES,), (0.0, 1.0, 2.0, 3.0, 4.0), (NUM_POINTS,), (1.0,), ("periodic",), {}
+)
+STEADY = Dataset("flow", "darcy_2d", ("b.h5",), (12,), (0.0,), (8, 8), (1.0, 1.0), ("dirichlet",) * 2, {})
+SPLIT = {"train": [0, 4, 6, 8, 10, 11], "valid": VALID, "test": TEST}
+CONFIG = CorrectorConfig(
+    seed=0,
+    batch_tokens=400,
+    num_trajectories=16,
+    ensemble_size=8,
+    sigma_min=0.002,
+    sample={"sigma": 10.0, "num_steps": 16},
+    refine=[{"sigma": 0.5, "num_steps": 8}],
+    spreads=[0.7, 1.0, 1.4],
+    memories=[0.0, 1.0],
+    max_crps=0.9,
+    max_nrmse=1.0,
+    max_high_band=1.2,
+    max_miscalibration=1e6,
+    student={"num_steps": [1, 2], "max_nrmse": 1.02, "max_crps": 1.05, "min_evaluations": 8.0, "min_wall_time": 0.1},
+)
+BIASED, FAR = posterior_mean(1.0, 0.5), torch.Generator().manual_seed(11)
+
+
+def noise(x: Tensor, sigma: Tensor) -> Tensor:
+    """A denoiser whose residuals have nothing to do with the truth."""
+    return 3 * torch.randn(x.shape, generator=FAR)
+
+
+def fresh(mean: float, std: float) -> Callable[[int], Tensor]:
+    """Residuals ~ N(mean, std^2), new at every step."""
+    generator = torch.Generator().manual_seed(2)
+    return lambda t: mean + std * torch.randn(NUM_TRAJECTORIES, NUM_POINTS, 1, generator=generator)
+
+
+def kept(mean: float, std: float) -> Callable[[int], Tensor]:
+    """Residuals ~ N(mean, std^2) that stay the same along a trajectory."""
+    y = fresh(mean, std)(0)
+    return lambda t: y
+
+
+@pytest.fixture
+def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
+    """Choose for an emulator on trajectories with given residuals; `decide.read` is what was read."""
+
+    def run(
+        residual: Callable[[int], Tensor],
+        denoise: Denoise,
+        student: Denoise | None = None,
+        config: CorrectorConfig = CONFIG,
+    ) -> dict:
+        u = trajectories(residual, NUM_TRAJECTORIES, NUM_STEPS).numpy()
+
+        class Reader:
+            def __init__(self, folder: str, dataset: Dataset) -> None:
+                assert dataset == DATASET
+
+            def __enter__(self) -> "Reader":
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                return None
+
+            def read(self, index: int) -> np.ndarray:
+                run.read.append(index)
+                return u[index]
+
+        monkeypatch.setattr(evaluate, "TrajectoryReader", Reader)
+        monkeypatch.setattr(candidates, "TIMED_ROUNDS", 1)
+        entries = [(DATASET, [NUM_POINTS]), (STEADY, [8, 8])]
+        cache = SimpleNamespace(
+            datasets={
+                dataset.name: {"dataset": asdict(dataset), "split": SPLIT, "condition": [0.0], "token_grid": grid}
+                for dataset, grid in entries
+            }
+        )
+        trained = SimpleNamespace(cache=lambda: cache, emulator=lambda *_: make_emulator(denoise, student))
+        decision = choose(trained, config, "cpu", "raw")
+        json.dumps(decision, allow_nan=False)
+        return decision
+
+    run.read = []
+    return run
+
+
+def chosen(decision: dict, method: str = "diffusion") -> dict:
+    """Find the scores of what was decided on."""
+    tried = decision["report"][FAMILY]["candidates"]
+    correction = decision["families"][FAMILY][method]
+    return next(one for one in tried if (one["method"], one["correction"]) == (method, correction))
+
+
+def test_the_exact_denoiser_is_on_and_calibrated(decide: Callable[..., dict]):
+    """Residuals of known mean and spread are sampled: spread-skill 1, fair CRPS 0.564 s of the operator's |N(m, s)|."""
+    decision = decide(fresh(1.0, 0.5), BIASED)
+    assert decision["families"][FAMILY]["diffusion"] == asdict(Correction("sample", 10.0, 0.002, 16, 1.0, 0.0))
+    scores = chosen(decision)["scores"]["waves"]["one_step"]
+    operator = decision["report"][FAMILY]["operator"]["waves"]["one_step"]
+    assert scores["spread_skill"] == pytest.approx(1.0, abs=0.1)
+    folded = torch.distributions.Normal(1.0, 0.5).sample((100_000,)).abs().mean().item()
+    assert scores["CRPS"] / operator["MAE"] == pytest.approx(0.564 * 0.5 / folded, rel=0.1)
+
+
+def test_a_denoiser_that_knows_nothing_is_off(decide: Callable[..., dict]):
+    """Noise unrelated to the truth is never switched on, nor is the student then tried."""
+    decision = decide(fresh(0.0, 0.5), noise, flow_end(0.0, 0.5))
+    assert decision["families"] == {FAMILY: {"diffusion": {"mode": "off"}, "consistency": {"mode": "off"}}}
+    assert {one["method"] for one in decision["report"][FAMILY]["candidates"]} == {"diffusion"}
+    assert corrections(decision) == {}
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("max_crps", 0.564 * 0.5 / 1.017), ("max_nrmse", math.sqrt(9 / 8) * 0.5 / 1.118), ("max_high_band", 1.061)],
+)
+def test_every_limit_counts(decide: Callable[..., dict], limit: str, expected: float):
+    """The exact denoiser of N(1, 0.5^2) is on where a limit is above what its eight members reach, off where below."""
+    for factor, mode in ((0.9, "off"), (1.1, "sample")):
+        config = CONFIG.model_copy(update={"refine": [], "memories": [], "spreads": [], limit: factor * expected})
+        decision = decide(fresh(1.0, 0.5), BIASED, config=config)
+        assert decision["families"][FAMILY]["diffusion"]["mode"] == mode
+
+
+def test_residuals_that_stay_are_drawn_once(decide: Callable[..., dict]):
+    """Where the operator misses the same at every step, a member's noise stays the same too."""
+    assert decide(kept(1.0, 0.5), BIASED)["families"][FAMILY]["diffusion"]["memory"] == 1.0
+
+
+@pytest.mark.parametrize(("std", "spread"), [(0.5, 1.4), (1.0, 1.0), (2.0, 0.7)])
+def test_spread_is_calibrated(decide: Callable[..., dict], std: float, spread: float):
+    """A denoiser of half the spread gets the largest factor, one of twice it the smallest, the exact one none."""
+    config = CONFIG.model_copy(update={"max_nrmse": 2.0, "max_high_band": 3.0, "refine": [], "memories": [0.0]})
+    decision = decide(fresh(0.0, 1.0), posterior_mean(0.0, std), config=config)
+    assert decision["families"][FAMILY]["diffusion"]["spread"] == spread
+
+
+def test_only_validation_trajectories_are_read(decide: Callable[..., dict]):
+    """No training or test trajectory is opened, and every validation trajectory is."""
+    decide(fresh(1.0, 0.5), BIASED, flow_end(1.0, 0.5))
+    assert set(decide.read) == set(VALID)
+
+
+def test_an_exact_student_is_accepted(decide: Callable[..., dict]):
+    """One evaluation that gives what the teacher gives in 16 is chosen, and held to be as good."""
+    decision = decide(fresh(1.0, 0.5), BIASED, flow_end(1.0, 0.5))
+    student, accept = decision["families"][FAMILY]["consistency"], decision["report"][FAMILY]["accept"]
+    assert (student["mode"], student["sigma"], student["num_steps"]) == ("sample", 10.0, 1)
+    assert accept["accepted"] and accept["evaluations"] == 16.0
+    assert accept["nRMSE"] == pytest.approx(1.0, abs=0.02) and accept["CRPS"] == pytest.approx(1.0, abs=0.04)
+
+
+def test_a_student_that_learned_nothing_is_off(decide: Callable[..., dict]):
+    """The teacher stays on beside a student that is off, and not accepted."""
+    decision = decide(fresh(1.0, 0.5), BIASED, noise)
+    assert decision["families"][FAMILY]["diffusion"]["mode"] == "sample"
+    assert decision["families"][FAMILY]["consistency"] == {"mode": "off"}
+    assert decision["report"][FAMILY]["accept"]["accepted"] is False
+
+
+def test_a_diverging_denoiser_is_off(decide: Callable[..., dict]):
+    """Scores that are not finite switch the corrector off."""
+    decision = decide(fresh(1.0, 0.5), lambda x, sigma: x * torch.nan)
+    assert decision["families"][FAMILY]["diffusion"] == {"mode": "off"}
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ((0.8, 1.0, True), (0.5, 0.0, False)),
+        ((0.7, 1.0, True), (0.8, 0.0, True)),
+        ((0.701, 0.1, True), (0.699, 0.5, True)),
+        ((0.9, 0.5, False), (float("nan"), 0.0, False)),
+    ],
+    ids=["qualified first", "smaller CRPS", "equal CRPS: calibration", "not finite is last"],
+)
+def test_rank(better: tuple, worse: tuple):
+    """Candidates are ordered by whether they qualify, their CRPS in per cent, and their calibration."""
+    first, second = (
+        Candidate(
+            "diffusion",
+            Correction("sample", 5.0, 0.002, 8, 1.0, 0.0),
+            {},
+            crps,
+            crps,
+            1.0,
+            1.0,
+            miscalibration,
+            qualifies,
+        )
+        for crps, miscalibration, qualifies in (better, worse)
+    )
+    assert first.rank < second.rank
+
+
+def test_decisions_become_corrections():
+    """What was decided reaches the emulator by method and family."""
+    correction = Correction("refine", 1.0, 0.002, 8, 1.4, 1.0)
+    families = {"a": {"diffusion": asdict(correction), "consistency": {"mode": "off"}}}
+    assert corrections({"families": families}) == {("diffusion", "a"): correction}

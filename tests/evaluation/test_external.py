@@ -1,0 +1,232 @@
+"""Scores on files that no stage has seen, and the files that are refused."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.data.conftest import write_file
+from tests.evaluation.conftest import TRAINED
+from tests.training.jobs import PROJECT, launched
+from tests.untrained import STAGE_NAMES, copy_some, receipt
+from ups.config import EvaluationConfig
+from ups.data.pdebench import FAMILIES
+from ups.data.trajectories import find_files
+from ups.errors import DataFault
+from ups.evaluation.external import find_subjects
+from ups.evaluation.score import Trained
+from ups.files import read_json
+from ups.fingerprint import fingerprint
+from ups.pipelines.evaluation.nodes import evaluate, evaluate_external
+
+EVALUATION = {"seed": 0, "batch_tokens": 64, "ensemble_size": 2}
+LAUNCH = launched(num_processes=1)
+HOW = {"mode": "sample", "sigma": 5.0, "sigma_min": 0.02, "num_steps": 2, "spread": 1.0, "memory": 0.0}
+CORRECTOR = {
+    "families": {
+        name: dict.fromkeys(("diffusion", "consistency"), HOW) for name in ("advection_1d", "diffusion_reaction_2d")
+    }
+}
+TRANSIENT = {"persistence", "codec", "operator", "diffusion", "consistency"}
+
+
+def config(folder: Path | None) -> EvaluationConfig:
+    """An evaluation of the test split, and of a folder."""
+    return EvaluationConfig(folder=None if folder is None else str(folder), **EVALUATION)
+
+
+def stages(root: Path) -> list[dict[str, Any]]:
+    """The receipts of all stages."""
+    return [receipt(root, stage) for stage in STAGE_NAMES]
+
+
+def score(root: Path, folder: Path, external: Path) -> list[dict[str, Any]]:
+    """The records of the files in a folder."""
+    cache = receipt(root, "latent_cache")
+    evaluate_external(cache, *stages(root), CORRECTOR, config(folder), LAUNCH, external, root)
+    return read_json(external / "metrics.json")
+
+
+def value(records: list[dict[str, Any]], method: str, metric: str = "nRMSE", horizon: str = "one_step") -> float:
+    """The only number of this kind."""
+    place = (method, metric, horizon)
+    (found,) = (r["value"] for r in records if (r["method"], r["metric"], r["horizon"]) == place)
+    return found
+
+
+def test_the_test_split_as_a_folder_has_the_scores_of_the_test_split(trained: Path, held_out: Callable, tmp_path: Path):
+    """Every record of a folder that holds exactly the test trajectories is that of the normal evaluation."""
+    cache = receipt(trained, "latent_cache")
+    records, _ = evaluate(cache, *stages(trained), CORRECTOR, config(None), LAUNCH, trained / "01_raw", trained)
+    assert score(trained, held_out(), tmp_path) == records
+    assert {record["family"] for record in records} == set(TRAINED)
+    assert {r["method"] for r in records if r["family"] == "advection_1d"} == TRANSIENT
+
+
+def test_other_resolutions_and_parameters_are_scored(trained: Path, tmp_path: Path):
+    """On a finer grid with another parameter all methods have finite scores, and those that are known are right."""
+    path = write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta3.0.hdf5", count=3, grid=(32,))
+    write_file(tmp_path, "darcy_2d", "2D_DarcyFlow_beta0.1_Train.hdf5", count=3, grid=(16, 12))
+    records = score(trained, tmp_path, tmp_path / "external")
+    assert all(math.isfinite(record["value"]) for record in records)
+    assert {record["method"] for record in records if record["family"] == "darcy_2d"} == {"codec", "steady"}
+    records = [record for record in records if record["family"] == "advection_1d"]
+    assert {record["num_trajectories"] for record in records} == {3}
+    with h5py.File(path) as file:
+        u = file["tensor"][...].astype(float)
+    error = np.sqrt(((u[:, 1:] - u[:, :-1]) ** 2).mean(2) / (u[:, 1:] ** 2).mean(2)).mean()
+    assert value(records, "persistence") == pytest.approx(error, rel=1e-5)
+    assert value(records, "codec") < 1e-5
+
+
+def test_a_family_may_have_several_datasets(trained: Path, tmp_path: Path):
+    """Files of one family with different parameters and grids are scored each for itself."""
+    for beta, points in ((0.1, 8), (0.2, 8), (0.4, 16)):
+        write_file(tmp_path, "advection_1d", f"1D_Advection_Sols_beta{beta}.hdf5", count=2, grid=(points,))
+    records = score(trained, tmp_path, tmp_path / "external")
+    assert {record["dataset"] for record in records} == {f"1D_Advection_Sols_beta{beta}" for beta in (0.1, 0.2, 0.4)}
+
+
+def test_a_score_does_not_depend_on_other_files(trained: Path, tmp_path: Path):
+    """The samples drawn for a dataset are the same whatever lies beside it."""
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    for folder in (alone, both):
+        folder.mkdir()
+        write_file(folder, "advection_1d", "1D_Advection_Sols_beta0.4.hdf5", count=2)
+    write_file(both, "advection_1d", "1D_Advection_Sols_beta0.1.hdf5", count=2)
+    expected = score(trained, alone, tmp_path / "1")
+    records = score(trained, both, tmp_path / "2")
+    assert [record for record in records if record["dataset"].endswith("beta0.4")] == expected
+
+
+def test_boundaries_are_those_of_the_file(trained: Path, tmp_path: Path):
+    """The models learned gas between open ends; a periodic file is periodic for them."""
+    write_file(tmp_path, "compressible_ns_1d", "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5")
+    write_file(tmp_path, "compressible_ns_1d", "1D_CFD_Shock_Eta0.1_Zeta0.1_trans_Train.hdf5")
+    subjects = find_subjects(tmp_path, find_files(tmp_path), of(trained))
+    assert [subject.domain.periodic for subject in subjects] == [(True,), (False,)]
+
+
+def of(root: Path) -> Trained:
+    """What was trained in a data root."""
+    return Trained(receipt(root, "latent_cache"), dict(zip(STAGE_NAMES, stages(root), strict=True)), root)
+
+
+def test_the_folder_makes_nothing_stale():
+    """The fingerprint of the normal evaluation does not know the folder; that of other members it does."""
+    plain, other = config(None), EvaluationConfig(folder=None, **EVALUATION | {"ensemble_size": 3})
+    digest = fingerprint("ups.rollout", plain, {})
+    assert fingerprint("ups.rollout", config(Path("somewhere")), {}) == digest
+    assert fingerprint("ups.rollout", other, {}) != digest
+
+
+def test_without_a_folder_nothing_changes(trained: Path, tmp_path: Path):
+    """`folder: null` opens no receipt and leaves what an earlier run wrote."""
+    (tmp_path / "metrics.json").write_text("[]")
+    evaluate_external({}, {}, {}, {}, {}, {}, {}, config(None), LAUNCH, tmp_path, trained)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("metrics.json", "[]")]
+
+
+def _unknown_family(folder: Path) -> None:
+    write_file(folder, "burgers_1d")
+
+
+def _foreign_name(folder: Path) -> None:
+    write_file(folder, "advection_1d", "wave.hdf5")
+
+
+def _other_fields(folder: Path) -> None:
+    write_file(folder, "compressible_ns_1d", edit=lambda file: file.pop("pressure"))
+
+
+def _odd_grid(folder: Path) -> None:
+    write_file(folder, "advection_1d", grid=(9,))
+
+
+def _damaged(folder: Path) -> None:
+    path = write_file(folder, "advection_1d")
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def _not_finite(folder: Path) -> None:
+    write_file(folder, "advection_1d", edit=lambda file: file["tensor"].__setitem__((2, 1, 0), np.nan))
+
+
+def _not_positive(folder: Path) -> None:
+    write_file(folder, "compressible_ns_1d", edit=lambda file: file["density"].__setitem__((0, 3, 0), 0.0))
+
+
+def _no_file(folder: Path) -> None:
+    (folder / "notes.txt").write_text("no data here")
+
+
+def _no_folder(folder: Path) -> None:
+    folder.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "line"),
+    [
+        (_unknown_family, "1D_Burgers_.*: the model was not trained on burgers_1d, it knows advection_1d, "),
+        (_foreign_name, "wave.hdf5: matches no PDEBench family"),
+        (_other_fields, "1D_CFD_.*: has no 'pressure'"),
+        (_odd_grid, "1D_Advection_.*: grid 9 is not divided by the codec's patch of 2 points; .*multiples of 2"),
+        (_damaged, "1D_Advection_.*: cannot be opened"),
+        (_not_finite, "1D_Advection_.*: field 'u' of trajectory 2, snapshot 1, is NaN"),
+        (_not_positive, "1D_CFD_.*: field 'density' of trajectory 0, snapshot 3, is not positive"),
+        (_no_file, r"folder: holds no \*.hdf5"),
+        (_no_folder, "folder: no such folder"),
+    ],
+)
+def test_bad_folders_are_refused(trained: Path, tmp_path: Path, prepare: Callable[[Path], None], line: str):
+    """What cannot be scored ends in one line that names it, and what was there is still there."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    prepare(folder)
+    with pytest.raises(DataFault, match=line) as caught:
+        score(trained, folder, tmp_path / "external")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "external").exists()
+
+
+def test_a_changed_registry_is_noticed(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A family that has lost a field since the models were trained is refused before anything is decoded."""
+    changed = replace(FAMILIES["compressible_ns_1d"], fields=("density", "Vx"))
+    monkeypatch.setitem(FAMILIES, "compressible_ns_1d", changed)
+    write_file(tmp_path, "compressible_ns_1d")
+    with pytest.raises(DataFault, match="has the fields density, Vx, the model was trained on 3 fields"):
+        find_subjects(tmp_path, find_files(tmp_path), of(trained))
+
+
+@pytest.fixture
+def samples() -> Path:
+    """A folder with files of PDEBench's own generators."""
+    folder = PROJECT.parent / "shared" / "pdebench"
+    if not folder.is_dir():
+        pytest.skip("the sample files are not on this machine")
+    return folder
+
+
+def test_real_files_of_all_layouts_are_accepted(trained: Path, samples: Path):
+    """Each sample of a family that was trained is taken with its own grid, all of its files together."""
+    names = [name for name in find_files(samples) if re.match("1D_Adv|1D_CFD|2D_Dar|2D_diff|ns_", name)]
+    subjects = {s.dataset.family: s for s in find_subjects(samples, names, of(trained))}
+    assert set(subjects) == set(TRAINED)
+    assert all(s.domain.grid == tuple(n // 2 for n in s.dataset.grid) for s in subjects.values())
+    assert subjects["incompressible_ns_2d"].trajectories == tuple(range(12))
+
+
+def test_real_files_are_scored(trained: Path, samples: Path, tmp_path: Path):
+    """Every method has finite scores on PDEBench's own trajectories."""
+    for pattern, family in {"1D_CFD*": "compressible_ns_1d", "2D_Dar*": "darcy_2d"}.items():
+        for path in samples.glob(pattern):
+            copy_some(path, tmp_path / path.name, family, [1])
+    records = [r for r in score(trained, tmp_path, tmp_path / "external") if r["metric"] == "nRMSE"]
+    assert {record["method"] for record in records} == TRANSIENT | {"steady"}
+    assert all(math.isfinite(record["value"]) for record in records)

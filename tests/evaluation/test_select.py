@@ -1,0 +1,168 @@
+"""Selection is on only where it is proven to help; costs and errors are those of what was done."""
+
+import math
+from dataclasses import dataclass
+from math import pi
+
+import pytest
+import torch
+from torch import Tensor
+
+from ups.config import SelectionConfig
+from ups.data.dataset import Dataset
+from ups.emulator import Correction, Setting
+from ups.evaluation.rewards import Physics
+from ups.evaluation.select import MIN_TRAJECTORIES, decide
+from ups.evaluation.selection_report import selection_figure, selection_text
+from ups.evaluation.trials import DIVERGED, Outcome, Trial, sampler_of, trajectory_error
+from ups.models.domain import Domain
+from ups.solvers.transient import shift
+
+CONFIG = SelectionConfig.model_validate(
+    {
+        "seed": 0,
+        "sampler": "consistency",
+        "where_off": {"sigma": 5.0, "num_steps": 1},
+        "sigma_min": 0.02,
+        "sizes": [1, 2, 4],
+        "beam": {"width": 2, "candidates": 2},
+        "max_trajectories": 8,
+        "batch_tokens": 4096,
+    }
+)
+DATASET = Dataset("waves", "advection_1d", ("f",), (9,), (0.0, 0.05, 0.1), (32,), (1.0,), ("periodic",), {"beta": 0.5})
+SETTING = Setting("advection_1d", Domain(0, (32,), (True,)), torch.zeros(10, 32, 0), torch.zeros(10, 1))
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """Latents are the fields (B, 1, X); the exact solution, with noise of a random size unless it is the operator."""
+
+    def encode(self, u: Tensor, family: str) -> Tensor:
+        return u
+
+    decode = encode
+
+    def operator_step(self, setting: Setting):
+        return lambda z: 1.5 * shift(z, torch.tensor(0.025), 1.0)
+
+    def consistency_step(self, setting: Setting, correction: Correction, generator: torch.Generator):
+        def step(z: Tensor) -> Tensor:
+            size = 0.2 * torch.rand(len(z), 1, 1, generator=generator)
+            return shift(z, torch.tensor(0.025), 1.0) + size * torch.randn(z.shape, generator=generator)
+
+        return step
+
+    diffusion_step = consistency_step
+
+
+def truth() -> Tensor:
+    """Ten waves of random phase (10, 3, 1, 32)."""
+    x = torch.arange(32) / 32
+    phase = torch.rand(10, 1, 1, 1, generator=torch.Generator().manual_seed(1))
+    return (2 * pi * (x - 0.5 * torch.tensor(DATASET.times)[:, None, None] - phase)).sin()
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    """What every way to choose reaches on noisy shifts."""
+    emulator, correction = Shifts(), Correction("sample", 5.0, 0.02, 1, 1.0, 0.0)
+    trial = Trial(
+        emulator, Physics.of(DATASET), sampler_of(emulator, "consistency", correction), CONFIG, torch.device("cpu")
+    )
+    u_ref, batches = truth(), [(truth(), SETTING)]
+    scorer, ratios = trial.fit(batches)
+    assert ratios["residual"] > 1 and scorer.weights["residual"] > 0 and len(u_ref) == 10
+    return trial.run(batches, scorer)
+
+
+def test_every_way_has_errors_and_seconds_of_every_trajectory(outcome: Outcome):
+    """All ways at all sizes, ten trajectories each."""
+    ways = {(way, size) for way in ("mean", "best", "weighted", "oracle") for size in (1, 2, 4)}
+    assert set(outcome.errors) == ways | {("operator", 1), ("single", 1), ("beam", 4)} == set(outcome.seconds)
+    assert all(len(errors) == 10 and errors.isfinite().all() for errors in outcome.errors.values())
+    assert all(seconds > 0 for seconds in outcome.seconds.values())
+
+
+def test_ways_agree_where_there_is_nothing_to_choose(outcome: Outcome):
+    """With one member all ways give that member."""
+    first = outcome.errors["mean", 1]
+    assert all(torch.allclose(outcome.errors[way, 1], first) for way in ("best", "weighted", "oracle"))
+
+
+def test_the_oracle_bounds_the_choice_and_rewards_find_noise(outcome: Outcome):
+    """No choice beats the oracle; where candidates differ by how noisy they are, the residual tells them apart."""
+    assert (outcome.errors["oracle", 4] <= outcome.errors["best", 4]).all()
+    assert torch.cat(outcome.rank_correlations).mean() > 0.5
+    assert outcome.errors["best", 4].mean() < outcome.errors["single", 1].mean()
+    assert outcome.errors["beam", 4].mean() < outcome.errors["single", 1].mean()
+
+
+def test_what_diverged_counts_as_a_thousand():
+    """A NaN has the error DIVERGED, and so has what is larger."""
+    u_ref = torch.ones(3, 2, 1, 4)
+    u = torch.stack((u_ref[0], torch.full((2, 1, 4), torch.nan), torch.full((2, 1, 4), 1e30)))
+    assert trajectory_error(u, u_ref).tolist() == [0.0, DIVERGED, DIVERGED]
+
+
+def errors(best: float, mean: float = 1.0, operator: float = 1.0, count: int = 32) -> dict[tuple[str, int], Tensor]:
+    """Errors of `count` trajectories about these values, with noise that is not shared."""
+    generator = torch.Generator().manual_seed(0)
+
+    def about(value: float) -> Tensor:
+        return value + 0.01 * torch.randn(count, generator=generator, dtype=torch.float64)
+
+    single = {("single", 1): about(1.2), ("operator", 1): about(operator), ("best", 1): about(0.1)}
+    return single | {("mean", 4): about(mean), ("best", 4): about(best), ("oracle", 4): about(0.01)}
+
+
+def test_selection_is_on_where_it_beats_everything():
+    """Better than the mean, a single member and the operator: on, with its gains; one member is no choice."""
+    decision = decide(errors(best=0.8), seed=0)
+    assert decision["is_on"] and (decision["method"], decision["num_members"]) == ("best", 4)
+    assert decision["gains"]["mean"]["value"] == pytest.approx(0.2, abs=0.02)
+    assert decision["gains"]["single"]["low"] > 0.3
+
+
+@pytest.mark.parametrize("rivals", [{"best": 1.1}, {"best": 1.0}, {"best": 0.8, "operator": 0.7}, {"best": 1.3}])
+def test_selection_is_off_where_a_rival_is_as_good(rivals: dict[str, float]):
+    """A better or equally good mean, or a better operator, leaves it off."""
+    assert not decide(errors(**rivals), seed=0)["is_on"]
+
+
+def test_selection_is_off_where_too_few_trajectories_speak_for_it():
+    """One trajectory less than it takes leaves it off."""
+    assert decide(errors(best=0.8, count=MIN_TRAJECTORIES), seed=0)["is_on"]
+    assert not decide(errors(best=0.8, count=MIN_TRAJECTORIES - 1), seed=0)["is_on"]
+
+
+@dataclass(frozen=True)
+class Diverges(Shifts):
+    """The same, but half of the candidates are NaN after a step."""
+
+    def consistency_step(self, setting: Setting, correction: Correction, generator: torch.Generator):
+        def step(z: Tensor) -> Tensor:
+            is_lost = torch.rand(len(z), 1, 1, generator=generator) < 0.5
+            return shift(z, torch.tensor(0.025), 1.0).masked_fill(is_lost, torch.nan)
+
+        return step
+
+
+def test_diverged_candidates_are_never_chosen():
+    """Where half of the candidates are lost, errors stay numbers, and the best is no worse than any that is left."""
+    emulator, correction = Diverges(), Correction("sample", 5.0, 0.02, 1, 1.0, 0.0)
+    sampler = sampler_of(emulator, "consistency", correction)
+    trial = Trial(emulator, Physics.of(DATASET), sampler, CONFIG, torch.device("cpu"))
+    scorer, _ = trial.fit([(truth(), SETTING)])
+    outcome = trial.run([(truth(), SETTING)], scorer)
+    assert all(errors.isfinite().all() for errors in outcome.errors.values())
+    has_left = outcome.errors["oracle", 4] < DIVERGED
+    assert has_left.any()
+    assert (outcome.errors["best", 4][has_left] < 0.01).all() and (outcome.errors["weighted", 4][has_left] < 0.01).all()
+    assert all(weight >= 0 and math.isfinite(weight) for weight in scorer.weights.values())
+
+
+def test_the_report_holds_for_nothing():
+    """Where no family can be selected for, there is still a text and a page."""
+    assert selection_text({"families": {}, "datasets": {}, "records": []}).startswith("# Choosing")
+    assert selection_figure([])[:4] == b"\x89PNG"

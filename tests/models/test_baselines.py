@@ -1,0 +1,103 @@
+"""Reference models on the grid: symmetric where the PDE is, identical at first, rebuilt from their settings."""
+
+import pytest
+import torch
+
+from ups.models.baselines import Convolution, LinearStencil, UNet, grid_model
+from ups.models.domain import Domain
+
+SIZES = {
+    "fno": {"hidden_channels": 8, "num_layers": 2, "modes": (4, 4, 4), "padding": 0.25},
+    "unet": {"hidden_channels": 8},
+    "linear": {"kernel_size": 3},
+}
+GRIDS = {1: (16,), 2: (8, 8), 3: (8, 8, 8)}
+
+
+def settings(kind: str, num_dims: int = 1, *, steady: bool = False, periodic: bool = True) -> dict:
+    """Two fields in and out on a small grid."""
+    if kind == "fno":
+        pytest.importorskip("neuralop")
+    grid = GRIDS[num_dims]
+    return {
+        "kind": kind,
+        "steady": steady,
+        "num_families": 3,
+        "in_channels": 2,
+        "out_channels": 2,
+        "grid": grid,
+        "periodic": (periodic,) * num_dims,
+        "model": SIZES[kind],
+    }
+
+
+@pytest.mark.parametrize("num_dims", [1, 2, 3])
+@pytest.mark.parametrize("kind", sorted(SIZES))
+@pytest.mark.parametrize("periodic", [True, False])
+def test_all_parameters_learn_on_every_grid(kind: str, num_dims: int, periodic: bool):
+    """A step keeps the shape of the state, is finite, and its error reaches every parameter."""
+    model = grid_model(**settings(kind, num_dims, periodic=periodic))
+    model.amplitude.bound.fill_(100.0), model.amplitude.spread.fill_(100.0)
+    domain = Domain(1, GRIDS[num_dims], (periodic,) * num_dims)
+    z = torch.randn(3, torch.tensor(domain.grid).prod(), 2)
+    z_next = model(z, z[..., :0], torch.zeros(3, 1), domain)
+    assert z_next.shape == z.shape and z_next.isfinite().all()
+    (z_next - torch.randn_like(z)).square().mean().backward()
+    silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert silent == []
+
+
+@pytest.mark.parametrize("kind", ["unet", "linear"])
+def test_periodic_models_commute_with_shifts(kind: str):
+    """Shifting the state by what divides all grids of the model shifts the prediction."""
+    model = grid_model(**settings(kind)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.1)
+    domain = Domain(0, (16,), (True,))
+    z = torch.randn(2, 16, 2, dtype=torch.float64)
+    condition = torch.zeros(2, 1)
+    shifted = model(z.roll(4, 1), z[..., :0], condition, domain)
+    torch.testing.assert_close(shifted, model(z, z[..., :0], condition, domain).roll(4, 1))
+
+
+def test_a_linear_stencil_is_linear_and_nothing_at_first():
+    """F(a u + b v) = a F(u) + b F(v) up to the bias; before training the state stays."""
+    stencil = LinearStencil(1, 1, kernel_size=5, periodic=(True, False)).double()
+    assert not stencil.stencil.convolution.weight.any()
+    torch.nn.init.normal_(stencil.stencil.convolution.weight)
+    torch.nn.init.zeros_(stencil.stencil.convolution.bias)
+    u, v = torch.randn(2, 3, 1, 6, 7, dtype=torch.float64)
+    torch.testing.assert_close(stencil(2 * u - 3 * v), 2 * stencil(u) - 3 * stencil(v))
+
+
+def test_edges_are_repeated_or_wrapped():
+    """The mean of three neighbours at the edge: the last point, or the edge itself once more."""
+    u = torch.tensor([[[1.0, 2.0, 4.0, 8.0]]])
+    for periodic, first in ((True, 8.0 + 1 + 2), (False, 1.0 + 1 + 2)):
+        mean = Convolution(1, 1, 3, (periodic,))
+        torch.nn.init.ones_(mean.convolution.weight), torch.nn.init.zeros_(mean.convolution.bias)
+        assert mean(u)[0, 0, 0].item() == first
+
+
+@pytest.mark.parametrize(("grid", "num_levels"), [((64,), 3), ((12, 12), 2), ((7,), 1), ((16, 8), 2)])
+def test_a_u_net_descends_while_it_can(grid: tuple[int, ...], num_levels: int):
+    """Grids are halved at most twice, evenly, and keep four points."""
+    model = UNet(1, 1, hidden_channels=4, grid=grid, periodic=[True] * len(grid))
+    assert len(model.down) == num_levels - 1
+    assert model(torch.randn(1, 1, *grid)).shape == (1, 1, *grid)
+
+
+@pytest.mark.parametrize("kind", sorted(SIZES))
+def test_weights_are_plain_and_rebuild_the_model(kind: str, tmp_path):
+    """A model is its settings and tensors alone; steady ones map coefficients to solutions."""
+    content = settings(kind, 2, steady=True)
+    model = grid_model(**content)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    again = grid_model(**content)
+    again.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    coefficients, domain = torch.randn(2, 64, 2), Domain(0, (8, 8), (True, True))
+    assert all(value.is_floating_point() for value in model.state_dict().values())
+    assert torch.equal(
+        model(coefficients, torch.zeros(2, 1), domain, 2), again(coefficients, torch.zeros(2, 1), domain, 2)
+    )

@@ -1,0 +1,149 @@
+"""Options of the token mixer: every grid, every parameter in use, blocks skipped, conditions hidden."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.backbones import small
+from tests.models.test_mixing import normal, periodic, randomized
+from ups.models.blocks import Blocks, UShape
+from ups.models.denoiser import Denoiser, Prediction
+from ups.models.domain import Domain
+from ups.models.mixing import TokenMixer, make_stack
+from ups.models.operator import Operator
+from ups.models.sizes import Sizes
+from ups.models.steady import SteadyModel
+
+torch.set_num_threads(1)
+
+ATTENTION = {"mixing": "attention", "hidden_channels": 16}
+OPTIONS = {
+    "attention": ATTENTION,
+    "no_qk_norm": ATTENTION | {"qk_norm": False},
+    "windows": ATTENTION | {"window": 4},
+    "two_levels": {"levels": 2, "num_layers": 4},
+    "three_levels": {"levels": 3, "num_layers": 5},
+    "windows_in_levels": ATTENTION | {"window": 2, "levels": 2, "num_layers": 5},
+    "drop_path": {"drop_path": 0.5},
+    "no_conditioning": {"conditioning": False},
+}
+GRIDS = [(12,), (13,), (6, 8), (7, 10), (4, 6, 5), (8, 8, 8), (2,)]
+SIZES = Sizes(num_families=3, latent_channels=4, coefficient_channels=1, num_conditions=7)
+
+
+def token_mixer(**choices: Any) -> TokenMixer:
+    """A small mixer of three families with random weights."""
+    sizes = {"num_families": 3, "in_channels": 5, "out_channels": 4, "summary_channels": 6, "num_conditions": 7}
+    return randomized(TokenMixer(small(**choices), **sizes))
+
+
+def mix(mixer: TokenMixer, tokens: Tensor, domain: Domain) -> Tensor:
+    """The output for a fixed summary and condition."""
+    num_samples = len(tokens)
+    return mixer(tokens, normal(1, 6).expand(num_samples, -1), normal(1, 7).expand(num_samples, -1), domain, 4)
+
+
+@pytest.mark.parametrize(("name", "grid"), list(itertools.product(OPTIONS, GRIDS)))
+def test_every_option_serves_every_grid(name: str, grid: tuple[int, ...]):
+    """In 1D, 2D and 3D, on odd and even grids, there is a finite output per token and a gradient per parameter."""
+    mixer = token_mixer(**OPTIONS[name])
+    output = mix(mixer, normal(2, math.prod(grid), 5), Domain(1, grid, (False, True, True)[: len(grid)]))
+    output.square().sum().backward()
+    assert output.shape == (2, math.prod(grid), 4) and output.isfinite().all()
+    assert [name for name, parameter in mixer.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("name", ["attention", "windows", "two_levels", "windows_in_levels"])
+def test_a_new_part_is_felt(name: str):
+    """The gradient of every parameter is somewhere not zero, so each of them matters."""
+    mixer = token_mixer(**OPTIONS[name])
+    mix(mixer, normal(2, 64, 5), periodic((8, 8), family=1)).square().sum().backward()
+    assert [name for name, parameter in mixer.named_parameters() if not parameter.grad.any()] == []
+
+
+@pytest.mark.parametrize(("name", "step"), [("attention", 1), ("two_levels", 2), ("three_levels", 4), ("windows", 4)])
+@pytest.mark.parametrize("grid", [(24,), (8, 16), (8, 8, 8)])
+def test_options_commute_with_shifts(name: str, step: int, grid: tuple[int, ...]):
+    """On a periodic domain the output moves with the input, by as many tokens as the coarsest grid or a window has."""
+    mixer, tokens, axes = token_mixer(**OPTIONS[name]), normal(1, math.prod(grid), 5), tuple(range(1, len(grid) + 1))
+
+    def shift(tokens: Tensor) -> Tensor:
+        return tokens.unflatten(1, grid).roll((step,) * len(grid), axes).flatten(1, -2)
+
+    expected = shift(mix(mixer, tokens, periodic(grid)))
+    assert torch.allclose(mix(mixer, shift(tokens), periodic(grid)), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("levels", "num_layers", "expected"), [(1, 4, [4]), (2, 4, [1, 2, 1]), (2, 8, [2, 4, 2]), (3, 6, [1, 1, 2, 1, 1])]
+)
+def test_blocks_are_spread_over_levels(levels: int, num_layers: int, expected: list[int]):
+    """Both sides of a level have equally many blocks; what does not divide is on the coarsest level."""
+    stack = make_stack(small(levels=levels, num_layers=num_layers), 3)
+    assert [len(blocks) for blocks in _sides(stack)] == expected
+
+
+def _sides(stack: Blocks | UShape) -> list[Blocks]:
+    return [stack] if isinstance(stack, Blocks) else [stack.before, *_sides(stack.inner), stack.after]
+
+
+def test_u_shape_by_hand():
+    """Without blocks and with maps that change nothing it adds the mean of pairs, on axes that can be halved."""
+    shape = UShape(Blocks([]), Blocks([]), Blocks([]), channels=1)
+    for linear in (shape.down, shape.up):
+        nn.init.ones_(linear.weight)
+        nn.init.zeros_(linear.bias)
+    x = torch.tensor([[1.0, 3.0, 8.0, 0.0], [0.0, 2.0, 0.0, 0.0], [5.0, 5.0, 1.0, 2.0]])
+    expected = x + torch.tensor([[2.0, 2.0, 4.0, 4.0], [1.0, 1.0, 0.0, 0.0], [5.0, 5.0, 1.5, 1.5]])
+    assert torch.equal(shape(x[None, ..., None], torch.empty(0), periodic((3, 4)))[0, ..., 0], expected)
+
+
+@pytest.mark.parametrize("name", ["drop_path", "attention", "two_levels"])
+def test_a_skipped_block_adds_nothing(name: str):
+    """Blocks with keep 0 return what they got, with keep 1 what they give without; each sample for itself."""
+    mixer = token_mixer(**OPTIONS[name])
+    blocks = next(module for module in mixer.modules() if isinstance(module, Blocks))
+    channels = mixer.norm.normalized_shape[0]
+    x, condition, domain = normal(2, 8, channels), normal(2, channels), periodic((8,))
+    whole = blocks(x, condition, domain)
+    blocks.keep = torch.tensor([[0.0], [1.0]]).expand(2, len(blocks))
+    mixed = blocks(x, condition, domain)
+    assert torch.equal(mixed[0], x[0])
+    assert torch.equal(mixed[1], whole[1])
+
+
+def test_skipping_survives_recomputation():
+    """Blocks computed again in the backward pass skip what they skipped before."""
+    mixer, tokens = token_mixer(drop_path=0.5), normal(4, 12, 5)
+    mixer.blocks.keep = torch.tensor([[0.0, 2.0], [2.0, 0.0], [0.0, 0.0], [2.0, 2.0]])
+    gradients = []
+    for recompute in (False, True):
+        mixer.blocks.recompute = recompute
+        mixer.zero_grad()
+        mix(mixer, tokens, periodic((12,))).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in mixer.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("conditioning", [True, False])
+def test_conditions_can_be_hidden(conditioning: bool):
+    """Without conditioning no model depends on the PDE's conditions; the denoiser still hears the noise level."""
+    backbone, domain = small(conditioning=conditioning), periodic((12,))
+    operator, steady, denoiser = (randomized(kind(SIZES, backbone)) for kind in (Operator, SteadyModel, Denoiser))
+    z, coefficients, sigma = normal(2, 12, 4), normal(2, 12, 1), torch.ones(2)
+    context = Prediction(z, normal(2, 12, 9), normal(2, 8), torch.ones(2, 1, 4))
+    calls = [
+        lambda condition: operator(z, coefficients, condition, domain),
+        lambda condition: steady(coefficients, condition, domain, 4),
+        lambda condition: denoiser(z, sigma, context, condition, domain),
+    ]
+    for call in calls:
+        assert torch.equal(call(normal(2, 7)), call(normal(2, 7, seed=1))) != conditioning
+    condition = normal(2, 7)
+    louder = denoiser(z, 2 * sigma, context, condition, domain)
+    skip = [1 / (1 + level**2) for level in (1, 4)]
+    assert not torch.allclose(louder - skip[1] * z, calls[2](condition) - skip[0] * z, atol=1e-3)

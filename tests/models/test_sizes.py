@@ -1,0 +1,29 @@
+"""Records of sizes: plain values are enough to make a model again."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.backbones import small
+from ups.files import WEIGHTS, digest_of
+from ups.models.denoiser import Denoiser
+from ups.models.operator import Operator
+from ups.models.sizes import Sizes, from_settings
+from ups.models.steady import SteadyModel
+from ups.models.weights import load_model, tensor_bytes
+
+
+@pytest.mark.parametrize("model", [Operator, Denoiser, SteadyModel])
+def test_model_is_rebuilt_from_its_file(model: type[nn.Module], tmp_path: Path):
+    """Settings that survive JSON and weights on disk give the same model."""
+    sizes, backbone = Sizes(num_families=2, latent_channels=4, coefficient_channels=2, num_conditions=3), small()
+    made = model(sizes, backbone)
+    settings = json.loads(json.dumps({"sizes": asdict(sizes), "backbone": asdict(backbone)}))
+    (tmp_path / WEIGHTS).write_bytes(tensor_bytes({"settings": settings, "weights": made.state_dict()}))
+    receipt = {"path": ".", "stage": "any", "weights": digest_of(tmp_path / WEIGHTS)}
+    rebuilt = load_model(from_settings(model), tmp_path, receipt).state_dict()
+    assert all(torch.equal(rebuilt[name], value) for name, value in made.state_dict().items())

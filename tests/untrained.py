@@ -1,0 +1,74 @@
+"""Data roots as after training, with models of random weights."""
+
+from pathlib import Path
+
+import h5py
+import torch
+
+from tests.training.jobs import INPUTS, launched, section
+from ups.config import LatentsConfig, SplitConfig
+from ups.data.layouts import list_trajectories
+from ups.data.pdebench import FAMILIES
+from ups.files import WEIGHTS, digest_of, read_json, write_json
+from ups.pipelines.data.nodes import describe_datasets, fit_normalization, list_folder
+from ups.pipelines.training.nodes import encode_latents
+from ups.receipts import Receipt
+from ups.run import Run
+from ups.training.checkpoints import publish_tensors
+from ups.training.train import STAGES
+
+STAGE_NAMES = ("codec", "operator", "diffusion", "consistency", "steady")
+
+
+def make_root(root: Path, stages: tuple[str, ...] = STAGE_NAMES[1:]) -> Path:
+    """Fill a data root, whose raw files are there, with datasets, a codec, latents and random weights of stages."""
+    raw = root / "01_raw"
+    files = list_folder("folder", raw, root)
+    split = SplitConfig(seed=0, valid_fraction=0.3, test_fraction=0.4)
+    write_json(root / "receipts/datasets.json", describe_datasets({}, {}, files, split, raw, root))
+    write_json(root / "receipts/normalization.json", fit_normalization(receipt(root, "datasets"), raw, root))
+    make_stage(root, "codec")
+    options = (LatentsConfig(dtype="float32"), launched(num_processes=1), raw, root)
+    cache = encode_latents(receipt(root, "datasets"), receipt(root, "codec"), *options)
+    write_json(root / "receipts/latent_cache.json", cache)
+    for stage in STAGE_NAMES[1:]:
+        write_json(root / f"receipts/{stage}.json", {"stage": stage, "untrained": "not needed"})
+    for stage in stages:
+        make_stage(root, stage)
+    return root
+
+
+def make_stage(root: Path, stage: str) -> None:
+    """Write the weights, the run and the receipt of a stage that nobody trained."""
+    config, build = section(stage), STAGES[stage][1]
+    inputs = {name: receipt(root, name) for name in INPUTS[stage]}
+    folder = root / "06_models" / stage / "0"
+    run = Run(folder, stage, "", config.model_dump(mode="json"), inputs, launched(), "cpu", root, root / "01_raw")
+    run.write()
+    torch.manual_seed(list(STAGES).index(stage))
+    made = build(config, run)
+    for parameter in made.model.parameters():
+        torch.nn.init.normal_(parameter.data, std=0.1)
+    publish_tensors(folder / WEIGHTS, {"settings": made.settings, "weights": made.model.state_dict()})
+    place = {"path": str(folder.relative_to(root)), "weights": digest_of(folder / WEIGHTS)}
+    write_json(root / f"receipts/{stage}.json", {"stage": stage, **place})
+
+
+def receipt(root: Path, name: str) -> Receipt:
+    """A receipt of the data root."""
+    return read_json(root / f"receipts/{name}.json")
+
+
+def copy_some(source: Path, target: Path, family: str, chosen: list[int]) -> None:
+    """Write a file with some of the trajectories of another."""
+    layout = FAMILIES[family].layout
+    fields = {"tensor", "velocity", "particles", "force", *FAMILIES[family].fields, *FAMILIES[family].coefficients}
+    fields |= {"t"} if layout == "batch" else set()
+    with h5py.File(source) as old, h5py.File(target, "w") as new:
+        new.attrs.update(old.attrs)
+        keys = list_trajectories(old, FAMILIES[family])
+        for name in [keys[index] for index in chosen] if layout == "groups" else old:
+            if name in fields:
+                new[name] = old[name][chosen]
+            else:
+                old.copy(name, new)
