@@ -80,11 +80,18 @@ def test_permeability_is_one_or_a_tenth():
 
 
 def test_the_dam_has_its_radius():
-    """Water stands at 2 on an area of pi R^2 and at 1 elsewhere, with R between 0.3 and 0.7."""
-    u_0, coefficients = draw("shallow_water_2d", range(8), (256, 256), seed=0)
-    area = (u_0 == 2).float().mean((1, 2, 3)).double() * 25
+    """Water of height 2 stands on an area of pi R^2 and of height 1 elsewhere, with R between 0.3 and 0.7."""
+    u_0, coefficients = draw("shallow_water_2d", range(8), (64, 64), seed=0)
+    area = (u_0 - 1).double().mean((1, 2, 3)) * 25
     assert torch.allclose((area / torch.pi).sqrt(), coefficients["dam_radius"], atol=5e-3)
     assert ((coefficients["dam_radius"] > 0.3) & (coefficients["dam_radius"] < 0.7)).all()
+    assert u_0.unique().min() == 1 and u_0.unique().max() == 2
+
+
+def test_no_two_dams_are_the_same_on_coarse_cells():
+    """Different radii are different states on 32 x 32 cells."""
+    u_0, _ = draw("shallow_water_2d", range(64), (32, 32), seed=0)
+    assert len(u_0.flatten(1).unique(dim=0)) == 64
 
 
 def test_a_grid_of_the_wrong_dimension_is_refused():
