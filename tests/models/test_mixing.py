@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from tests.backbones import small
 from ups.models.domain import Domain
 from ups.models.mixing import FamilyLinear, FourierMixing, LocalMixing, TokenMixer
+from ups.models.sizes import Sizes
 
 torch.set_num_threads(1)
 
@@ -35,21 +37,21 @@ def periodic(grid: tuple[int, ...], family: int = 0) -> Domain:
     return Domain(family, grid, (True,) * len(grid))
 
 
-def token_mixer() -> TokenMixer:
-    """A small mixer of three families with random weights."""
-    sizes = {"num_families": 3, "in_channels": 5, "out_channels": 4, "summary_channels": 6, "num_conditions": 7}
-    return randomized(TokenMixer(small(), **sizes))
+def token_mixer(**choices: Any) -> TokenMixer:
+    """A small mixer of three families, on grids of up to three axes, with random weights."""
+    sizes = Sizes(num_axes=(3, 3, 3), latent_channels=4, coefficient_channels=0, num_conditions=7)
+    return randomized(TokenMixer(small(**choices), sizes, in_channels=5, summary_channels=6, num_conditions=7))
 
 
 @pytest.mark.parametrize("modes", [1, 3, 16])
 @pytest.mark.parametrize("grid", GRIDS)
 def test_fourier_mixing_is_a_spectral_convolution(grid: tuple[int, ...], modes: int):
     """On periodic axes it multiplies the modes of the FFT by complex matrices, whatever the cells' phases."""
-    mixing, x = FourierMixing(3, modes), normal(2, *grid, 3)
+    mixing, x = FourierMixing(3, modes, len(grid)), normal(2, *grid, 3)
     expected = torch.zeros_like(x)
     for axis, n in enumerate(grid):
         num_modes = min(modes, n // 2)
-        weight = torch.complex(mixing.weight[axis, :num_modes, 0], mixing.weight[axis, :num_modes, 1])
+        weight = torch.complex(mixing.weights[axis][:num_modes, 0], mixing.weights[axis][:num_modes, 1])
         x_hat = torch.fft.rfft(x, dim=axis + 1).movedim(axis + 1, -2)[..., :num_modes, :]
         y_hat = torch.einsum("...mi,mio->...mo", x_hat, weight.conj()).movedim(-2, axis + 1)
         expected += torch.fft.irfft(y_hat, n=n, dim=axis + 1)
@@ -58,10 +60,10 @@ def test_fourier_mixing_is_a_spectral_convolution(grid: tuple[int, ...], modes: 
 
 def test_half_turns_on_bounded_axes():
     """On an axis with ends, mode k is a cosine of k half-turns: mode 1 alone returns cos(pi x) as it came."""
-    mixing = FourierMixing(1, 2)
+    mixing = FourierMixing(1, 2, 1)
     with torch.no_grad():
-        mixing.weight.zero_()
-        mixing.weight[0, 1, 0] = 1.0
+        mixing.weights[0].zero_()
+        mixing.weights[0][1, 0] = 1.0
     x = (torch.arange(64) + 0.5) / 64
     analysed = mixing((torch.pi * x).cos()[None, :, None], Domain(0, (64,), (False,)))
     assert torch.allclose(analysed[0, :, 0], (torch.pi * x).cos(), atol=1e-5)
@@ -70,7 +72,7 @@ def test_half_turns_on_bounded_axes():
 @pytest.mark.parametrize(("wraps", "tolerance"), [(True, 1e-5), (False, 5e-3)])
 def test_fourier_mixing_knows_no_resolution(wraps: bool, tolerance: float):
     """A smooth function is mixed alike on a grid and on one three times as fine."""
-    mixing = FourierMixing(1, 4)
+    mixing = FourierMixing(1, 4, 1)
 
     def mixed(num_points: int) -> Tensor:
         x = (torch.arange(num_points) + 0.5) / num_points
@@ -82,9 +84,9 @@ def test_fourier_mixing_knows_no_resolution(wraps: bool, tolerance: float):
 
 def test_local_mixing_by_hand():
     """The sum left * before + centre * x + right * after; the neighbour of a bounded end is the end itself."""
-    mixing, x = LocalMixing(1), torch.tensor([1.0, 2.0, 4.0])[None, :, None]
+    mixing, x = LocalMixing(1, 1), torch.tensor([1.0, 2.0, 4.0])[None, :, None]
     with torch.no_grad():
-        mixing.weight[0, :, 0] = torch.tensor([100.0, 10.0, 1.0])
+        mixing.weights[0][:, 0] = torch.tensor([100.0, 10.0, 1.0])
     wrapped = mixing(x, Domain(0, (3,), (True,))).flatten()
     bounded = mixing(x, Domain(0, (3,), (False,))).flatten()
     assert wrapped.tolist() == [400 + 10 + 2, 100 + 20 + 4, 200 + 40 + 1]
@@ -94,7 +96,7 @@ def test_local_mixing_by_hand():
 def test_each_axis_has_its_own_boundary():
     """A shift along the periodic axis commutes with mixing; one along the bounded axis does not."""
     domain, x = Domain(0, (6, 8), (False, True)), normal(2, 6, 8, 3)
-    for mixing in (FourierMixing(3, 3), LocalMixing(3)):
+    for mixing in (FourierMixing(3, 3, 2), LocalMixing(3, 2)):
         mixed = mixing(x, domain)
         assert torch.allclose(mixing(x.roll(3, 2), domain), mixed.roll(3, 2), atol=1e-5)
         assert not torch.allclose(mixing(x.roll(3, 1), domain), mixed.roll(3, 1), atol=1e-2)
@@ -140,7 +142,7 @@ def test_token_mixer_listens(ignored: str):
 def test_family_linear_by_hand():
     """Each family has its matrix and bias; a family with fewer channels uses the first rows and columns."""
     linear, x = randomized(FamilyLinear(3, 5, 4, std=1.0)), normal(2, 7, 3)
-    expected = torch.einsum("bni,io->bno", x, linear.weight[2, :3, :2]) + linear.bias[2, :2]
+    expected = torch.einsum("bni,io->bno", x, linear.weights[2][:3, :2]) + linear.biases[2][:2]
     assert torch.allclose(linear(x, 2, 2), expected, atol=1e-6)
 
 
@@ -149,54 +151,35 @@ def test_family_linear_starts_from_zero():
     assert FamilyLinear(3, 5, 4, std=0.0)(normal(2, 5), 1, 4).count_nonzero() == 0
 
 
-@pytest.mark.parametrize(("grid", "family"), list(itertools.product(GRIDS, range(3))))
-def test_every_parameter_takes_part(grid: tuple[int, ...], family: int):
-    """Whatever family and dimension a batch has, every parameter gets a gradient, as distributed training needs."""
-    mixer, narrow = token_mixer(), family + 2
-    output = mixer(
-        normal(1, math.prod(grid), narrow),
-        normal(1, narrow),
-        normal(1, 7),
-        Domain(family, grid, (False,) * len(grid)),
-        2,
-    )
-    output.square().sum().backward()
-    assert [name for name, parameter in mixer.named_parameters() if parameter.grad is None] == []
-    assert mixer.head.weight.grad[family].any()
-    assert not mixer.head.weight.grad[(family + 1) % 3].any()
+@pytest.mark.parametrize(("experts", "family"), list(itertools.product([True, False], range(3))))
+def test_what_a_batch_does_not_use_rests(experts: bool, family: int):
+    """Stem, summary, head and, with experts, trunk of other families have no gradient; all others have one."""
+    mixer, domain = token_mixer(experts=experts), periodic((4, 6, 5), family)
+    mixer(normal(1, 120, 3), normal(1, 3), normal(1, 7), domain, 2).square().sum().backward()
+    used = {name for name, parameter in mixer.named_parameters() if parameter.grad is not None}
+    place = {"trunks": 1} if experts else {}
+    place |= dict.fromkeys(("stem", "summary", "head"), 2)
+    expected = {
+        name
+        for name, _ in mixer.named_parameters()
+        if (parts := name.split("."))[0] not in place or parts[place[parts[0]]] == str(family)
+    }
+    assert used == expected
 
 
+@pytest.mark.parametrize("experts", [True, False])
 @pytest.mark.parametrize("grid", GRIDS)
-def test_a_family_starts_with_what_all_share_and_goes_its_own_way(grid: tuple[int, ...]):
-    """Own weights are nothing at first; afterwards those of a family change its output and no other's."""
-    sizes = {"num_families": 3, "in_channels": 5, "out_channels": 4, "summary_channels": 6, "num_conditions": 7}
-    mixer = randomized(TokenMixer(small(), **sizes))
-    alone = TokenMixer(small(experts=False), **sizes)
-    own = {name for name, _ in mixer.named_parameters() if ".own" in name}
-    assert len(own) == 8  # of Fourier matrices, stencil and both matrices of the MLP, in two blocks
-    alone.load_state_dict({name: value for name, value in mixer.state_dict().items() if name not in own})
-    inputs = normal(2, math.prod(grid), 5), normal(2, 6, seed=1), normal(2, 7, seed=2)
-    with torch.no_grad():
-        for name in own:
-            mixer.get_parameter(name).zero_()
-    outputs = [mixer(*inputs, periodic(grid, family), 4) for family in range(3)]
-    for family in range(3):
-        assert torch.equal(outputs[family], alone(*inputs, periodic(grid, family), 4))
-    with torch.no_grad():
-        for name in own:
-            mixer.get_parameter(name)[1].normal_()
-    changed = [mixer(*inputs, periodic(grid, family), 4) for family in range(3)]
-    assert torch.equal(changed[0], outputs[0]) and torch.equal(changed[2], outputs[2])
-    assert not torch.allclose(changed[1], outputs[1], atol=1e-3)
+def test_experts_are_of_one_family(grid: tuple[int, ...], experts: bool):
+    """A trunk that changes changes its family alone, or all families if they share it."""
+    mixer, inputs = token_mixer(experts=experts), (normal(2, math.prod(grid), 5), normal(2, 6), normal(2, 7))
+    before = [mixer(*inputs, periodic(grid, family), 4) for family in range(3)]
+    randomized(mixer.trunks[-1], seed=1)
+    changed = [not torch.equal(mixer(*inputs, periodic(grid, family), 4), before[family]) for family in range(3)]
+    assert changed == [not experts, not experts, True]
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-def test_own_matrices_act_on_the_lowest_modes(grid: tuple[int, ...]):
-    """Twelve modes in all: the lowest 12, 6 or 4 of every axis have matrices of their own, the others those of all."""
-    mixing = FourierMixing(2, 12, num_families=2)
-    with torch.no_grad():
-        mixing.own[1] = 1.0
-    lowest = 12 // len(grid)
-    for shared, weight in zip(mixing.weight, mixing._weights(periodic(grid, 1)), strict=False):
-        assert torch.allclose(weight[:lowest] - shared[:lowest], torch.ones(lowest, 2, 2, 2))
-        assert torch.equal(weight[lowest:], shared[lowest:])
+def test_families_without_data_have_no_trunk():
+    """Only families that have a grid cost weights."""
+    sizes = Sizes(num_axes=(1, 0, 2), latent_channels=4, coefficient_channels=0, num_conditions=7)
+    mixer = TokenMixer(small(), sizes, in_channels=5, summary_channels=6, num_conditions=7)
+    assert [len(list(trunk.parameters())) > 0 for trunk in mixer.trunks] == [True, False, True]

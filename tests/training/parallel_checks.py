@@ -39,7 +39,6 @@ from ups.training.parallel import (
     load_full_state,
     local,
     parallelize,
-    settle,
 )
 
 DOMAINS = Domain(0, (12,), (True,)), Domain(1, (4, 6), (True, False))
@@ -54,7 +53,7 @@ Check = Callable[[], float | bool | str]
 def operator() -> Operator:
     """An operator of which every weight matters, large enough for several buckets."""
     torch.manual_seed(0)
-    sizes = Sizes(num_families=2, latent_channels=4, coefficient_channels=2, num_conditions=3)
+    sizes = Sizes(num_axes=(1, 2), latent_channels=4, coefficient_channels=2, num_conditions=3)
     made = Operator(sizes, small(hidden_channels=64, num_layers=3, modes=3))
     made.amplitude.change.copy_(torch.rand(2, 4) + 0.5)
     for parameter in made.parameters():
@@ -72,23 +71,22 @@ def batch_of(step: int, share: slice) -> LatentBatch:
 
 @dataclass(frozen=True)
 class Setup:
-    """An operator, spread over ranks; `plain` is the operator itself."""
+    """An operator, spread over ranks."""
 
     ranks: Ranks
-    plain: Operator
-    parallel: nn.Module
+    operator: Operator
 
     def losses(self, step: int, share: slice, target_from_student: bool = False, horizon: int = 1) -> Tensor:
         """Loss per sample (B,); reads buffers of the plain model; like a consistency loss if `target_from_student`."""
         batch = batch_of(step, share)
         z_pred = batch.z
         for _ in range(horizon):
-            z_pred = self.parallel(z_pred, batch.coefficients, batch.condition, batch.domain)
+            z_pred = self.operator(z_pred, batch.coefficients, batch.condition, batch.domain)
         z_next = batch.z_next
         if target_from_student:
             with torch.no_grad():
-                z_next = self.parallel(0.9 * batch.z, batch.coefficients, batch.condition, batch.domain)
-        unit = self.plain.amplitude.unit(batch.z, batch.domain)
+                z_next = self.operator(0.9 * batch.z, batch.coefficients, batch.condition, batch.domain)
+        unit = self.operator.amplitude.unit(batch.z, batch.domain)
         return ((z_pred - z_next) / unit).square().flatten(1).mean(1)
 
     def backward(self, step: int, accumulation: int = 1, **loss: int) -> None:
@@ -96,26 +94,30 @@ class Setup:
         whole = self.ranks.share(BATCH_SIZE)
         for i in range(accumulation):
             part = Ranks(i, accumulation, CPU).share(whole.stop - whole.start)
-            with exchanging(self.parallel, when=i + 1 == accumulation):
+            with exchanging(self.operator, self.ranks, when=i + 1 == accumulation, bucket_megabytes=0.1):
                 values = self.losses(step, slice(whole.start + part.start, whole.start + part.stop), **loss)
                 (values.sum() * (self.ranks.world_size / BATCH_SIZE)).backward()
 
     def gradients(self) -> State:
         """Whole gradients by name, which are forgotten."""
-        gradients = {name: p.grad for name, p in self.plain.named_parameters()}
+        gradients = {name: p.grad for name, p in self.operator.named_parameters() if p.grad is not None}
         whole = {name: g.full_tensor() if isinstance(g, DTensor) else g.clone() for name, g in gradients.items()}
-        self.parallel.zero_grad(set_to_none=True)
+        self.operator.zero_grad(set_to_none=True)
         return whole
 
 
 def spread(ranks: Ranks, sharding: Sharding, compiled: bool = False) -> Setup:
-    """An operator spread over ranks and settled."""
-    plain = operator()
-    for block in plain.mixer.blocks if compiled else ():
+    """An operator spread over ranks."""
+    setup = Setup(ranks, operator())
+    for block in blocks_of(setup) if compiled else ():
         block.compile(backend="eager")
-    setup = Setup(ranks, plain, parallelize(plain, ranks, sharding))
-    settle(setup.parallel, lambda: setup.backward(0))
+    parallelize(setup.operator, ranks, sharding)
     return setup
+
+
+def blocks_of(setup: Setup) -> list[nn.Module]:
+    """All blocks, of the first family first."""
+    return [block for trunk in setup.operator.mixer.trunks for block in trunk.blocks]
 
 
 @functools.cache
@@ -155,20 +157,20 @@ def gap_after_giving_up(setup: Setup, failing: tuple[int, ...], where: str, exch
         if armed:
             raise torch.OutOfMemoryError
 
-    block = setup.plain.mixer.blocks[1]
-    if where == "forward":
-        block.register_forward_pre_hook(fail)
-    else:
-        block.register_forward_hook(lambda module, inputs, output: output.register_hook(fail) and None)
+    for trunk in setup.operator.mixer.trunks:
+        if where == "forward":
+            trunk.blocks[1].register_forward_pre_hook(fail)
+        else:
+            trunk.blocks[1].register_forward_hook(lambda module, inputs, output: output.register_hook(fail) and None)
     gaps = []
     for step in range(2):
         armed = setup.ranks.rank in failing
-        with exchanging(setup.parallel, when=exchange), contextlib.suppress(torch.OutOfMemoryError):
+        with exchanging(setup.operator, setup.ranks, when=exchange), contextlib.suppress(torch.OutOfMemoryError):
             values = setup.losses(step, setup.ranks.share(BATCH_SIZE))
             if where == "backward":
                 values.sum().backward()
         armed = False
-        abandon(setup.parallel)
+        abandon(setup.operator)
         gaps.append(gradient_gap(setup, accumulation=2))
     return max(gaps)
 
@@ -179,10 +181,11 @@ class Training:
     def __init__(self, ranks: Ranks, sharding: Sharding) -> None:
         start = operator().state_dict()
         average = copy.deepcopy(operator()).requires_grad_(False)
-        self.setup, self.average = spread(ranks, sharding), parallelize(average, ranks, sharding)
-        load_full_state(self.setup.parallel, start)
-        matrices = [p for p in self.setup.plain.parameters() if p.ndim >= 2]
-        vectors = [p for p in self.setup.plain.parameters() if p.ndim < 2]
+        self.setup, self.average = spread(ranks, sharding), average
+        parallelize(average, ranks, sharding)
+        load_full_state(self.setup.operator, start)
+        matrices = [p for p in self.setup.operator.parameters() if p.ndim >= 2]
+        vectors = [p for p in self.setup.operator.parameters() if p.ndim < 2]
         groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.98), fused=True)
 
@@ -190,25 +193,25 @@ class Training:
         """Train on the batches of `steps`."""
         for step in steps:
             self.setup.backward(step)
-            clip_gradients(self.setup.plain.parameters(), max_norm=1.0)
+            clip_gradients(self.setup.operator.parameters(), max_norm=1.0)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             with torch.no_grad():
-                torch._foreach_lerp_(local(self.average.parameters()), local(self.setup.plain.parameters()), 0.1)
+                torch._foreach_lerp_(local(self.average.parameters()), local(self.setup.operator.parameters()), 0.1)
 
     def save(self) -> bytes:
         """The state as a file holds it."""
-        parts = {"model": full_state(self.setup.parallel), "average": full_state(self.average)}
+        parts = {"model": full_state(self.setup.operator), "average": full_state(self.average)}
         file = io.BytesIO()
-        torch.save(parts | {"optimizer": full_optimizer_state(self.setup.parallel, self.optimizer)}, file)
+        torch.save(parts | {"optimizer": full_optimizer_state(self.setup.operator, self.optimizer)}, file)
         return file.getvalue()
 
     def load(self, file: bytes) -> None:
         """Continue from a saved state."""
         state = torch.load(io.BytesIO(file), weights_only=True)
-        load_full_state(self.setup.parallel, state["model"])
+        load_full_state(self.setup.operator, state["model"])
         load_full_state(self.average, state["average"])
-        load_full_optimizer_state(self.setup.parallel, self.optimizer, state["optimizer"])
+        load_full_optimizer_state(self.setup.operator, self.optimizer, state["optimizer"])
 
     def tensors(self) -> State:
         """Every tensor of the state."""
@@ -248,7 +251,7 @@ def norm_gap(setup: Setup) -> float:
     """Relative error of the norm that clipping returns, and of the norm that it leaves."""
     setup.backward(0)
     reference = torch.stack([g.norm() for g in expected(0).values()]).norm()
-    norm = clip_gradients(setup.plain.parameters(), max_norm=0.1)
+    norm = clip_gradients(setup.operator.parameters(), max_norm=0.1)
     left = torch.stack([g.norm() for g in setup.gradients().values()]).norm()
     return max(abs(norm / reference - 1).item(), abs(left / 0.1 - 1).item())
 
@@ -256,10 +259,10 @@ def norm_gap(setup: Setup) -> float:
 def complaint(setup: Setup, tamper: Callable[[Setup], None]) -> str:
     """What the comparison of gradients says when ranks agreed first and then `tamper` came in between."""
     setup.backward(0)
-    check_gradients_agree(setup.parallel, setup.ranks)
+    check_gradients_agree(setup.operator, setup.ranks)
     tamper(setup)
     try:
-        check_gradients_agree(setup.parallel, setup.ranks)
+        check_gradients_agree(setup.operator, setup.ranks)
     except Unsynchronised as fault:
         return str(fault)
     return ""
@@ -268,13 +271,13 @@ def complaint(setup: Setup, tamper: Callable[[Setup], None]) -> str:
 def alter_on_rank_1(setup: Setup) -> None:
     """Change the last bit of one gradient on one rank."""
     if setup.ranks.rank == 1:
-        gradient = setup.plain.mixer.blocks[1].mlp.first.bias.grad
+        gradient = blocks_of(setup)[1].mlp.first.bias.grad
         gradient[3] = gradient[3].nextafter(gradient[3] + 1)
 
 
 def bypass(setup: Setup) -> None:
-    """Differentiate the plain model."""
-    Setup(setup.ranks, setup.plain, setup.plain).backward(1)
+    """Differentiate without exchanging gradients."""
+    setup.losses(1, setup.ranks.share(BATCH_SIZE)).sum().backward()
 
 
 def on_any_ranks(ranks: Ranks) -> dict[str, Check]:

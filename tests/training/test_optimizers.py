@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.backbones import small
 from ups.models.mixing import TokenMixer
+from ups.models.sizes import Sizes
 from ups.training.optimizers import Optimizer, learning_rate, make_optimizer, num_plateaus
 
 torch.set_num_threads(1)
@@ -33,8 +34,8 @@ class Config:
 def token_mixer() -> TokenMixer:
     """A small mixer, the same every time."""
     torch.manual_seed(0)
-    sizes = {"num_families": 2, "in_channels": 3, "out_channels": 2, "summary_channels": 2, "num_conditions": 4}
-    return TokenMixer(small(modes=3), **sizes)
+    sizes = Sizes(num_axes=(2, 2), latent_channels=2, coefficient_channels=0, num_conditions=4)
+    return TokenMixer(small(modes=3), sizes, in_channels=3, summary_channels=2, num_conditions=4)
 
 
 def set_gradients(model: nn.Module, seed: int, scale: float = 1.0) -> None:
@@ -78,7 +79,9 @@ def test_muon_takes_the_matrices_of_the_blocks():
     muon = {names[p] for p in optimizer.muon.param_groups[0]["params"]}
     adamw = [names[p] for group in optimizer.adamw.param_groups for p in group["params"]]
     inside = ("mlp.first.weight", "mlp.second.weight", "modulation.weight")
-    assert muon == {f"blocks.{block}.{name}" for block in range(2) for name in inside}
+    assert muon == {
+        f"trunks.{family}.blocks.{block}.{name}" for family in (0, 1) for block in (0, 1) for name in inside
+    }
     assert sorted([*adamw, *muon]) == sorted(names.values())
 
 

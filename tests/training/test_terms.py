@@ -151,7 +151,7 @@ def transition_batch(family: str, known: Codec) -> LatentBatch:
 def operator_of(batch: LatentBatch) -> Operator:
     """An operator of which every weight matters."""
     torch.manual_seed(0)
-    sizes = Sizes(len(FAMILIES), batch.z.shape[-1], 0, NUM_CONDITIONS)
+    sizes = Sizes((3,) * len(FAMILIES), batch.z.shape[-1], 0, NUM_CONDITIONS)
     model = Operator(sizes, small())
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
@@ -166,7 +166,8 @@ def gradient(name: str, model: Operator, known: Codec, batch: LatentBatch) -> fl
     gradients = []
     for chosen in (terms, None):
         values = step_loss(model.amplitude, section(noise=0.0), chosen)(model, batch, drawn())
-        gradients.append(torch.autograd.grad(values.sum(), list(model.parameters())))
+        found = torch.autograd.grad(values.sum(), list(model.parameters()), allow_unused=True)
+        gradients.append([gradient for gradient in found if gradient is not None])
     return float(sum((g - plain).square().sum() for g, plain in zip(*gradients, strict=True)) ** 0.5)
 
 

@@ -153,13 +153,39 @@ def test_restored_state_goes_on_bit_for_bit(tmp_path: Path):
     assert_equal(other.state(), update.state())
 
 
-def test_settling_changes_nothing(tmp_path: Path):
-    """Passes that only order the exchange of gradients leave no trace."""
+class TwoExperts(nn.Module):
+    """A linear map for each of two kinds of batches, and a scale for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor, kind: int) -> torch.Tensor:
+        return self.scale * self.experts[kind](x)
+
+
+@pytest.mark.parametrize("steps", [[0], [0, 0, 0]])
+def test_an_unused_expert_rests(tmp_path: Path, steps: list[int]):
+    """Weights, moments and average of an expert are after steps of others what they were, to the last bit."""
     update = toy_update(tmp_path, section())
-    before = update.state()
-    update.settle(toy_batches(tmp_path).read(0))
-    assert_equal(update.state(), before)
-    assert all(parameter.grad is None for parameter in update.model.parameters())
+    model, calls = TwoExperts(), iter([1, *steps, 1])
+
+    def loss(_: nn.Module, batch: Any, draw: Any) -> torch.Tensor:
+        return model(torch.ones(draw.size, 4), next(calls)).square().sum(1)
+
+    stage = replace(update.stage, model=model, loss=loss)
+    update = Update(stage, update.config, update.run, update.ranks, update.inject)
+    take(update, tmp_path, 0)
+    before = moved(update)
+    take(update, tmp_path, *range(1, 1 + len(steps)))
+    after = moved(update)
+    for part in ("model", "average"):
+        for name, value in after[part].items():
+            assert torch.equal(value, before[part][name]) == name.startswith("experts.1"), (part, name)
+    first, last = (state["optimizer"]["adamw"]["state"] for state in (before, after))
+    assert_equal(last["experts.1.weight"], first["experts.1.weight"])
+    assert "experts.0.weight" not in first and "experts.0.weight" in last
 
 
 class Add(nn.Module):

@@ -87,7 +87,6 @@ class Contender:
             self.update.optimizer = Foreach(self.update.optimizer.parts.values())
         self.saving = Saving(self, run.launch.checkpoint_steps // self.config.log_every) if variant.saves else None
         self.step = 0
-        self.update.settle(self.batches.read(0))
 
     def warm_up(self) -> float:
         """Take steps until every family was seen; the seconds of one step from then on."""

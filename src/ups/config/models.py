@@ -22,11 +22,12 @@ class Backbone(Section):
     """The token mixer that operator, denoiser and steady model share.
 
     `num_layers` blocks in all; with `levels` > 1 they form a U on grids that are halved per level. `norm` divides
-    tokens by their RMS before mixing and MLP. With `experts` every family adds weights of its own to those that all
-    share. Tokens mix by `modes` Fourier modes along each axis, or by attention in heads of `head_channels`: over all
-    tokens, or over `window` tokens per axis, windows shifted by half in every other block; `qk_norm` normalizes queries
-    and keys.
-    `drop_path`: probability with which training skips a block for a sample. Without `conditioning` parameters,
+    tokens by their RMS before mixing and MLP. With `experts` every family has blocks of its own, otherwise all families
+    share them.
+
+    Tokens mix by `modes` Fourier modes along each axis, or by attention in heads of `head_channels`: over all tokens,
+    or over `window` tokens per axis, windows shifted by half in every other block; `qk_norm` normalizes queries and
+    keys. `drop_path`: probability with which training skips a block for a sample. Without `conditioning` parameters,
     boundaries, resolution and time step are hidden.
     """
 

@@ -170,6 +170,11 @@ class LatentCache:
             )
         return cls(folder, manifest)
 
+    def only(self, *families: str) -> "LatentCache":
+        """The datasets of some families."""
+        chosen = {name: entry for name, entry in self.datasets.items() if entry["dataset"]["family"] in families}
+        return LatentCache(self.folder, {"datasets": chosen})
+
     def read(self, name: str, kind: str, index: int) -> np.ndarray:
         """Latents (T, N, D) of one trajectory, as stored; pages are read when used.
 

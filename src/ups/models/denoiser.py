@@ -59,9 +59,8 @@ class Denoiser(nn.Module):
         super().__init__()
         self.mixer = TokenMixer(
             backbone,
-            num_families=sizes.num_families,
+            sizes,
             in_channels=3 * sizes.latent_channels + sizes.coefficient_channels,
-            out_channels=sizes.latent_channels,
             summary_channels=2 * sizes.latent_channels,
             num_conditions=sizes.num_conditions + NUM_NOISE_FEATURES,
         )

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from ups.models.attention import AttentionMixing
 from ups.models.blocks import Blocks, UShape
 from ups.models.domain import Domain
-from ups.models.sizes import Backbone
-
-MAX_AXES = 3
+from ups.models.sizes import Backbone, Sizes
 
 
 @lru_cache(maxsize=64)
@@ -48,31 +46,18 @@ constant_basis._dynamo_marked_constant = True  # type: ignore[attr-defined]
 class FourierMixing(nn.Module):
     """Sum over axes of: transform along the axis, multiply each mode by a complex C x C matrix, transform back.
 
-    Li et al. 2020 (arXiv:2010.08895), eq. 4, factorised over axes as in Tran et al. 2021 (arXiv:2111.13802). With
-    `num_families` each adds matrices of its own, zero at first, to those that all share: `modes` in all, the lowest
-    of every axis (residual adapters, Rebuffi et al. 2017, arXiv:1705.08045).
+    Li et al. 2020 (arXiv:2010.08895), eq. 4, factorised over axes as in Tran et al. 2021 (arXiv:2111.13802).
     """
 
-    def __init__(self, channels: int, modes: int, num_families: int = 0) -> None:
+    def __init__(self, channels: int, modes: int, num_axes: int) -> None:
         super().__init__()
         self.modes = modes
-        self.weight = nn.Parameter(torch.randn(MAX_AXES, modes, 2, channels, channels) * (0.5 / channels) ** 0.5 * 0.5)
-        self.own = own_weights(num_families, modes, 2, channels, channels)
+        std = (0.5 / channels) ** 0.5 * 0.5
+        self.weights = nn.ParameterList(torch.randn(modes, 2, channels, channels) * std for _ in range(num_axes))
 
     def forward(self, x: Tensor, domain: Domain) -> Tensor:
         """Mix x of shape (B, *grid, C); the result has the same shape."""
-        weights = self._weights(domain)
-        return sum(self._along(x, weights[axis], axis, periodic) for axis, periodic in enumerate(domain.periodic))
-
-    def _weights(self, domain: Domain) -> tuple[Tensor, ...]:
-        shared = self.weight.unbind(0)
-        if self.own is None:
-            return shared
-        num_axes = len(domain.grid)
-        lowest = self.modes // num_axes
-        own = self.own[domain.family, : lowest * num_axes].unflatten(0, (num_axes, lowest))
-        own = nn.functional.pad(own, (0, 0, 0, 0, 0, 0, 0, self.modes - lowest))
-        return tuple(a + b for a, b in zip(shared[:num_axes], own.unbind(0), strict=True))
+        return sum(self._along(x, self.weights[axis], axis, periodic) for axis, periodic in enumerate(domain.periodic))
 
     def _along(self, x: Tensor, weight: Tensor, axis: int, periodic: bool) -> Tensor:
         analysis, synthesis = constant_basis(x.shape[axis + 1], self.modes, periodic, x.device)
@@ -88,22 +73,19 @@ class FourierMixing(nn.Module):
 
 
 class LocalMixing(nn.Module):
-    """A depthwise 3-point convolution along each axis, summed; periodic axes wrap, others repeat the edge.
+    """A depthwise 3-point convolution along each axis, summed; periodic axes wrap, others repeat the edge."""
 
-    With `num_families` each adds weights of its own.
-    """
-
-    def __init__(self, channels: int, num_families: int = 0) -> None:
+    def __init__(self, channels: int, num_axes: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(MAX_AXES, 3, channels) * 0.3)
-        self.own = own_weights(num_families, MAX_AXES, 3, channels)
+        self.weights = nn.ParameterList(torch.randn(3, channels) * 0.3 for _ in range(num_axes))
 
     def forward(self, x: Tensor, domain: Domain) -> Tensor:
-        weight = (self.weight if self.own is None else self.weight + self.own[domain.family]).type_as(x)
-        mixed = weight[: len(domain.grid), 1].sum(0) * x
-        for axis, periodic in enumerate(domain.periodic):
+        """Mix x of shape (B, *grid, C); the result has the same shape."""
+        weights = [self.weights[axis].type_as(x) for axis in range(len(domain.grid))]
+        mixed = sum(weight[1] for weight in weights) * x
+        for axis, (weight, periodic) in enumerate(zip(weights, domain.periodic, strict=True)):
             before, after = _neighbours(x, axis + 1, periodic)
-            mixed = mixed + weight[axis, 0] * before + weight[axis, 2] * after
+            mixed = mixed + weight[0] * before + weight[2] * after
         return mixed
 
 
@@ -117,37 +99,29 @@ def _neighbours(x: Tensor, axis: int, periodic: bool) -> tuple[Tensor, Tensor]:
 
 
 class MLP(nn.Module):
-    """Pointwise, C -> 2 C -> C; with `num_families` each adds weights of its own."""
+    """Pointwise, C -> 2 C -> C."""
 
-    def __init__(self, channels: int, num_families: int = 0) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
-        self.own_first = own_weights(num_families, 2 * channels, channels)
-        self.own_second = own_weights(num_families, channels, 2 * channels)
 
-    def forward(self, x: Tensor, domain: Domain) -> Tensor:
-        first, second = self.first.weight, self.second.weight
-        if self.own_first is not None and self.own_second is not None:
-            first, second = first + self.own_first[domain.family], second + self.own_second[domain.family]
-        hidden = nn.functional.gelu(nn.functional.linear(x, first, self.first.bias))
-        return nn.functional.linear(hidden, second, self.second.bias)
-
-
-def own_weights(num_families: int, *shape: int) -> nn.Parameter | None:
-    """Weights of each family, (families, *shape) in one tensor, zero at first; None without families."""
-    return nn.Parameter(torch.zeros(num_families, *shape)) if num_families else None
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(nn.functional.gelu(self.first(x)))
 
 
 class Block(nn.Module):
-    """Spatial mixing, then a pointwise MLP; both modulated by the condition (adaLN-zero, Peebles & Xie 2022)."""
+    """Spatial mixing, then a pointwise MLP; both modulated by the condition (adaLN-zero, Peebles & Xie 2022).
 
-    def __init__(self, backbone: Backbone, num_families: int, *, shifted: bool) -> None:
+    Mixing is linear in x, so that a stack can learn linear PDEs exactly; only the MLP is not.
+    """
+
+    def __init__(self, backbone: Backbone, num_axes: int, *, shifted: bool) -> None:
         super().__init__()
-        channels, num_families = backbone.hidden_channels, num_families if backbone.experts else 0
+        channels = backbone.hidden_channels
         self.norm = nn.RMSNorm(channels, elementwise_affine=False) if backbone.norm else nn.Identity()
-        self.mixing = _mixing(backbone, num_families, shifted)
-        self.local = LocalMixing(channels, num_families)
-        self.mlp = MLP(channels, num_families)
+        self.mixing = _mixing(backbone, num_axes, shifted)
+        self.local = LocalMixing(channels, num_axes)
+        self.mlp = MLP(channels)
         self.modulation = nn.Linear(channels, 6 * channels)
         nn.init.zeros_(self.modulation.weight)
         with torch.no_grad():
@@ -161,18 +135,18 @@ class Block(nn.Module):
             kept = _over_grid(keep.unsqueeze(1), len(domain.grid))
             gain, gain_mlp = gain * kept, gain_mlp * kept
         h = torch.addcmul(shift, self.norm(x).type_as(scale), 1 + scale)
-        x = x + gain * nn.functional.gelu(self.mixing(h, domain) + self.local(h, domain))
+        x = x + gain * (self.mixing(h, domain) + self.local(h, domain))
         h = torch.addcmul(shift_mlp, self.norm(x).type_as(scale), 1 + scale_mlp)
-        return x + gain_mlp * self.mlp(h, domain)
+        return x + gain_mlp * self.mlp(h)
 
 
 def _over_grid(modulation: Tensor, num_axes: int) -> Tensor:
     return modulation.view(modulation.shape[0], *[1] * num_axes, -1)
 
 
-def _mixing(backbone: Backbone, num_families: int, shifted: bool) -> FourierMixing | AttentionMixing:
+def _mixing(backbone: Backbone, num_axes: int, shifted: bool) -> FourierMixing | AttentionMixing:
     if backbone.mixing == "fourier":
-        return FourierMixing(backbone.hidden_channels, backbone.modes, num_families)
+        return FourierMixing(backbone.hidden_channels, backbone.modes, num_axes)
     return AttentionMixing(
         backbone.hidden_channels,
         backbone.head_channels,
@@ -182,9 +156,9 @@ def _mixing(backbone: Backbone, num_families: int, shifted: bool) -> FourierMixi
     )
 
 
-def make_stack(backbone: Backbone, num_families: int) -> Blocks | UShape:
+def make_stack(backbone: Backbone, num_axes: int) -> Blocks | UShape:
     """All blocks: one after the other, or equally many on each side of every level and the rest on the coarsest."""
-    blocks = [Block(backbone, num_families, shifted=position % 2 == 1) for position in range(backbone.num_layers)]
+    blocks = [Block(backbone, num_axes, shifted=position % 2 == 1) for position in range(backbone.num_layers)]
     aside = backbone.num_layers // (2 * backbone.levels - 1)
 
     def stack(blocks: list[Block], levels: int) -> Blocks | UShape:
@@ -198,58 +172,61 @@ def make_stack(backbone: Backbone, num_families: int) -> Blocks | UShape:
 
 
 class FamilyLinear(nn.Module):
-    """A linear map per family in one tensor, so that every batch uses every parameter of the model.
-
-    Families have different numbers of channels; the surplus rows and columns of the stack are unused.
-    """
+    """A linear map per family, each as large as the largest; surplus rows and columns are unused."""
 
     def __init__(self, num_families: int, in_channels: int, out_channels: int, std: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(num_families, in_channels, out_channels) * std)
-        self.bias = nn.Parameter(torch.zeros(num_families, out_channels))
+        self.weights = nn.ParameterList(torch.randn(in_channels, out_channels) * std for _ in range(num_families))
+        self.biases = nn.ParameterList(torch.zeros(out_channels) for _ in range(num_families))
 
     def forward(self, x: Tensor, family: int, out_channels: int) -> Tensor:
-        weight = self.weight[family, : x.shape[-1], :out_channels]
-        return x @ weight + self.bias[family, :out_channels]
+        """Map x (..., in) of a family to (..., out)."""
+        return x @ self.weights[family][: x.shape[-1], :out_channels] + self.biases[family][:out_channels]
+
+
+class Trunk(nn.Module):
+    """The blocks, what they are told, and a last norm."""
+
+    def __init__(self, backbone: Backbone, num_axes: int, num_conditions: int) -> None:
+        super().__init__()
+        channels = backbone.hidden_channels
+        self.condition = nn.Sequential(nn.Linear(num_conditions, channels), nn.SiLU(), nn.Linear(channels, channels))
+        self.blocks = make_stack(backbone, num_axes)
+        self.norm = nn.RMSNorm(channels) if backbone.norm else nn.Identity()
+
+    def forward(self, x: Tensor, summary: Tensor, condition: Tensor, domain: Domain) -> Tensor:
+        """Advance x (B, *grid, C) under a summary (B, C) and conditions (B, K); the shape stays."""
+        told = nn.functional.silu(self.condition(condition) + summary)
+        return self.norm(self.blocks(x, told, domain))
 
 
 class TokenMixer(nn.Module):
-    """Tokens (B, N, in) to tokens (B, N, out): family stem, blocks, family head (zero at first).
+    """Tokens (B, N, in) to tokens (B, N, out): family stem, trunk, family head (zero at first).
 
-    Blocks are told the family, the condition (B, K) and a summary of the state (B, S), which each family reads in its
-    own way. `in_channels`, `out_channels` and `summary_channels` are the largest over the families.
+    The trunk is told the condition (B, K) and a summary of the state (B, S), which each family reads in its own way.
+    With `experts` every family has a trunk of its own, and a batch uses that of its family alone: a mixture of experts
+    with a router that knows. Otherwise all families share one.
     """
 
     def __init__(
-        self,
-        backbone: Backbone,
-        *,
-        num_families: int,
-        in_channels: int,
-        out_channels: int,
-        summary_channels: int,
-        num_conditions: int,
+        self, backbone: Backbone, sizes: Sizes, in_channels: int, summary_channels: int, num_conditions: int
     ) -> None:
         super().__init__()
-        self.conditioning, self.hidden_channels = backbone.conditioning, backbone.hidden_channels
-        hidden_channels = backbone.hidden_channels
-        self.stem = FamilyLinear(num_families, in_channels, hidden_channels, std=in_channels**-0.5)
-        self.summary = FamilyLinear(num_families, summary_channels, hidden_channels, std=0.1)
-        self.condition = nn.Sequential(
-            nn.Linear(num_conditions, hidden_channels), nn.SiLU(), nn.Linear(hidden_channels, hidden_channels)
-        )
-        self.blocks = make_stack(backbone, num_families)
-        self.norm = nn.RMSNorm(hidden_channels) if backbone.norm else nn.Identity()
-        self.head = FamilyLinear(num_families, hidden_channels, out_channels, std=0.0)
+        channels, num_families = backbone.hidden_channels, sizes.num_families
+        self.conditioning, self.hidden_channels = backbone.conditioning, channels
+        self.stem = FamilyLinear(num_families, in_channels, channels, std=in_channels**-0.5)
+        self.summary = FamilyLinear(num_families, summary_channels, channels, std=0.1)
+        axes = sizes.num_axes if backbone.experts else (max(sizes.num_axes),)
+        self.trunks = nn.ModuleList(Trunk(backbone, n, num_conditions) if n else nn.Identity() for n in axes)
+        self.head = FamilyLinear(num_families, channels, sizes.latent_channels, std=0.0)
 
     def told(self, condition: Tensor) -> Tensor:
         """What a model tells of the PDE's conditions (B, K): all, or zeros without `conditioning`."""
         return condition if self.conditioning else torch.zeros_like(condition)
 
     def forward(self, tokens: Tensor, summary: Tensor, condition: Tensor, domain: Domain, out_channels: int) -> Tensor:
-        hidden = nn.functional.silu(
-            self.condition(condition) + self.summary(summary, domain.family, self.hidden_channels)
-        )
-        x = self.stem(tokens, domain.family, self.hidden_channels).unflatten(1, domain.grid)
-        x = self.blocks(x, hidden, domain)
-        return self.head(self.norm(x).flatten(1, -2), domain.family, out_channels)
+        """Map tokens (B, N, in) to (B, N, out)."""
+        family, trunk = domain.family, self.trunks[domain.family if len(self.trunks) > 1 else 0]
+        x = self.stem(tokens, family, self.hidden_channels).unflatten(1, domain.grid)
+        x = trunk(x, self.summary(summary, family, self.hidden_channels), condition, domain)
+        return self.head(x.flatten(1, -2), family, out_channels)

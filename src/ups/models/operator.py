@@ -24,9 +24,8 @@ class Operator(nn.Module):
         self.register_buffer("conserved", torch.zeros(sizes.num_families, sizes.latent_channels))
         self.mixer = TokenMixer(
             backbone,
-            num_families=sizes.num_families,
+            sizes,
             in_channels=2 * sizes.latent_channels + sizes.coefficient_channels,
-            out_channels=sizes.latent_channels,
             summary_channels=2 * sizes.latent_channels,
             num_conditions=sizes.num_conditions,
         )

@@ -11,12 +11,20 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the data dictates; channels are the largest over the families."""
+    """What the data dictates: the number of axes of each family's grid, 0 where a model has nothing to do with it.
 
-    num_families: int
+    Channels are the largest over the families.
+    """
+
+    num_axes: tuple[int, ...]
     latent_channels: int
     coefficient_channels: int
     num_conditions: int
+
+    @property
+    def num_families(self) -> int:
+        """Families that have a number, with data or without."""
+        return len(self.num_axes)
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,6 @@ def from_settings(model: Callable[[Sizes, Backbone], Model]) -> Callable[..., Mo
     """`model` as a function of `sizes` and `backbone` as plain values, as they are saved with its weights."""
 
     def make(sizes: dict[str, Any], backbone: dict[str, Any]) -> Model:
-        return model(Sizes(**sizes), Backbone(**backbone))
+        return model(Sizes(**sizes | {"num_axes": tuple(sizes["num_axes"])}), Backbone(**backbone))
 
     return make

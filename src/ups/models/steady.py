@@ -16,9 +16,8 @@ class SteadyModel(nn.Module):
         super().__init__()
         self.mixer = TokenMixer(
             backbone,
-            num_families=sizes.num_families,
+            sizes,
             in_channels=sizes.coefficient_channels,
-            out_channels=sizes.latent_channels,
             summary_channels=sizes.coefficient_channels,
             num_conditions=sizes.num_conditions,
         )

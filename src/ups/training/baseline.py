@@ -18,8 +18,8 @@ from ups.training.stage import Stage
 
 def build(config: BaselineConfig, run: Run) -> Stage:
     """Regress the next state as the operator does, or the steady solution; errors count alike."""
-    cache = only(config.family, open_cache(run))
     is_steady = FAMILIES[config.family].steady
+    cache = open_cache(run, steady=is_steady).only(config.family)
     settings = _settings(config, cache)
     model = grid_model(**settings)
     amplitude = model.amplitude
@@ -34,12 +34,6 @@ def build(config: BaselineConfig, run: Run) -> Stage:
     return Stage(
         model, settings, steady_loss if is_steady else step_loss(amplitude, config), train, valid, train.num_tokens
     )
-
-
-def only(family: str, cache: LatentCache) -> LatentCache:
-    """The datasets of one family."""
-    chosen = {name: entry for name, entry in cache.datasets.items() if entry["dataset"]["family"] == family}
-    return LatentCache(cache.folder, {"datasets": chosen})
 
 
 def _settings(config: BaselineConfig, cache: LatentCache) -> dict[str, Any]:

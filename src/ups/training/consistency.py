@@ -20,7 +20,7 @@ LARGEST_SIGMA = 80.0
 
 def build(config: ConsistencyConfig, run: Run) -> Stage:
     """Easy consistency tuning: the student starts as the teacher and becomes consistent along its own noise levels."""
-    cache = open_cache(run)
+    cache = open_cache(run, steady=False)
     teacher = load_model(from_settings(Denoiser), run.data_root, run.inputs["diffusion"])
     settings = load_settings(run.data_root, run.inputs["diffusion"])
     student = from_settings(Denoiser)(**settings)

@@ -21,7 +21,7 @@ SMALLEST_RESIDUAL = 1e-3
 
 def build(config: DiffusionConfig, run: Run) -> Stage:
     """Denoise the standardised residual at log-normal noise levels."""
-    cache = open_cache(run)
+    cache = open_cache(run, steady=False)
     operator = load_model(from_settings(Operator), run.data_root, run.inputs["operator"])
     settings = model_settings(cache, config.model)
     train, valid = (LatentSamples(cache, split, steady=False) for split in ("train", "valid"))

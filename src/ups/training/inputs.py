@@ -15,17 +15,23 @@ from ups.run import Run
 SMALLEST_SCALE = 1e-3
 
 
-def open_cache(run: Run) -> LatentCache:
-    """The latent cache of a run's inputs; refused if it was made from something else than its receipt says."""
+def open_cache(run: Run, *, steady: bool) -> LatentCache:
+    """The steady families, or the others, of the latent cache of a run's inputs.
+
+    Raises:
+        DataFault: the cache was made from something else than its receipt says.
+    """
     receipt = run.inputs["latent_cache"]
-    return LatentCache.open(run.data_root / receipt["path"], receipt["key"])
+    cache = LatentCache.open(run.data_root / receipt["path"], receipt["key"])
+    return cache.only(*(family for family in FAMILIES if FAMILIES[family].steady == steady))
 
 
 def model_settings(cache: LatentCache, model: Backbone) -> dict[str, Any]:
     """Constructor arguments of the token models as plain values: sizes that hold every family in the cache."""
     arrays = [entry["arrays"] for entry in cache.datasets.values()]
+    num_axes = {entry["dataset"]["family"]: len(entry["token_grid"]) for entry in cache.datasets.values()}
     sizes = {
-        "num_families": len(FAMILIES),
+        "num_axes": [num_axes.get(name, 0) for name in FAMILIES],
         "latent_channels": max(array["fields"]["shape"][-1] for array in arrays),
         "coefficient_channels": max(array.get("coefficients", {"shape": [0]})["shape"][-1] for array in arrays),
         "num_conditions": NUM_CONDITIONS,

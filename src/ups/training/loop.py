@@ -39,7 +39,6 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
     update = Update(stage, config, run, ranks, inject)
     batches = Batches(stage, config, run, ranks, inject)
     checkpoints = Checkpoints(run.folder / CHECKPOINTS, run.launch.keep_checkpoints, inject.at)
-    update.settle(batches.read(0))
     progress = _resume(update, checkpoints, run, ranks)
     stop, clock = StopRequest(), Clock(run.launch.checkpoint_minutes)
     half_patience = max(1, (config.patience or 0) // 2)

@@ -22,7 +22,7 @@ from ups.training.weighted_terms import Transition, WeightedTerms
 
 def build(config: OperatorConfig, run: Run) -> Stage:
     """Predict what follows z, one step at a time."""
-    cache = open_cache(run)
+    cache = open_cache(run, steady=False)
     settings = model_settings(cache, config.model)
     operator = from_settings(Operator)(**settings)
     set_amplitude(operator.amplitude, cache)

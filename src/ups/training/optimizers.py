@@ -82,7 +82,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    return [p for name, p in model.named_parameters() if "blocks" in name.split(".") and p.ndim == 2]
+    inside = (module for name, module in model.named_modules() if "blocks" in name.split("."))
+    return [module.weight for module in inside if isinstance(module, nn.Linear)]
 
 
 def _step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:

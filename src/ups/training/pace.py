@@ -34,7 +34,6 @@ class Contender:
             Update(stage, config, run, ranks, inject),
             Batches(stage, config, run, ranks, inject),
         )
-        self.update.settle(self.batches.read(0))
         self.step = 0
         self.seconds(WARM_UP)
 

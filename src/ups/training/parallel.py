@@ -1,7 +1,7 @@
 """How a model is spread over ranks: its copies or shards, their gradients, and the whole state behind the shards."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
 
 from ups.errors import Unsynchronised
 from ups.models.blocks import Blocks
@@ -19,30 +19,22 @@ from ups.training.distributed import Ranks
 Sharding = Literal["ddp", "fsdp"]
 
 
-def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding, bucket_megabytes: float = 25.0) -> nn.Module:
-    """The model that computes on this rank: itself when alone, a replica (`ddp`) or a shard (`fsdp`) otherwise.
+def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding) -> None:
+    """Spread a model over ranks, in place: every rank holds a replica of rank 0's (`ddp`) or a shard (`fsdp`).
 
-    A frozen model, such as a moving average, is not wrapped for `ddp`; another one must be settled (`settle`) before
-    its first step. `fsdp` shards in place.
+    Gradients are exchanged where `exchanging` says so.
     """
     if ranks.world_size == 1:
-        return model
+        return
     if sharding == "fsdp":
-        return _shard(model, ranks)
-    if not any(p.requires_grad for p in model.parameters()):
-        return model
-    return DistributedDataParallel(
-        model,
-        device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
-        bucket_cap_mb=bucket_megabytes,
-        gradient_as_bucket_view=True,
-        static_graph=True,
-        batched_grad_copy=ranks.device.type == "cuda",
-        forward_sync_buffers=False,
-    )
+        _shard(model, ranks)
+        return
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor, src=0)
 
 
-def _shard(model: nn.Module, ranks: Ranks) -> nn.Module:
+def _shard(model: nn.Module, ranks: Ranks) -> None:
     """Shard every block by itself, then what is left with the root (FSDP2)."""
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
 
@@ -54,51 +46,58 @@ def _shard(model: nn.Module, ranks: Ranks) -> nn.Module:
     for module in (*blocks, model):
         # The root too: a forward pass that no backward pass follows then leaves nothing unsharded.
         fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=placement)
-    return model
 
 
 @contextmanager
-def exchanging(parallel: nn.Module, when: bool) -> Iterator[None]:
-    """Within it, forward and backward passes add to the gradients, which ranks exchange only if `when`."""
-    if isinstance(parallel, FSDPModule):
-        parallel.set_requires_gradient_sync(when)
+def exchanging(model: nn.Module, ranks: Ranks, when: bool, bucket_megabytes: float = 25.0) -> Iterator[None]:
+    """Within it, backward passes add to the gradients; at its end, if `when`, all ranks have their mean.
+
+    Replicas exchange when the last backward pass is over, in buckets of about so many megabytes, whatever gradients
+    there are: parameters that a batch does not use have none, and all ranks must have used the same ones.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(when)
         try:
             yield
         finally:
-            parallel.set_requires_gradient_sync(True)
+            model.set_requires_gradient_sync(True)
     else:
-        with parallel.no_sync() if isinstance(parallel, DistributedDataParallel) and not when else nullcontext():
-            yield
+        yield
+        if when and ranks.world_size > 1:
+            with record_function("exchange"):
+                gradients = [p.grad for p in model.parameters() if p.grad is not None]
+                _average(gradients, ranks.world_size, bucket_megabytes * 2**20)
 
 
-def abandon(parallel: nn.Module) -> None:
-    """Give up a step on all ranks: forget gradients, exchanged or not, and forward passes without a backward pass.
+@torch.no_grad()
+def _average(gradients: list[Tensor], world_size: int, bucket_bytes: float) -> None:
+    """Replace gradients by their mean over all ranks."""
+    buckets, size = [[]], 0.0
+    for gradient in gradients:
+        if buckets[-1] and size + gradient.nbytes > bucket_bytes:
+            buckets.append([])
+            size = 0.0
+        buckets[-1].append(gradient)
+        size += gradient.nbytes
+    flat = [torch.cat([gradient.flatten() for gradient in bucket]).div_(world_size) for bucket in buckets if bucket]
+    for sent in [dist.all_reduce(part, async_op=True) for part in flat]:
+        sent.wait()
+    for bucket, part in zip(buckets, flat, strict=False):
+        parts = part.split([gradient.numel() for gradient in bucket])
+        torch._foreach_copy_(bucket, [values.view_as(g) for values, g in zip(parts, bucket, strict=True)])
 
-    Under `ddp` a rank may have failed in a forward pass, or in a backward pass that exchanges nothing. Under `fsdp`
-    forward passes are collective, as is this function: all ranks must have stopped at the same place.
+
+def abandon(model: nn.Module) -> None:
+    """Give up a step on all ranks: forget gradients, and forward passes without a backward pass.
+
+    Under `fsdp` forward passes are collective, as is this function: all ranks must have stopped at the same place.
     """
-    parallel.zero_grad(set_to_none=True)
-    if isinstance(parallel, DistributedDataParallel):
-        # Ranks that finished the forward pass would exchange in the next backward pass, even within `no_sync`.
-        parallel.reducer._reset_state()
-    for module in parallel.modules():
+    model.zero_grad(set_to_none=True)
+    for module in model.modules():
         if isinstance(module, FSDPModule):
             module.unshard()
             module.zero_grad(set_to_none=True)
             module.reshard()
-
-
-def settle(parallel: nn.Module, backward: Callable[[], None]) -> None:
-    """Run `backward`, a forward and a backward pass that exchanges, twice and throw the gradients away.
-
-    DDP learns the order of its buckets in the first pass and changes to it in the second. Without this the first step
-    after a resume would add up gradients in another order than the step it repeats. The order may depend on the batch:
-    take the same one at every start.
-    """
-    if isinstance(parallel, DistributedDataParallel):
-        for _ in range(2):
-            backward()
-            parallel.zero_grad(set_to_none=True)
 
 
 def local(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -127,7 +126,7 @@ def check_gradients_agree(model: nn.Module, ranks: Ranks, group: dist.ProcessGro
     Raises:
         Unsynchronised: on every rank, if two ranks have different gradients.
     """
-    names, parameters = zip(*_unwrapped(model).named_parameters(), strict=True)
+    names, parameters = zip(*model.named_parameters(), strict=True)
     if ranks.world_size == 1 or isinstance(parameters[0], DTensor):
         return
     hashes = torch.stack([_hash(p.new_empty(0) if p.grad is None else p.grad) for p in parameters])
@@ -137,7 +136,8 @@ def check_gradients_agree(model: nn.Module, ranks: Ranks, group: dist.ProcessGro
     if differing:
         rank, parameter = differing[0]
         raise Unsynchronised(
-            f"ranks 0 and {rank} have different gradients of {names[parameter]}: call only what `parallelize` returned"
+            f"ranks 0 and {rank} have different gradients of {names[parameter]}: "
+            "backward passes belong within `exchanging`"
         )
 
 
@@ -148,14 +148,14 @@ def _hash(gradient: Tensor) -> Tensor:
 
 
 def full_state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, whole and on the CPU, by the names of the plain model (collective under `fsdp`)."""
-    return {name: _whole(value) for name, value in _unwrapped(model).state_dict().items()}
+    """Parameters and buffers, whole and on the CPU (collective under `fsdp`)."""
+    return {name: _whole(value) for name, value in model.state_dict().items()}
 
 
 def load_full_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Copy what `full_state` returned into a model, plain, replicated or sharded; every rank has the whole state."""
-    own = _unwrapped(model).state_dict()
-    _unwrapped(model).load_state_dict({name: _copy(value, own.get(name)) for name, value in state.items()})
+    own = model.state_dict()
+    model.load_state_dict({name: _copy(value, own.get(name)) for name, value in state.items()})
 
 
 def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Continue from what `full_optimizer_state` returned, on any number of ranks and with either sharding."""
     index_of = {name: i for i, name in enumerate(_names(model, optimizer))}
-    own = dict(_unwrapped(model).named_parameters())
+    own = dict(model.named_parameters())
     packed = {
         index_of[name]: {key: _copy(value, own[name]) for key, value in values.items()}
         for name, values in state["state"].items()
@@ -180,12 +180,8 @@ def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer
 
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """Parameter names in the order in which the optimizer numbers them."""
-    names = {parameter: name for name, parameter in _unwrapped(model).named_parameters()}
+    names = {parameter: name for name, parameter in model.named_parameters()}
     return [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def _whole(value: Any) -> Any:

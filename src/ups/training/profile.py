@@ -50,7 +50,6 @@ def profile(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> No
     inject = Injection.read(run.folder, ranks.rank)
     update = Update(stage, config, run, ranks, inject)
     batches = Batches(stage, config, run, ranks, inject)
-    update.settle(batches.read(0))
 
     def step() -> None:
         run.alive(ranks.rank).touch()
@@ -122,7 +121,7 @@ def parts_of(events: list[Event], device: str) -> list[dict[str, Any]]:
 
 
 def collective_seconds(events: list[Event]) -> float:
-    """Seconds during which ranks exchange, or wait to: gradients within `backward`, while that goes on."""
+    """Seconds during which ranks exchange, or wait to."""
     return sum(event.end - event.start for event in events if event.name.startswith(COLLECTIVES))
 
 

@@ -14,7 +14,7 @@ from ups.training.stage import Stage
 
 def build(config: SteadyConfig, run: Run) -> Stage:
     """Regress the solution; the loss is the RMS error of the normalized field, per sample."""
-    cache = open_cache(run)
+    cache = open_cache(run, steady=True)
     settings = model_settings(cache, config.model)
     model = from_settings(SteadyModel)(**settings)
     set_amplitude(model.amplitude, cache)

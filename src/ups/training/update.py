@@ -29,7 +29,6 @@ from ups.training.parallel import (
     load_full_state,
     local,
     parallelize,
-    settle,
 )
 from ups.training.stage import Stage
 
@@ -56,6 +55,8 @@ class Outcome:
 class Update:
     """A stage's model, its moving average and its optimizer, and the step that moves them.
 
+    Parameters that a batch does not use rest: neither they nor their moments and averages move.
+
     `mean_norm`, `num_norms`, `num_skipped` and `first_skipped` are 0-d tensors on the device, so that no step waits
     for it: the running mean of the gradient norm, over how many steps, how many steps were skipped, the first of them.
     """
@@ -69,8 +70,9 @@ class Update:
         for blocks in stacks:
             blocks.recompute = run.launch.activation_checkpointing
         self.eager_because = _compile(self.model, ranks) if run.launch.compile else "launch.compile is off"
-        self.average = parallelize(average, ranks, run.launch.sharding)
-        self.parallel = parallelize(self.model, ranks, run.launch.sharding, run.launch.bucket_megabytes)
+        self.average = average
+        for model in (self.model, average):
+            parallelize(model, ranks, run.launch.sharding)
         self.optimizer = make_optimizer(self.model, config)
         self.mean_norm, self.num_norms, self.num_skipped = torch.zeros(3, device=ranks.device)
         self.first_skipped = torch.tensor(-1.0, device=ranks.device)
@@ -81,13 +83,13 @@ class Update:
         loss = torch.zeros((), device=self.ranks.device)
         last = len(share.micro_batches) - 1
         for position, micro in enumerate(share.micro_batches):
-            with exchanging(self.parallel, position == last):
+            with exchanging(self.model, self.ranks, position == last, self.run.launch.bucket_megabytes):
                 values = self._forward(share, micro, position)
                 if position == last or values is None:
                     with record_function("exchange"):
                         no_memory, stop, save = self.ranks.agree(values is None, stop, save)
                     if no_memory:
-                        abandon(self.parallel)
+                        abandon(self.model)
                         return Outcome(None, None, stop, save)
                 assert values is not None
                 self._backward(values, share)
@@ -95,31 +97,21 @@ class Update:
         taken = self._apply(share.step, learning_rate)
         return Outcome(torch.where(taken > 0, loss, 0.0), taken, stop, save)
 
-    def settle(self, share: Share) -> None:
-        """Bring the exchange of gradients into its final order; changes nothing that is trained."""
-
-        def backward() -> None:
-            self._loss(share, share.micro_batches[0], 0).sum().backward()
-
-        settle(self.parallel, backward)
-
     def state(self) -> dict[str, Any]:
         """All that the next step depends on, whole and on the CPU; the same whatever the number of processes."""
         return {
-            "model": full_state(self.parallel),
+            "model": full_state(self.model),
             "average": full_state(self.average),
-            "optimizer": {
-                name: full_optimizer_state(self.parallel, part) for name, part in self.optimizer.parts.items()
-            },
+            "optimizer": {name: full_optimizer_state(self.model, part) for name, part in self.optimizer.parts.items()},
             "norms": [float(value) for value in self.norms()],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
-        load_full_state(self.parallel, state["model"])
+        load_full_state(self.model, state["model"])
         load_full_state(self.average, state["average"])
         for name, part in self.optimizer.parts.items():
-            load_full_optimizer_state(self.parallel, part, state["optimizer"][name])
+            load_full_optimizer_state(self.model, part, state["optimizer"][name])
         for tensor, value in zip(self.norms(), state["norms"], strict=True):
             tensor.fill_(value)
 
@@ -136,7 +128,7 @@ class Update:
             self._drop_blocks(share, micro)
         precision = torch.bfloat16 if self.config.precision == "bfloat16" else None
         with torch.autocast(self.ranks.device.type, precision, enabled=precision is not None):
-            return self.stage.loss(self.parallel, batch, draw)
+            return self.stage.loss(self.model, batch, draw)
 
     def _drop_blocks(self, share: Share, micro: MicroBatch) -> None:
         """Choose which blocks each sample skips in this step, the same on any number of ranks."""
@@ -180,18 +172,19 @@ class Update:
 
     @record_function("update")
     def _apply(self, step: int, learning_rate: float) -> Tensor:
-        parameters = list(self.model.parameters())
+        pairs = zip(self.model.parameters(), self.average.parameters(), strict=True)
+        parameters, averages = zip(*((p, average) for p, average in pairs if p.grad is not None), strict=True)
         if self.inject.at("gradient", step):
             parameters[0].grad.add_(1.0)
         if self.checked < CHECKED_STEPS:
-            check_gradients_agree(self.parallel, self.ranks)
+            check_gradients_agree(self.model, self.ranks)
             self.checked += 1
         skip = self._is_bad(clip_gradients(parameters, self.config.clip_norm), step)
         self.optimizer.step(learning_rate, skip)
         self.optimizer.zero_grad()
         decay = min(self.config.ema_decay, (1 + step) / (10 + step))
         with torch.no_grad():
-            torch._foreach_lerp_(local(self.average.parameters()), local(parameters), 1 - decay)
+            torch._foreach_lerp_(local(averages), local(parameters), 1 - decay)
         return 1 - skip
 
     def _is_bad(self, norm: Tensor, step: int) -> Tensor:
