@@ -107,6 +107,33 @@ def test_prediction_stays_within_its_bound(size: float):
     assert (z.abs() <= (limit + rest_limit) * (1 + 1e-6)).all()
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.1, 3.0])
+def test_nothing_grows_faster_than_training_showed(factor: float):
+    """The RMS of each field's distance from its mean grows by `growth` at most; below that no bit is changed."""
+    free, slowed, z = operator(randomized=True), operator(randomized=True), normal(2, 24, D)
+    slowed.amplitude.growth.fill_(factor)
+    amplitude, domain = slowed.amplitude, domain_of(DATASET)
+    before, after, wild = (
+        x - x.mean(1, keepdim=True) for x in (z, advance(slowed, DATASET, z), advance(free, DATASET, z))
+    )
+    grown = amplitude.field_rms(after, domain) / amplitude.field_rms(before, domain)
+    wanted = amplitude.field_rms(wild, domain) / amplitude.field_rms(before, domain)
+    assert wanted.max() > 1.1
+    torch.testing.assert_close(grown, wanted.clamp(max=factor))
+    torch.testing.assert_close(advance(slowed, DATASET, z).mean(1), advance(free, DATASET, z).mean(1))
+    slowed.amplitude.growth.fill_(10.0 * wanted.max())
+    assert torch.equal(advance(slowed, DATASET, z), advance(free, DATASET, z))
+
+
+def test_a_constant_field_has_finite_gradients():
+    """A state and a step that are constant in space have a gradient, which a root mean square alone has not."""
+    model, z = operator(), torch.ones(2, 24, D)
+    model.amplitude.growth.fill_(1.0)
+    condition = torch.tensor([condition_features(DATASET)]).expand(len(z), -1)
+    model(z, z[..., :D_C], condition, domain_of(DATASET)).sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
 def test_a_state_outside_training_is_kept():
     """An untrained operator leaves a state alone however far its mean lies outside what training showed."""
     model, z = operator(), 50.0 + normal(2, 24, D)

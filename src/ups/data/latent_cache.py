@@ -27,6 +27,7 @@ MANIFEST = "manifest.json"
 CHECKSUM_BYTES = 4
 OPEN_CHUNKS = 4096
 MARGIN = 1.5
+SMALLEST_FLUCTUATION = 1e-3
 WRITE_ALL = {"write_empty_chunks": True}  # else latents that are all NaN, the fill value, would look like a lost chunk
 
 Encode = Callable[[np.ndarray, str, str], np.ndarray]
@@ -121,9 +122,11 @@ def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, l
 
     `fluctuation` and `change`: RMS of z minus its mean over tokens, and of one step's change. `spread`: 1.5 times the
     largest magnitude of z minus its mean; `bound`: the same of the mean, plus a tenth of `spread`, since a mean that
-    is always near zero says little about how far it may move.
+    is always near zero says little about how far it may move. `growth`: the largest factor, at least 1, by which a step
+    raises the RMS of z minus its mean, where that counts as no less than SMALLEST_FLUCTUATION of `fluctuation`.
     """
     squares, peaks, counts = np.zeros((2, num_fields)), np.zeros((2, num_fields)), np.zeros((2, 1))
+    sizes = []
     train = set(cache.datasets[name]["split"]["train"])
     for index in range(cache.datasets[name]["arrays"]["fields"]["shape"][0]):
         z = cache.read(name, "fields", index).astype(np.float64)
@@ -137,10 +140,14 @@ def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, l
                 counts[kind] += part.size // num_fields
             for kind, part in enumerate((mean, z - mean)):
                 peaks[kind] = np.maximum(peaks[kind], np.abs(part).max(axis=(0, 1, 3)))
-    fluctuation, change = np.sqrt(squares / np.maximum(counts, 1)).tolist()
+            sizes.append(np.sqrt(np.square(z - mean).mean(axis=(1, 3))))  # (T, C)
+    fluctuation, change = np.sqrt(squares / np.maximum(counts, 1))
     bound, spread = MARGIN * peaks
-    bound = bound + spread / 10
-    return {"fluctuation": fluctuation, "change": change, "bound": bound.tolist(), "spread": spread.tolist()}
+    floor = np.maximum(SMALLEST_FLUCTUATION * fluctuation, np.finfo(float).tiny)
+    factors = np.array([rms[1:] / np.maximum(rms[:-1], floor) for rms in sizes]).reshape(-1, num_fields)
+    statistics = {"fluctuation": fluctuation, "change": change, "bound": bound + spread / 10, "spread": spread}
+    statistics["growth"] = factors.max(axis=0, initial=1.0)
+    return {name: values.tolist() for name, values in statistics.items()}
 
 
 class LatentCache:

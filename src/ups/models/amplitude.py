@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from ups.models.domain import Domain
 
 SMALLEST, LARGEST = 0.2, 20.0
+SMALLEST_FLUCTUATION = 1e-3
 
 
 class Amplitude(nn.Module):
@@ -14,6 +15,7 @@ class Amplitude(nn.Module):
     - `fluctuation`: RMS of z minus its mean over tokens, `change`: RMS of one step's change, per field;
     - `bound`, `spread`: the largest magnitude that the mean over tokens and the rest of a prediction may have, so that
       any rollout stays finite and of the size that training showed;
+    - `growth`: the largest factor by which one step may raise the RMS of the rest: no faster than training showed;
     - `pool` (families, D, D): averages over the channels of each field.
 
     The amplitude a (B, 1, D) of a state is the RMS of its fluctuation over `fluctuation`, one value per field, kept in
@@ -25,6 +27,7 @@ class Amplitude(nn.Module):
         super().__init__()
         for name in ("fluctuation", "change", "bound", "spread"):
             self.register_buffer(name, torch.ones(num_families, latent_channels))
+        self.register_buffer("growth", torch.full((num_families, latent_channels), torch.inf))
         self.register_buffer("pool", torch.eye(latent_channels).repeat(num_families, 1, 1))
 
     def measure(self, z: Tensor, domain: Domain) -> Tensor:
@@ -53,6 +56,21 @@ class Amplitude(nn.Module):
         return x, torch.cat([mean, a.log()], -1).squeeze(1)
 
     def clip(self, z: Tensor, before: Tensor, domain: Domain) -> Tensor:
+        """The state z (B, N, D) after a step from `before`: within limits, and grown no faster than by `growth`.
+
+        What grows too fast is made smaller as a whole, field by field: an instability then ends as large as the
+        solution, and not as large as the limits.
+        """
+        z = self.within(z, before, domain)
+        mean, rest = _split(z)
+        with torch.no_grad():  # the root has no gradient where a field is constant
+            floor = SMALLEST_FLUCTUATION * self.fluctuation[domain.family, : z.shape[-1]]
+            rms_before = torch.maximum(self.field_rms(_split(before)[1], domain), floor)
+            largest = self.growth[domain.family, : z.shape[-1]] * rms_before
+            kept = largest / torch.maximum(self.field_rms(rest, domain), 1e-6 * floor)
+        return torch.where(kept >= 1, z, mean + kept.clamp(max=1.0) * rest)
+
+    def within(self, z: Tensor, before: Tensor, domain: Domain) -> Tensor:
         """Keep the mean of z (B, N, D) over tokens within `bound` and the rest within `spread`, or the state before.
 
         A state outside what training showed keeps its size, and no step leads further out: by induction a rollout is

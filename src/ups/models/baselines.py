@@ -46,7 +46,7 @@ class GridSteadyModel(nn.Module):
     def forward(self, coefficients: Tensor, condition: Tensor, domain: Domain, latent_channels: int) -> Tensor:
         """Solutions z (B, N, C) for coefficients (B, N, C_c)."""
         z = _on_grid(self.network, coefficients, domain)
-        return self.amplitude.clip(z, torch.zeros_like(z), domain)
+        return self.amplitude.within(z, torch.zeros_like(z), domain)
 
 
 def grid_model(

@@ -10,7 +10,7 @@ from ups.models.sizes import Backbone, Sizes
 
 
 class SteadyModel(nn.Module):
-    """z = clip(F(coefficients; condition)); deterministic, for the solution is a function of its inputs."""
+    """z = within(F(coefficients; condition)); deterministic, for the solution is a function of its inputs."""
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
         super().__init__()
@@ -27,4 +27,4 @@ class SteadyModel(nn.Module):
         """Solutions z (B, N, D) for coefficients (B, N, D_c)."""
         summary = coefficients.mean(1)
         z = self.mixer(coefficients, summary, self.mixer.told(condition), domain, latent_channels)
-        return self.amplitude.clip(z, torch.zeros_like(z), domain)
+        return self.amplitude.within(z, torch.zeros_like(z), domain)
