@@ -5,7 +5,7 @@ from typing import Any
 from ups.models.sizes import Backbone
 
 SMALL = {
-    "hidden_channels": 8,
+    "hidden_channels": (8, 8, 8),
     "num_layers": 2,
     "levels": 1,
     "norm": True,

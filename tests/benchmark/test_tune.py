@@ -52,7 +52,7 @@ def root(latents: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
 
 def _operator(parameters: Parameters) -> OperatorConfig:
     """Large batches for a model that is small: memory goes into activations."""
-    model = parameters.operator.model.model_copy(update={"hidden_channels": 64, "num_layers": 4})
+    model = parameters.operator.model.model_copy(update={"hidden_channels": (64,) * 3, "num_layers": 4})
     sizes = {"steps": 3, "log_every": 1, "validate_every": 3, "batch_tokens": 8192, "learning_rate": 1e-4}
     return parameters.operator.model_copy(update=sizes | {"model": model})
 
@@ -90,7 +90,9 @@ def test_two_ranks_agree_on_a_micro_batch_that_the_next_run_takes(
 def test_nothing_fits_into_nothing(latents: tuple[Path, dict[str, Any]], root: Path, parameters: Parameters):
     """Where not even one snapshot fits, the fault says what to change."""
     config = _operator(parameters)
-    large = config.model_copy(update={"model": config.model.model_copy(update={"hidden_channels": 512, "modes": 16})})
+    large = config.model_copy(
+        update={"model": config.model.model_copy(update={"hidden_channels": (512,) * 3, "modes": 16})}
+    )
     launch = parameters.launch.model_copy(update={"memory_fraction": 20 * MEBIBYTE / free_bytes(CPU)})
     inputs = {"latent_cache": latents[1]["latent_cache"]}
     run = Run(root, "operator", "tuning", large.model_dump(), inputs, launch, "cpu", root)

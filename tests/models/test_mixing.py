@@ -178,6 +178,17 @@ def test_experts_are_of_one_family(grid: tuple[int, ...], experts: bool):
     assert changed == [not experts, not experts, True]
 
 
+def test_channels_are_those_of_the_number_of_axes():
+    """A trunk is as wide as its number of axes says; stem and head serve the widest."""
+    sizes = Sizes(num_axes=(1, 2, 3), latent_channels=4, coefficient_channels=0, num_conditions=7)
+    backbone = small(hidden_channels=(4, 8, 12))
+    mixer = randomized(TokenMixer(backbone, sizes, in_channels=5, summary_channels=6, num_conditions=7))
+    for family, grid in enumerate(GRIDS):
+        inputs = normal(2, math.prod(grid), 5), normal(2, 6), normal(2, 7)
+        assert mixer(*inputs, periodic(grid, family), 4).shape == (2, math.prod(grid), 4)
+        assert mixer.trunks[family].blocks[0].mlp.first.in_features == (4, 8, 12)[family]
+
+
 def test_families_without_data_have_no_trunk():
     """Only families that have a grid cost weights."""
     sizes = Sizes(num_axes=(1, 0, 2), latent_channels=4, coefficient_channels=0, num_conditions=7)

@@ -20,7 +20,7 @@ from ups.models.steady import SteadyModel
 
 torch.set_num_threads(1)
 
-ATTENTION = {"mixing": "attention", "hidden_channels": 16}
+ATTENTION = {"mixing": "attention", "hidden_channels": (16, 16, 16)}
 OPTIONS = {
     "attention": ATTENTION,
     "no_qk_norm": ATTENTION | {"qk_norm": False},
@@ -110,7 +110,7 @@ def test_a_skipped_block_adds_nothing(name: str):
     """Blocks with keep 0 return what they got, with keep 1 what they give without; each sample for itself."""
     mixer = token_mixer(**OPTIONS[name])
     blocks = next(module for module in mixer.modules() if isinstance(module, Blocks))
-    channels = mixer.hidden_channels
+    channels = mixer.trunks[0].channels
     x, condition, domain = normal(2, 8, channels), normal(2, channels), periodic((8,))
     whole = blocks(x, condition, domain)
     blocks.keep = torch.tensor([[0.0], [1.0]]).expand(2, len(blocks))

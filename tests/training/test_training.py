@@ -55,7 +55,7 @@ def test_options_of_the_backbone_know_no_ranks(root: Path):
     found = []
     for num_processes in (1, 2):
         launch = {"num_processes": num_processes, "force": True}
-        folder = train(root, launch=launch, model=SMALL | choices | {"hidden_channels": 16})
+        folder = train(root, launch=launch, model=SMALL | choices | {"hidden_channels": (16, 16, 16)})
         found.append([line["loss"] for line in lines_of(folder) if "loss" in line])
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 

@@ -21,9 +21,9 @@ class CodecModel(Section):
 class Backbone(Section):
     """The token mixer that operator, denoiser and steady model share.
 
-    `num_layers` blocks in all; with `levels` > 1 they form a U on grids that are halved per level. `norm` divides
-    tokens by their RMS before mixing and MLP. With `experts` every family has blocks of its own, otherwise all families
-    share them.
+    `hidden_channels` on 1D, 2D and 3D grids: a token of a 3D patch holds more than a point. `num_layers` blocks in all;
+    with `levels` > 1 they form a U on grids that are halved per level. `norm` divides tokens by their RMS before mixing
+    and MLP. With `experts` every family has blocks of its own, otherwise all families share them.
 
     Tokens mix by `modes` Fourier modes along each axis, or by attention in heads of `head_channels`: over all tokens,
     or over `window` tokens per axis, windows shifted by half in every other block; `qk_norm` normalizes queries and
@@ -31,7 +31,7 @@ class Backbone(Section):
     boundaries, resolution and time step are hidden.
     """
 
-    hidden_channels: PositiveInt
+    hidden_channels: PerDimension
     num_layers: PositiveInt
     levels: Annotated[int, Field(ge=1, le=3)]
     norm: bool
@@ -48,7 +48,7 @@ class Backbone(Section):
     def _check_choices(self) -> "Backbone":
         if self.num_layers < 2 * self.levels - 1:
             raise ValueError(f"levels={self.levels} needs num_layers of at least {2 * self.levels - 1}")
-        if self.mixing == "attention" and self.hidden_channels % self.head_channels:
+        if self.mixing == "attention" and any(channels % self.head_channels for channels in self.hidden_channels):
             raise ValueError("mixing: attention needs hidden_channels that are a multiple of head_channels")
         if self.mixing == "fourier" and self.window is not None:
             raise ValueError("window needs mixing: attention")

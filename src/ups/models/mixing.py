@@ -117,7 +117,7 @@ class Block(nn.Module):
 
     def __init__(self, backbone: Backbone, num_axes: int, *, shifted: bool) -> None:
         super().__init__()
-        channels = backbone.hidden_channels
+        channels = backbone.channels(num_axes)
         self.norm = nn.RMSNorm(channels, elementwise_affine=False) if backbone.norm else nn.Identity()
         self.mixing = _mixing(backbone, num_axes, shifted)
         self.local = LocalMixing(channels, num_axes)
@@ -146,9 +146,9 @@ def _over_grid(modulation: Tensor, num_axes: int) -> Tensor:
 
 def _mixing(backbone: Backbone, num_axes: int, shifted: bool) -> FourierMixing | AttentionMixing:
     if backbone.mixing == "fourier":
-        return FourierMixing(backbone.hidden_channels, backbone.modes, num_axes)
+        return FourierMixing(backbone.channels(num_axes), backbone.modes, num_axes)
     return AttentionMixing(
-        backbone.hidden_channels,
+        backbone.channels(num_axes),
         backbone.head_channels,
         window=backbone.window,
         shifted=shifted,
@@ -166,7 +166,7 @@ def make_stack(backbone: Backbone, num_axes: int) -> Blocks | UShape:
             return Blocks(blocks, backbone.drop_path)
         before, inner, after = blocks[:aside], blocks[aside:-aside], blocks[-aside:]
         sides = (Blocks(side, backbone.drop_path) for side in (before, after))
-        return UShape(next(sides), stack(inner, levels - 1), next(sides), backbone.hidden_channels)
+        return UShape(next(sides), stack(inner, levels - 1), next(sides), backbone.channels(num_axes))
 
     return stack(blocks, backbone.levels)
 
@@ -189,7 +189,7 @@ class Trunk(nn.Module):
 
     def __init__(self, backbone: Backbone, num_axes: int, num_conditions: int) -> None:
         super().__init__()
-        channels = backbone.hidden_channels
+        self.channels = channels = backbone.channels(num_axes)
         self.condition = nn.Sequential(nn.Linear(num_conditions, channels), nn.SiLU(), nn.Linear(channels, channels))
         self.blocks = make_stack(backbone, num_axes)
         self.norm = nn.RMSNorm(channels) if backbone.norm else nn.Identity()
@@ -212,8 +212,8 @@ class TokenMixer(nn.Module):
         self, backbone: Backbone, sizes: Sizes, in_channels: int, summary_channels: int, num_conditions: int
     ) -> None:
         super().__init__()
-        channels, num_families = backbone.hidden_channels, sizes.num_families
-        self.conditioning, self.hidden_channels = backbone.conditioning, channels
+        channels, num_families = max(backbone.hidden_channels), sizes.num_families
+        self.conditioning = backbone.conditioning
         self.stem = FamilyLinear(num_families, in_channels, channels, std=in_channels**-0.5)
         self.summary = FamilyLinear(num_families, summary_channels, channels, std=0.1)
         axes = sizes.num_axes if backbone.experts else (max(sizes.num_axes),)
@@ -227,6 +227,6 @@ class TokenMixer(nn.Module):
     def forward(self, tokens: Tensor, summary: Tensor, condition: Tensor, domain: Domain, out_channels: int) -> Tensor:
         """Map tokens (B, N, in) to (B, N, out)."""
         family, trunk = domain.family, self.trunks[domain.family if len(self.trunks) > 1 else 0]
-        x = self.stem(tokens, family, self.hidden_channels).unflatten(1, domain.grid)
-        x = trunk(x, self.summary(summary, family, self.hidden_channels), condition, domain)
+        x = self.stem(tokens, family, trunk.channels).unflatten(1, domain.grid)
+        x = trunk(x, self.summary(summary, family, trunk.channels), condition, domain)
         return self.head(x.flatten(1, -2), family, out_channels)

@@ -1,6 +1,6 @@
 """What a model on tokens is made from: sizes that the data dictates, sizes that a section of `conf` chooses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -16,7 +16,7 @@ class Sizes:
     Channels are the largest over the families.
     """
 
-    num_axes: tuple[int, ...]
+    num_axes: Sequence[int]
     latent_channels: int
     coefficient_channels: int
     num_conditions: int
@@ -31,7 +31,7 @@ class Sizes:
 class Backbone:
     """What the section `model` of a stage chooses for its token mixer; described in `ups.config`."""
 
-    hidden_channels: int
+    hidden_channels: Sequence[int]
     num_layers: int
     levels: int
     norm: bool
@@ -44,11 +44,15 @@ class Backbone:
     drop_path: float
     conditioning: bool
 
+    def channels(self, num_axes: int) -> int:
+        """Hidden channels on grids of so many axes."""
+        return self.hidden_channels[num_axes - 1]
+
 
 def from_settings(model: Callable[[Sizes, Backbone], Model]) -> Callable[..., Model]:
     """`model` as a function of `sizes` and `backbone` as plain values, as they are saved with its weights."""
 
     def make(sizes: dict[str, Any], backbone: dict[str, Any]) -> Model:
-        return model(Sizes(**sizes | {"num_axes": tuple(sizes["num_axes"])}), Backbone(**backbone))
+        return model(Sizes(**sizes), Backbone(**backbone))
 
     return make
