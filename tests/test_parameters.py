@@ -49,7 +49,7 @@ def refusal(parameters: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("environment", ["base", "smoke", "sample", "pdebench"])
+@pytest.mark.parametrize("environment", ["base", "smoke", "sample", "pdebench", "accuracy", "conditions"])
 def test_shipped_parameters_are_valid(environment: str, monkeypatch: pytest.MonkeyPatch):
     """Every environment passes its own check."""
     monkeypatch.setenv("UPS_SAMPLE_DATA", "folder")
