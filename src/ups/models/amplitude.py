@@ -7,6 +7,7 @@ from ups.models.domain import Domain
 
 SMALLEST, LARGEST = 0.2, 20.0
 SMALLEST_FLUCTUATION = 1e-3
+UNLIMITED = 1e6
 
 
 class Amplitude(nn.Module):
@@ -27,7 +28,7 @@ class Amplitude(nn.Module):
         super().__init__()
         for name in ("fluctuation", "change", "bound", "spread"):
             self.register_buffer(name, torch.ones(num_families, latent_channels))
-        self.register_buffer("growth", torch.full((num_families, latent_channels), torch.inf))
+        self.register_buffer("growth", torch.full((num_families, latent_channels), UNLIMITED))
         self.register_buffer("pool", torch.eye(latent_channels).repeat(num_families, 1, 1))
 
     def measure(self, z: Tensor, domain: Domain) -> Tensor:
