@@ -20,8 +20,6 @@ def trained(encoded: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     ready = shutil.copytree(encoded, tmp_path_factory.mktemp("ready") / "root")
     for stage in ("operator", "diffusion"):
         train(ready, stage)
-    for path in (*ready.glob("06_models/codec/*"), *ready.glob("06_models/consistency/*")):
-        shutil.rmtree(path)
     folders: dict[tuple[str, int], Path] = {}
 
     def of(stage: str, num_processes: int) -> tuple[Path, Path]:
