@@ -46,6 +46,7 @@ BATCH_SIZE = 25  # not a multiple of the number of ranks
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU)
 SECONDS_PER_COLLECTIVE = 15
+BUCKET_MEGABYTES = 0.1  # several buckets
 State = dict[str, Tensor]
 Check = Callable[[], float | bool | str]
 
@@ -94,7 +95,7 @@ class Setup:
         whole = self.ranks.share(BATCH_SIZE)
         for i in range(accumulation):
             part = Ranks(i, accumulation, CPU).share(whole.stop - whole.start)
-            with exchanging(self.operator, self.ranks, when=i + 1 == accumulation, bucket_megabytes=0.1):
+            with exchanging(self.operator, self.ranks, i + 1 == accumulation, BUCKET_MEGABYTES):
                 values = self.losses(step, slice(whole.start + part.start, whole.start + part.stop), **loss)
                 (values.sum() * (self.ranks.world_size / BATCH_SIZE)).backward()
 
@@ -165,7 +166,10 @@ def gap_after_giving_up(setup: Setup, failing: tuple[int, ...], where: str, exch
     gaps = []
     for step in range(2):
         armed = setup.ranks.rank in failing
-        with exchanging(setup.operator, setup.ranks, when=exchange), contextlib.suppress(torch.OutOfMemoryError):
+        with (
+            exchanging(setup.operator, setup.ranks, exchange, BUCKET_MEGABYTES),
+            contextlib.suppress(torch.OutOfMemoryError),
+        ):
             values = setup.losses(step, setup.ranks.share(BATCH_SIZE))
             if where == "backward":
                 values.sum().backward()

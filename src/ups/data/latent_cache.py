@@ -19,6 +19,7 @@ from ups.data.dataset import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.files import read_json, write_json
+from ups.models.amplitude import SMALLEST_FLUCTUATION
 
 if TYPE_CHECKING:
     import zarr
@@ -27,7 +28,6 @@ MANIFEST = "manifest.json"
 CHECKSUM_BYTES = 4
 OPEN_CHUNKS = 4096
 MARGIN = 1.5
-SMALLEST_FLUCTUATION = 1e-3
 WRITE_ALL = {"write_empty_chunks": True}  # else latents that are all NaN, the fill value, would look like a lost chunk
 
 Encode = Callable[[np.ndarray, str, str], np.ndarray]

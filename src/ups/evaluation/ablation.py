@@ -9,9 +9,9 @@ from typing import Any
 from ups.config import BASE, EvaluationConfig
 from ups.data.pdebench import FAMILIES
 from ups.evaluation.evaluate import held_out
+from ups.evaluation.predict import HORIZONS
 from ups.evaluation.score import Trained, score_subjects
 
-HORIZONS = ("one_step", "rollout")
 METRIC, METHOD = "nRMSE", "operator"
 NOTE = (
     "Validation split, physical units. First table: geometric mean over families of nRMSE divided by that of base with "

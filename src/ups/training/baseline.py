@@ -2,18 +2,16 @@
 
 from typing import Any
 
-from torch import Tensor, nn
-
 from ups.config import BaselineConfig
 from ups.data.latent_cache import LatentCache
-from ups.data.loader import LatentBatch, LatentSamples, domains
+from ups.data.loader import LatentSamples, domains
 from ups.data.pdebench import FAMILIES
 from ups.models.baselines import grid_model
 from ups.run import Run
-from ups.training.distributed import Draw
-from ups.training.inputs import field_rms, open_cache, set_amplitude
+from ups.training.inputs import open_cache, set_amplitude
 from ups.training.operator import step_loss
 from ups.training.stage import Stage
+from ups.training.steady import steady_loss
 
 
 def build(config: BaselineConfig, run: Run) -> Stage:
@@ -24,10 +22,6 @@ def build(config: BaselineConfig, run: Run) -> Stage:
     model = grid_model(**settings)
     amplitude = model.amplitude
     set_amplitude(amplitude, cache)
-
-    def steady_loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
-        z_pred = model(batch.coefficients, batch.condition, batch.domain, batch.z_next.shape[-1])
-        return field_rms(z_pred - batch.z_next, batch.domain.family).mean(1)
 
     train = LatentSamples(cache, "train", steady=is_steady, horizon=config.unroll.horizon)
     valid = LatentSamples(cache, "valid", steady=is_steady)

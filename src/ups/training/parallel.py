@@ -1,5 +1,6 @@
 """How a model is spread over ranks: its copies or shards, their gradients, and the whole state behind the shards."""
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -49,7 +50,7 @@ def _shard(model: nn.Module, ranks: Ranks) -> None:
 
 
 @contextmanager
-def exchanging(model: nn.Module, ranks: Ranks, when: bool, bucket_megabytes: float = 25.0) -> Iterator[None]:
+def exchanging(model: nn.Module, ranks: Ranks, when: bool, bucket_megabytes: float) -> Iterator[None]:
     """Within it, backward passes add to the gradients; at its end, if `when`, all ranks have their mean.
 
     Replicas exchange when the last backward pass is over, in buckets of about so many megabytes, whatever gradients
@@ -72,17 +73,18 @@ def exchanging(model: nn.Module, ranks: Ranks, when: bool, bucket_megabytes: flo
 @torch.no_grad()
 def _average(gradients: list[Tensor], world_size: int, bucket_bytes: float) -> None:
     """Replace gradients by their mean over all ranks."""
-    buckets, size = [[]], 0.0
+    buckets: list[list[Tensor]] = []
+    size = math.inf
     for gradient in gradients:
-        if buckets[-1] and size + gradient.nbytes > bucket_bytes:
+        if size + gradient.nbytes > bucket_bytes:
             buckets.append([])
             size = 0.0
         buckets[-1].append(gradient)
         size += gradient.nbytes
-    flat = [torch.cat([gradient.flatten() for gradient in bucket]).div_(world_size) for bucket in buckets if bucket]
+    flat = [torch.cat([gradient.flatten() for gradient in bucket]).div_(world_size) for bucket in buckets]
     for sent in [dist.all_reduce(part, async_op=True) for part in flat]:
         sent.wait()
-    for bucket, part in zip(buckets, flat, strict=False):
+    for bucket, part in zip(buckets, flat, strict=True):
         parts = part.split([gradient.numel() for gradient in bucket])
         torch._foreach_copy_(bucket, [values.view_as(g) for values, g in zip(parts, bucket, strict=True)])
 

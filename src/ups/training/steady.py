@@ -13,22 +13,24 @@ from ups.training.stage import Stage
 
 
 def build(config: SteadyConfig, run: Run) -> Stage:
-    """Regress the solution; the loss is the RMS error of the normalized field, per sample."""
+    """Regress the solution."""
     cache = open_cache(run, steady=True)
     settings = model_settings(cache, config.model)
     model = from_settings(SteadyModel)(**settings)
     set_amplitude(model.amplitude, cache)
 
-    def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
-        z_pred = model(batch.coefficients, batch.condition, batch.domain, batch.z_next.shape[-1])
-        return field_rms(z_pred - batch.z_next, batch.domain.family).mean(1)
-
     train = LatentSamples(cache, "train", steady=True)
     return Stage(
         model=model,
         settings=settings,
-        loss=loss,
+        loss=steady_loss,
         train=train,
         valid=LatentSamples(cache, "valid", steady=True),
         num_tokens=train.num_tokens,
     )
+
+
+def steady_loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
+    """RMS error of the normalized solution, mean over fields, one value per sample."""
+    z_pred = model(batch.coefficients, batch.condition, batch.domain, batch.z_next.shape[-1])
+    return field_rms(z_pred - batch.z_next, batch.domain.family).mean(1)
