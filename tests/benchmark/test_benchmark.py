@@ -11,7 +11,7 @@ from ups.benchmark.fields import FieldSteps
 from ups.benchmark.records import loop_records, record, throughput
 from ups.benchmark.report import benchmark_figure, benchmark_text
 from ups.data.latent_cache import LatentCache
-from ups.data.loader import LatentSamples
+from ups.data.samples import LatentSamples
 from ups.models.codec import codec_from
 from ups.models.weights import load_model
 

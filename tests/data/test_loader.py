@@ -7,7 +7,8 @@ import pytest
 
 from ups.data.dataset import Dataset
 from ups.data.latent_cache import LatentCache, write_latents, write_manifest
-from ups.data.loader import BatchSampler, FieldSamples, LatentSamples, batch_size, fixed_batches
+from ups.data.loader import BatchSampler, batch_size, fixed_batches
+from ups.data.samples import FieldSamples, LatentSamples
 from ups.data.trajectories import TrajectoryReader, describe
 
 NUM_SAMPLES = {"advection_1d": 30, "burgers_1d": 7, "darcy_2d": 100}
@@ -16,8 +17,19 @@ SPLIT = {"train": [0, 3, 4], "valid": [1], "test": [2, 5]}
 GRIDS = {"advection_1d": [8], "burgers_1d": [8], "darcy_2d": [8, 6]}
 
 
+class Numbers:
+    """Samples that are numbers and nothing else, all equally likely."""
+
+    def __init__(self, num_samples: dict[str, int]) -> None:
+        self.num_samples = num_samples
+
+    def draw(self, key: str, size: int, rng: np.random.Generator) -> np.ndarray:
+        """Any of them."""
+        return rng.integers(self.num_samples[key], size=size)
+
+
 def _sampler(seed: int = 0) -> BatchSampler:
-    return BatchSampler(NUM_SAMPLES, BATCH_SIZES, 0.5, seed)
+    return BatchSampler(Numbers(NUM_SAMPLES), BATCH_SIZES, 0.5, seed)
 
 
 def test_batch_depends_on_seed_and_step_alone():
@@ -34,7 +46,7 @@ def test_batch_depends_on_seed_and_step_alone():
 @pytest.mark.parametrize(("balance", "ratio"), [(0.0, 1.0), (0.5, 2.0), (1.0, 4.0)])
 def test_keys_come_with_a_power_of_their_samples(balance: float, ratio: float):
     """A key with four times the samples makes 4^balance times as many batches."""
-    sampler = BatchSampler({"small": 25, "large": 100}, {"small": 2, "large": 2}, balance, seed=0)
+    sampler = BatchSampler(Numbers({"small": 25, "large": 100}), {"small": 2, "large": 2}, balance, seed=0)
     counts = Counter(sampler.draw(step)[0] for step in range(3000))
     assert counts["large"] / counts["small"] == pytest.approx(ratio, rel=0.1)
 
@@ -130,6 +142,19 @@ def test_windows_are_as_long_as_the_shortest_trajectories_of_the_family(cache: L
     last = samples.num_samples["burgers_1d"] - 1
     assert {samples.dataset("burgers_1d", sample) for sample in (0, last)} == {"short", "1D_Burgers_Sols_Nu0.01"}
     assert samples.load("burgers_1d", np.array([0, 3, last])).window.shape == (3, 3, 8, 1)
+
+
+def test_early_steps_come_more_often(cache: LatentCache):
+    """Step t of T = 4 comes with probability (2 (T - t) - 1) / T^2, all trajectories alike."""
+    samples = LatentSamples(cache, "train", steady=False)
+    drawn = samples.draw("burgers_1d", 20_000, np.random.default_rng(0))
+    places = [samples.find("burgers_1d", sample)[1:] for sample in drawn]
+    for part, expected in (
+        (0, dict.fromkeys(SPLIT["train"], 1 / 3)),
+        (1, {0: 7 / 16, 1: 5 / 16, 2: 3 / 16, 3: 1 / 16}),
+    ):
+        shares = {value: count / len(drawn) for value, count in Counter(place[part] for place in places).items()}
+        assert shares == pytest.approx(expected, abs=0.02)
 
 
 def test_transient_and_steady_families_are_kept_apart(cache: LatentCache):

@@ -9,7 +9,7 @@ import torch
 
 from tests.training.jobs import SIZES, assert_same_training, launched, lines_of, section
 from tests.untrained import make_root, receipt
-from ups.data.loader import LatentSamples
+from ups.data.samples import LatentSamples
 from ups.data.simulate import simulate
 from ups.errors import ConfigFault
 from ups.files import WEIGHTS, read_json

@@ -21,7 +21,8 @@ from tests.training.jobs import (
     train,
 )
 from ups.config import TrainingSection
-from ups.data.loader import LatentBatch, LatentSamples
+from ups.data.loader import LatentBatch
+from ups.data.samples import LatentSamples
 from ups.errors import Diverged
 from ups.files import digest_of, read_json
 from ups.models.weights import load

@@ -36,6 +36,9 @@ class Samples:
 
     num_samples = NUM_SAMPLES
 
+    def draw(self, key: str, size: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.integers(self.num_samples[key], size=size)
+
     def dataset(self, key: str, sample: int) -> str:
         return f"{key} {sample % 2}"
 

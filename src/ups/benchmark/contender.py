@@ -10,7 +10,8 @@ import torch
 
 from ups.benchmark.fields import FieldSteps
 from ups.config import TrainingSection
-from ups.data.loader import Batch, LatentSamples
+from ups.data.loader import Batch, Samples
+from ups.data.samples import LatentSamples
 from ups.models.codec import codec_from
 from ups.models.weights import load_model
 from ups.run import CHECKPOINTS, Run, append_metrics
@@ -20,7 +21,6 @@ from ups.training.distributed import Ranks
 from ups.training.injection import Injection
 from ups.training.profile import events_of, peak_bytes, record
 from ups.training.progress import Progress
-from ups.training.stage import Samples
 from ups.training.train import STAGES
 from ups.training.update import Outcome, Update
 
@@ -58,6 +58,10 @@ class Chosen:
     @property
     def num_samples(self) -> dict[str, int]:
         return {key: count for key, count in self.samples.num_samples.items() if key in self.keys}
+
+    def draw(self, key: str, size: int, rng: np.random.Generator) -> np.ndarray:
+        """Some of them at random."""
+        return self.samples.draw(key, size, rng)
 
     def dataset(self, key: str, sample: int) -> str:
         """The dataset that a sample is from."""

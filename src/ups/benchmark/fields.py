@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from ups.data.dataset import Dataset
-from ups.data.loader import LatentBatch, LatentSamples, domains
+from ups.data.loader import LatentBatch
 from ups.data.pdebench import FAMILIES
+from ups.data.samples import LatentSamples, domains
 from ups.data.trajectories import TrajectoryReader
 from ups.models.codec import Codec, group_name
 
@@ -25,6 +26,10 @@ class FieldSteps:
     @property
     def num_samples(self) -> dict[str, int]:
         return self.steps.num_samples
+
+    def draw(self, family: str, size: int, rng: np.random.Generator) -> np.ndarray:
+        """Some of them at random."""
+        return self.steps.draw(family, size, rng)
 
     def dataset(self, family: str, sample: int) -> str:
         """The dataset that a sample is from."""

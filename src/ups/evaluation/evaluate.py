@@ -14,8 +14,8 @@ from torch import Tensor
 from ups.config import EvaluationConfig
 from ups.data.dataset import Dataset
 from ups.data.latent_cache import LatentCache
-from ups.data.loader import domains
 from ups.data.pdebench import FAMILIES
+from ups.data.samples import domains
 from ups.data.trajectories import TrajectoryReader
 from ups.emulator import Emulator, Setting
 from ups.evaluation.predict import Predictions, mode, predict

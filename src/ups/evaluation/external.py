@@ -8,9 +8,9 @@ from ups.data.condition import condition_features
 from ups.data.dataset import Dataset
 from ups.data.hdf5 import bad_file
 from ups.data.latent_cache import LatentCache
-from ups.data.loader import domains
 from ups.data.normalization import check_values
 from ups.data.pdebench import FAMILIES
+from ups.data.samples import domains
 from ups.data.trajectories import gather
 from ups.evaluation.evaluate import Subject
 from ups.evaluation.score import MODELS, Trained, score_subjects

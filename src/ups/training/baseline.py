@@ -4,8 +4,8 @@ from typing import Any
 
 from ups.config import BaselineConfig
 from ups.data.latent_cache import LatentCache
-from ups.data.loader import LatentSamples, domains
 from ups.data.pdebench import FAMILIES
+from ups.data.samples import LatentSamples, domains
 from ups.models.baselines import grid_model
 from ups.run import Run
 from ups.training.inputs import open_cache, set_amplitude

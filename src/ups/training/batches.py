@@ -55,7 +55,7 @@ class Batches:
         self.stage, self.run, self.ranks, self.inject = stage, run, ranks, inject
         sizes = stage.batch_sizes(config)
         _check_shares(sizes, ranks.world_size)
-        self.sampler = BatchSampler(stage.train.num_samples, sizes, config.balance, config.seed)
+        self.sampler = BatchSampler(stage.train, sizes, config.balance, config.seed)
         self.next_step, self.last_step = 0, config.steps
         self._reader = ThreadPoolExecutor(1)
         self._ahead: deque[Future[Share]] = deque()

@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 from ups.config import CodecConfig, CodecModel
 from ups.data.dataset import Dataset
-from ups.data.loader import FieldBatch, FieldSamples
+from ups.data.loader import FieldBatch
 from ups.data.pdebench import FAMILIES
+from ups.data.samples import FieldSamples
 from ups.models.codec import Codec, FieldGroup, choose_patch, group_name
 from ups.run import Run
 from ups.training.distributed import Draw

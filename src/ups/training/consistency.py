@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from ups.config import ConsistencyConfig
-from ups.data.loader import LatentBatch, LatentSamples
+from ups.data.loader import LatentBatch
+from ups.data.samples import LatentSamples
 from ups.diffusion.losses import consistency_loss, next_sigma
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator

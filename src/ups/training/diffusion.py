@@ -4,8 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from ups.config import DiffusionConfig
-from ups.data.loader import LatentBatch, LatentSamples, fixed_batches
+from ups.data.loader import LatentBatch, fixed_batches
 from ups.data.pdebench import FAMILIES
+from ups.data.samples import LatentSamples
 from ups.diffusion.losses import denoising_loss
 from ups.models.denoiser import Denoiser, Prediction, predict
 from ups.models.operator import Operator

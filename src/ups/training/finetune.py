@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ups.config import FinetuneConfig, OperatorConfig
-from ups.data.loader import LatentSamples
+from ups.data.samples import LatentSamples
 from ups.models.weights import load_weights
 from ups.run import Run
 from ups.training import operator

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ups.config import BaselineConfig, OperatorConfig, Terms, Unroll
-from ups.data.loader import LatentBatch, LatentSamples
+from ups.data.loader import LatentBatch
+from ups.data.samples import LatentSamples
 from ups.models.amplitude import Amplitude
 from ups.models.codec import Codec, codec_from
 from ups.models.operator import Operator

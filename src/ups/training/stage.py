@@ -2,27 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from ups.config import TrainingSection
-from ups.data.loader import Batch, batch_size
+from ups.data.loader import Samples, batch_size
 from ups.training.distributed import Draw
 
 Loss = Callable[[nn.Module, Any, Draw], Tensor]
-
-
-class Samples(Protocol):
-    """Where batches come from: the number of samples per key, and any of them on request."""
-
-    @property
-    def num_samples(self) -> dict[str, int]: ...
-
-    def dataset(self, key: str, sample: int) -> str: ...
-
-    def load(self, key: str, samples: np.ndarray) -> Batch: ...
 
 
 @dataclass(frozen=True)

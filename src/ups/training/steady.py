@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from ups.config import SteadyConfig
-from ups.data.loader import LatentBatch, LatentSamples
+from ups.data.loader import LatentBatch
+from ups.data.samples import LatentSamples
 from ups.models.sizes import from_settings
 from ups.models.steady import SteadyModel
 from ups.run import Run
