@@ -41,15 +41,15 @@ def config(folder: Path | None) -> EvaluationConfig:
     return EvaluationConfig(folder=None if folder is None else str(folder), **EVALUATION)
 
 
-def stages(root: Path) -> list[dict[str, Any]]:
+def stages(root: Path) -> dict[str, dict[str, Any]]:
     """The receipts of all stages."""
-    return [receipt(root, stage) for stage in STAGE_NAMES]
+    return {stage: receipt(root, stage) for stage in STAGE_NAMES}
 
 
 def score(root: Path, folder: Path, external: Path) -> list[dict[str, Any]]:
     """The records of the files in a folder."""
     cache = receipt(root, "latent_cache")
-    evaluate_external(cache, *stages(root), CORRECTOR, config(folder), LAUNCH, external, root)
+    evaluate_external(cache, config(folder), LAUNCH, external, root, **stages(root), corrector=CORRECTOR)
     return read_json(external / "metrics.json")
 
 
@@ -63,7 +63,8 @@ def value(records: list[dict[str, Any]], method: str, metric: str = "nRMSE", hor
 def test_the_test_split_as_a_folder_has_the_scores_of_the_test_split(trained: Path, held_out: Callable, tmp_path: Path):
     """Every record of a folder that holds exactly the test trajectories is that of the normal evaluation."""
     cache = receipt(trained, "latent_cache")
-    records, _ = evaluate(cache, *stages(trained), CORRECTOR, config(None), LAUNCH, trained / "01_raw", trained)
+    given = stages(trained) | {"corrector": CORRECTOR}
+    records, _ = evaluate(cache, config(None), LAUNCH, trained / "01_raw", trained, **given)
     assert score(trained, held_out(), tmp_path) == records
     assert {record["family"] for record in records} == set(TRAINED)
     assert {r["method"] for r in records if r["family"] == "advection_1d"} == TRANSIENT
@@ -115,7 +116,7 @@ def test_boundaries_are_those_of_the_file(trained: Path, tmp_path: Path):
 
 def of(root: Path) -> Trained:
     """What was trained in a data root."""
-    return Trained(receipt(root, "latent_cache"), dict(zip(STAGE_NAMES, stages(root), strict=True)), root)
+    return Trained(receipt(root, "latent_cache"), stages(root), root)
 
 
 def test_the_folder_makes_nothing_stale():
@@ -129,7 +130,7 @@ def test_the_folder_makes_nothing_stale():
 def test_without_a_folder_nothing_changes(trained: Path, tmp_path: Path):
     """`folder: null` opens no receipt and leaves what an earlier run wrote."""
     (tmp_path / "metrics.json").write_text("[]")
-    evaluate_external({}, {}, {}, {}, {}, {}, {}, config(None), LAUNCH, tmp_path, trained)
+    evaluate_external({}, config(None), LAUNCH, tmp_path, trained)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("metrics.json", "[]")]
 
 

@@ -74,7 +74,8 @@ def test_the_finetuned_operator_stands_beside_what_it_was(finetuned: Path):
     """Both have every score of the family's test split; those of the operator are those of the normal evaluation."""
     records = score_both(finetuned, receipt(finetuned, "finetune"))
     cache, raw = receipt(finetuned, "latent_cache"), finetuned / "01_raw"
-    everything, _ = evaluate(cache, *stages(finetuned), CORRECTOR, config(None), LAUNCH, raw, finetuned)
+    given = stages(finetuned) | {"corrector": CORRECTOR}
+    everything, _ = evaluate(cache, config(None), LAUNCH, raw, finetuned, **given)
     expected = [r for r in everything if (r["family"], r["method"]) == ("advection_1d", "operator")]
     keys = {(r["dataset"], r["metric"], r["horizon"]) for r in expected}
     assert [record for record in records if record["method"] == "operator"] == expected

@@ -151,12 +151,6 @@ def evaluate_baselines(
 
 def measure_costs(
     latent_cache: Receipt,
-    codec: Receipt,
-    operator: Receipt,
-    diffusion: Receipt,
-    consistency: Receipt,
-    steady: Receipt,
-    corrector: Receipt,
     fields: Receipt,
     points: Receipt,
     fno: dict[str, Receipt],
@@ -165,14 +159,13 @@ def measure_costs(
     launch: LaunchConfig,
     raw: Path,
     data_root: Path,
+    **stages: Receipt,
 ) -> dict[str, Any]:
     """Training seconds, parameters and milliseconds per frame of every method, beside the solver of the data."""
     from ups.data.latent_cache import LatentCache
     from ups.evaluation.costs import total_costs
     from ups.evaluation.score import Trained
 
-    stages = {"codec": codec, "operator": operator, "diffusion": diffusion}
-    stages |= {"consistency": consistency, "steady": steady, "corrector": corrector}
     baselines = {"fno": fno, "unet": unet, "linear": linear}
     limit_threads(launch)
     receipt = once(

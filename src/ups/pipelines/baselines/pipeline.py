@@ -13,10 +13,11 @@ from ups.pipelines.baselines.nodes import (
     measure_pace,
     train_baseline,
 )
-from ups.pipelines.evaluation.pipeline import STAGES
+from ups.pipelines.evaluation.pipeline import EMULATOR, WHERE
 from ups.pipelines.training.nodes import encode_latents
 
-KINDS = ["fno_receipts", "unet_receipts", "linear_receipts"]
+KINDS = ("fno", "unet", "linear")
+MODELS = {kind: f"{kind}_receipts" for kind in KINDS}
 OURS = ["params:codec", "params:operator", "params:steady"]
 
 
@@ -40,20 +41,17 @@ def create_pipeline() -> Pipeline:
                 name="measure_pace",
             ),
             node(budget, ["pace", "latent_cache", *OURS], "budget", name="budget"),
-            *(
-                node(partial(train_baseline, kind), train, f"{kind}_receipts", name=f"train_{kind}")
-                for kind in ("fno", "unet", "linear")
-            ),
+            *(node(partial(train_baseline, kind), train, f"{kind}_receipts", name=f"train_{kind}") for kind in KINDS),
             node(
                 evaluate_baselines,
-                ["fields", "points_receipt", *KINDS] + ["params:evaluation", "params:launch", "raw", "data_root"],
+                ["fields", "points_receipt", *MODELS.values()]
+                + ["params:evaluation", "params:launch", "raw", "data_root"],
                 "baseline_metrics",
                 name="evaluate_baselines",
             ),
             node(
                 measure_costs,
-                ["latent_cache", *STAGES, "corrector", "fields", "points_receipt", *KINDS]
-                + ["params:launch", "raw", "data_root"],
+                EMULATOR | MODELS | WHERE | {"fields": "fields", "points": "points_receipt", "raw": "raw"},
                 "costs",
                 name="measure_costs",
             ),

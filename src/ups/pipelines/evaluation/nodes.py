@@ -23,20 +23,16 @@ log = logging.getLogger(__name__)
 
 def choose_corrector(
     latent_cache: Receipt,
-    codec: Receipt,
-    operator: Receipt,
-    diffusion: Receipt,
-    consistency: Receipt,
     config: CorrectorConfig,
     launch: LaunchConfig,
     raw: Path,
     data_root: Path,
+    **stages: Receipt,
 ) -> tuple[Receipt, dict[str, Any]]:
     """Decide on the validation split for which families residuals are drawn, and how; else the operator has no help."""
     from ups.evaluation.corrector import choose
     from ups.evaluation.score import Trained
 
-    stages = {"codec": codec, "operator": operator, "diffusion": diffusion, "consistency": consistency}
     limit_threads(launch)
     trained = Trained(latent_cache, stages, data_root)
     receipt = once(
@@ -51,28 +47,15 @@ def choose_corrector(
 
 def evaluate(
     latent_cache: Receipt,
-    codec: Receipt,
-    operator: Receipt,
-    diffusion: Receipt,
-    consistency: Receipt,
-    steady: Receipt,
-    corrector: Receipt,
     config: EvaluationConfig,
     launch: LaunchConfig,
     raw: Path,
     data_root: Path,
+    **stages: Receipt,
 ) -> tuple[list[dict[str, Any]], Receipt]:
     """Score every method on the test split, in physical units."""
     from ups.evaluation.score import Trained, score
 
-    stages = {
-        "codec": codec,
-        "operator": operator,
-        "diffusion": diffusion,
-        "consistency": consistency,
-        "steady": steady,
-        "corrector": corrector,
-    }
     limit_threads(launch)
     identity = fingerprint("ups.evaluation.score", config, {"latent_cache": latent_cache, **stages})
     trained = Trained(latent_cache, stages, data_root)
@@ -88,16 +71,11 @@ def evaluate(
 
 def evaluate_external(
     latent_cache: Receipt,
-    codec: Receipt,
-    operator: Receipt,
-    diffusion: Receipt,
-    consistency: Receipt,
-    steady: Receipt,
-    corrector: Receipt,
     config: EvaluationConfig,
     launch: LaunchConfig,
     external: Path,
     data_root: Path,
+    **stages: Receipt,
 ) -> None:
     """Score every method on all trajectories of `evaluation.folder`, if one is named, into `external/metrics.json`."""
     if config.folder is None:
@@ -105,14 +83,6 @@ def evaluate_external(
     from ups.evaluation.external import find_subjects, score_external
     from ups.evaluation.score import Trained
 
-    stages = {
-        "codec": codec,
-        "operator": operator,
-        "diffusion": diffusion,
-        "consistency": consistency,
-        "steady": steady,
-        "corrector": corrector,
-    }
     limit_threads(launch)
     folder, trained = Path(config.folder).resolve(), Trained(latent_cache, stages, data_root)
     subjects = find_subjects(folder, find_files(folder), trained)

@@ -4,7 +4,9 @@ from kedro.pipeline import Pipeline, node
 
 from ups.pipelines.evaluation.nodes import choose_corrector, evaluate, evaluate_external, judge, plot, require_pass
 
-STAGES = ["codec_receipt", "operator_receipt", "diffusion_receipt", "consistency_receipt", "steady_receipt"]
+TRANSIENT = {stage: f"{stage}_receipt" for stage in ("codec", "operator", "diffusion", "consistency")}
+EMULATOR = TRANSIENT | {"steady": "steady_receipt", "corrector": "corrector"}
+WHERE = {"latent_cache": "latent_cache", "launch": "params:launch", "data_root": "data_root"}
 
 
 def create_pipeline() -> Pipeline:
@@ -13,27 +15,19 @@ def create_pipeline() -> Pipeline:
         [
             node(
                 choose_corrector,
-                inputs=["latent_cache", *STAGES[:-1], "params:corrector", "params:launch", "raw", "data_root"],
+                inputs=TRANSIENT | WHERE | {"config": "params:corrector", "raw": "raw"},
                 outputs=["corrector", "corrector_report"],
                 name="choose_corrector",
             ),
             node(
                 evaluate,
-                inputs=["latent_cache", *STAGES, "corrector", "params:evaluation", "params:launch", "raw", "data_root"],
+                inputs=EMULATOR | WHERE | {"config": "params:evaluation", "raw": "raw"},
                 outputs=["metrics", "rollouts"],
                 name="evaluate",
             ),
             node(
                 evaluate_external,
-                inputs=[
-                    "latent_cache",
-                    *STAGES,
-                    "corrector",
-                    "params:evaluation",
-                    "params:launch",
-                    "external",
-                    "data_root",
-                ],
+                inputs=EMULATOR | WHERE | {"config": "params:evaluation", "external": "external"},
                 outputs=None,
                 name="evaluate_external",
             ),

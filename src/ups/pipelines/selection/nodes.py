@@ -11,27 +11,16 @@ from ups.receipts import Receipt, once
 
 def select(
     latent_cache: Receipt,
-    codec: Receipt,
-    operator: Receipt,
-    diffusion: Receipt,
-    consistency: Receipt,
-    corrector: Receipt,
     config: SelectionConfig,
     launch: LaunchConfig,
     raw: Path,
     data_root: Path,
+    **stages: Receipt,
 ) -> dict[str, Any]:
     """Measure every way to choose on the validation split, decide per family, confirm on the test split."""
     from ups.evaluation.score import Trained
     from ups.evaluation.select import select_all
 
-    stages = {
-        "codec": codec,
-        "operator": operator,
-        "diffusion": diffusion,
-        "consistency": consistency,
-        "corrector": corrector,
-    }
     limit_threads(launch)
     trained = Trained(latent_cache, stages, data_root)
     receipt = once(

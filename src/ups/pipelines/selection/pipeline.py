@@ -2,10 +2,8 @@
 
 from kedro.pipeline import Pipeline, node
 
+from ups.pipelines.evaluation.pipeline import TRANSIENT, WHERE
 from ups.pipelines.selection.nodes import report_selection, select
-
-STAGES = ["codec_receipt", "operator_receipt", "diffusion_receipt", "consistency_receipt", "corrector"]
-SECTIONS = ["params:selection", "params:launch"]
 
 
 def create_pipeline() -> Pipeline:
@@ -14,7 +12,7 @@ def create_pipeline() -> Pipeline:
         [
             node(
                 select,
-                inputs=["latent_cache", *STAGES, *SECTIONS, "raw", "data_root"],
+                inputs=TRANSIENT | WHERE | {"corrector": "corrector", "config": "params:selection", "raw": "raw"},
                 outputs="selection",
                 name="select",
             ),
