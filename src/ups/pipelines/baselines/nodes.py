@@ -1,6 +1,7 @@
 """Nodes of pipeline `baselines`: models of single families, trained as long as ours, scored alike, in one table."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,30 +85,35 @@ def budget(
     return result | {family: shared + steady.steps * seconds["steady"] / len(still) for family in still}
 
 
-def train_baseline(
-    kind: str,
-    fields: Receipt,
-    pace: Receipt,
-    seconds: dict[str, float],
-    config: BaselinesConfig,
-    launch: LaunchConfig,
-    data_root: Path,
-) -> dict[str, Receipt]:
-    """For each family the model that its budget allows, with the learning rate that does best on validation."""
-    receipts = {}
-    inputs = {"latent_cache": fields}
-    for family in _families(fields):
-        allowed = config.shares[kind] * seconds[family] / pace["seconds_per_step"][f"{kind}/{family}"]
-        trials = {}
-        for rate in config.learning_rates:
-            short = _baseline(config, kind, family, round(config.trial_share * allowed), rate)
-            trial = train_stage("baseline", short, inputs, launch, data_root)
-            trials[rate] = last_validation(data_root / trial["path"])
-        best = min(trials, key=lambda rate: trials[rate])
-        log.info("%s of %s: learning rate %g of %s", kind, family, best, trials)
-        section = _baseline(config, kind, family, round(allowed), best)
-        receipts[family] = train_stage("baseline", section, inputs, launch, data_root) | {"learning_rate": best}
-    return receipts
+def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:
+    """The node that trains models of one kind, `fno`, `unet` or `linear`."""
+
+    def train(
+        fields: Receipt,
+        pace: Receipt,
+        seconds: dict[str, float],
+        config: BaselinesConfig,
+        launch: LaunchConfig,
+        data_root: Path,
+    ) -> dict[str, Receipt]:
+        """For each family the model that its budget allows, with the learning rate that does best on validation."""
+        receipts = {}
+        inputs = {"latent_cache": fields}
+        for family in _families(fields):
+            allowed = config.shares[kind] * seconds[family] / pace["seconds_per_step"][f"{kind}/{family}"]
+            trials = {}
+            for rate in config.learning_rates:
+                short = _baseline(config, kind, family, round(config.trial_share * allowed), rate)
+                trial = train_stage("baseline", short, inputs, launch, data_root)
+                trials[rate] = last_validation(data_root / trial["path"])
+            best = min(trials, key=lambda rate: trials[rate])
+            log.info("%s of %s: learning rate %g of %s", kind, family, best, trials)
+            section = _baseline(config, kind, family, round(allowed), best)
+            receipts[family] = train_stage("baseline", section, inputs, launch, data_root) | {"learning_rate": best}
+        return receipts
+
+    train.__name__ = f"train_{kind}"
+    return train
 
 
 def evaluate_baselines(

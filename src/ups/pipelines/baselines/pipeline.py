@@ -1,17 +1,15 @@
 """Pipeline `baselines`: what one would use instead, per family, at equal cost; and the table that compares."""
 
-from functools import partial
-
 from kedro.pipeline import Pipeline, node
 
 from ups.pipelines.baselines.nodes import (
+    baseline_trainer,
     budget,
     compare,
     evaluate_baselines,
     make_points,
     measure_costs,
     measure_pace,
-    train_baseline,
 )
 from ups.pipelines.evaluation.pipeline import EMULATOR, WHERE
 from ups.pipelines.training.nodes import encode_latents
@@ -41,7 +39,7 @@ def create_pipeline() -> Pipeline:
                 name="measure_pace",
             ),
             node(budget, ["pace", "latent_cache", *OURS], "budget", name="budget"),
-            *(node(partial(train_baseline, kind), train, f"{kind}_receipts", name=f"train_{kind}") for kind in KINDS),
+            *(node(baseline_trainer(kind), train, f"{kind}_receipts", name=f"train_{kind}") for kind in KINDS),
             node(
                 evaluate_baselines,
                 ["fields", "points_receipt", *MODELS.values()]
