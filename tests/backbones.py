@@ -10,6 +10,7 @@ SMALL = {
     "levels": 1,
     "norm": True,
     "experts": True,
+    "separate_fields": False,
     "mixing": "fourier",
     "modes": 4,
     "head_channels": 16,

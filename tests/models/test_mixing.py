@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from tests.backbones import small
 from ups.models.domain import Domain
-from ups.models.mixing import FamilyLinear, FourierMixing, LocalMixing, TokenMixer
+from ups.models.mixing import FourierMixing, LocalMixing
 from ups.models.sizes import Sizes
+from ups.models.token_mixer import FamilyLinear, TokenMixer
 
 torch.set_num_threads(1)
 
@@ -39,8 +40,8 @@ def periodic(grid: tuple[int, ...], family: int = 0) -> Domain:
 
 def token_mixer(**choices: Any) -> TokenMixer:
     """A small mixer of three families, on grids of up to three axes, with random weights."""
-    sizes = Sizes(num_axes=(3, 3, 3), latent_channels=4, coefficient_channels=0, num_conditions=7)
-    return randomized(TokenMixer(small(**choices), sizes, in_channels=5, summary_channels=6, num_conditions=7))
+    sizes = Sizes(num_axes=(3, 3, 3), num_fields=(2, 2, 2), latent_channels=4, coefficient_channels=1, num_conditions=7)
+    return randomized(TokenMixer(small(**choices), sizes, num_states=1, num_conditions=7))
 
 
 @pytest.mark.parametrize("modes", [1, 3, 16])
@@ -118,7 +119,7 @@ def test_token_mixer_commutes_with_shifts(grid: tuple[int, ...]):
 
 def test_samples_do_not_mix():
     """Each sample of a batch is treated as if it were alone."""
-    mixer, tokens, summary, condition = token_mixer(), normal(3, 12, 5), normal(3, 6), normal(3, 7)
+    mixer, tokens, summary, condition = token_mixer(), normal(3, 12, 5), normal(3, 8), normal(3, 7)
     together = mixer(tokens, summary, condition, periodic((12,)), 4)
     alone = mixer(tokens[1:2], summary[1:2], condition[1:2], periodic((12,)), 4)
     assert torch.allclose(together[1:2], alone, atol=1e-5)
@@ -128,7 +129,7 @@ def test_samples_do_not_mix():
 def test_token_mixer_listens(ignored: str):
     """Summary, condition, family and boundary each change the output."""
     mixer, tokens = token_mixer(), normal(2, 12, 5)
-    given = {"summary": normal(2, 6), "condition": normal(2, 7), "domain": periodic((12,))}
+    given = {"summary": normal(2, 8), "condition": normal(2, 7), "domain": periodic((12,))}
     other = {
         "summary": {"summary": normal(2, 6, seed=1)},
         "condition": {"condition": normal(2, 7, seed=1)},
@@ -171,7 +172,7 @@ def test_what_a_batch_does_not_use_rests(experts: bool, family: int):
 @pytest.mark.parametrize("grid", GRIDS)
 def test_experts_are_of_one_family(grid: tuple[int, ...], experts: bool):
     """A trunk that changes changes its family alone, or all families if they share it."""
-    mixer, inputs = token_mixer(experts=experts), (normal(2, math.prod(grid), 5), normal(2, 6), normal(2, 7))
+    mixer, inputs = token_mixer(experts=experts), (normal(2, math.prod(grid), 5), normal(2, 8), normal(2, 7))
     before = [mixer(*inputs, periodic(grid, family), 4) for family in range(3)]
     randomized(mixer.trunks[-1], seed=1)
     changed = [not torch.equal(mixer(*inputs, periodic(grid, family), 4), before[family]) for family in range(3)]
@@ -180,17 +181,17 @@ def test_experts_are_of_one_family(grid: tuple[int, ...], experts: bool):
 
 def test_channels_are_those_of_the_number_of_axes():
     """A trunk is as wide as its number of axes says; stem and head serve the widest."""
-    sizes = Sizes(num_axes=(1, 2, 3), latent_channels=4, coefficient_channels=0, num_conditions=7)
+    sizes = Sizes(num_axes=(1, 2, 3), num_fields=(1, 1, 1), latent_channels=4, coefficient_channels=1, num_conditions=7)
     backbone = small(hidden_channels=(4, 8, 12))
-    mixer = randomized(TokenMixer(backbone, sizes, in_channels=5, summary_channels=6, num_conditions=7))
+    mixer = randomized(TokenMixer(backbone, sizes, num_states=1, num_conditions=7))
     for family, grid in enumerate(GRIDS):
-        inputs = normal(2, math.prod(grid), 5), normal(2, 6), normal(2, 7)
+        inputs = normal(2, math.prod(grid), 5), normal(2, 8), normal(2, 7)
         assert mixer(*inputs, periodic(grid, family), 4).shape == (2, math.prod(grid), 4)
         assert mixer.trunks[family].blocks[0].mlp.first.in_features == (4, 8, 12)[family]
 
 
 def test_families_without_data_have_no_trunk():
     """Only families that have a grid cost weights."""
-    sizes = Sizes(num_axes=(1, 0, 2), latent_channels=4, coefficient_channels=0, num_conditions=7)
-    mixer = TokenMixer(small(), sizes, in_channels=5, summary_channels=6, num_conditions=7)
+    sizes = Sizes(num_axes=(1, 0, 2), num_fields=(1, 1, 1), latent_channels=4, coefficient_channels=1, num_conditions=7)
+    mixer = TokenMixer(small(), sizes, num_states=1, num_conditions=7)
     assert [len(list(trunk.parameters())) > 0 for trunk in mixer.trunks] == [True, False, True]

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from tests.models.test_mixing import normal, periodic, randomized, token_mixer
 from ups.models.blocks import Blocks, UShape
 from ups.models.denoiser import Denoiser, Prediction
 from ups.models.domain import Domain
-from ups.models.mixing import TokenMixer, make_stack
+from ups.models.mixing import make_stack
 from ups.models.operator import Operator
 from ups.models.sizes import Sizes
 from ups.models.steady import SteadyModel
+from ups.models.token_mixer import TokenMixer
 
 torch.set_num_threads(1)
 
@@ -28,17 +30,19 @@ OPTIONS = {
     "two_levels": {"levels": 2, "num_layers": 4},
     "three_levels": {"levels": 3, "num_layers": 5},
     "windows_in_levels": ATTENTION | {"window": 2, "levels": 2, "num_layers": 5},
+    "separate_fields": {"separate_fields": True, "hidden_channels": (16, 16, 16)},
+    "separate_attention": ATTENTION | {"separate_fields": True},
     "drop_path": {"drop_path": 0.5},
     "no_conditioning": {"conditioning": False},
 }
 GRIDS = [(12,), (13,), (6, 8), (7, 10), (4, 6, 5), (8, 8, 8), (2,)]
-SIZES = Sizes(num_axes=(1, 1, 1), latent_channels=4, coefficient_channels=1, num_conditions=7)
+SIZES = Sizes(num_axes=(1, 1, 1), num_fields=(1, 2, 1), latent_channels=4, coefficient_channels=1, num_conditions=7)
 
 
 def mix(mixer: TokenMixer, tokens: Tensor, domain: Domain) -> Tensor:
     """The output for a fixed summary and condition."""
     num_samples = len(tokens)
-    return mixer(tokens, normal(1, 6).expand(num_samples, -1), normal(1, 7).expand(num_samples, -1), domain, 4)
+    return mixer(tokens, normal(1, 8).expand(num_samples, -1), normal(1, 7).expand(num_samples, -1), domain, 4)
 
 
 def unrested(mixer: TokenMixer, num_axes: int) -> list[tuple[str, nn.Parameter]]:
@@ -60,7 +64,7 @@ def test_every_option_serves_every_grid(name: str, grid: tuple[int, ...]):
     assert [name for name, parameter in unrested(mixer, len(grid)) if parameter.grad is None] == []
 
 
-@pytest.mark.parametrize("name", ["attention", "windows", "two_levels", "windows_in_levels"])
+@pytest.mark.parametrize("name", ["attention", "windows", "two_levels", "windows_in_levels", "separate_attention"])
 def test_a_new_part_is_felt(name: str):
     """The gradient of every parameter is somewhere not zero, so each of them matters."""
     mixer = token_mixer(**OPTIONS[name])
@@ -68,7 +72,9 @@ def test_a_new_part_is_felt(name: str):
     assert [name for name, parameter in unrested(mixer, 2) if not parameter.grad.any()] == []
 
 
-@pytest.mark.parametrize(("name", "step"), [("attention", 1), ("two_levels", 2), ("three_levels", 4), ("windows", 4)])
+@pytest.mark.parametrize(
+    ("name", "step"), [("attention", 1), ("two_levels", 2), ("three_levels", 4), ("windows", 4), ("separate_fields", 1)]
+)
 @pytest.mark.parametrize("grid", [(24,), (8, 16), (8, 8, 8)])
 def test_options_commute_with_shifts(name: str, step: int, grid: tuple[int, ...]):
     """On a periodic domain the output moves with the input, by as many tokens as the coarsest grid or a window has."""
@@ -103,6 +109,17 @@ def test_u_shape_by_hand():
     x = torch.tensor([[1.0, 3.0, 8.0, 0.0], [0.0, 2.0, 0.0, 0.0], [5.0, 5.0, 1.0, 2.0]])
     expected = x + torch.tensor([[2.0, 2.0, 4.0, 4.0], [1.0, 1.0, 0.0, 0.0], [5.0, 5.0, 1.5, 1.5]])
     assert torch.equal(shape(x[None, ..., None], torch.empty(0), periodic((3, 4)))[0, ..., 0], expected)
+
+
+@pytest.mark.parametrize("name", ["separate_fields", "separate_attention"])
+def test_a_skipped_block_is_skipped_for_all_fields_of_a_sample(name: str):
+    """With keep 0 for the first sample all of its fields stay as they are, and none of the second's."""
+    mixer = token_mixer(**OPTIONS[name])
+    blocks, domain = mixer.trunks[0].blocks, replace(periodic((8,)), num_fields=2)
+    x, condition = normal(4, 8, 16), normal(4, 16)
+    blocks.keep = torch.tensor([[0.0], [1.0]]).expand(2, len(blocks))
+    stayed = (blocks(x, condition, domain) == x).flatten(1).all(1)
+    assert stayed.tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("name", ["drop_path", "attention", "two_levels"])

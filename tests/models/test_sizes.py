@@ -20,7 +20,10 @@ from ups.models.weights import load_model, tensor_bytes
 @pytest.mark.parametrize("model", [Operator, Denoiser, SteadyModel])
 def test_model_is_rebuilt_from_its_file(model: type[nn.Module], tmp_path: Path):
     """Settings that survive JSON and weights on disk give the same model."""
-    sizes, backbone = Sizes(num_axes=(1, 2), latent_channels=4, coefficient_channels=2, num_conditions=3), small()
+    sizes, backbone = (
+        Sizes(num_axes=(1, 2), num_fields=(1, 2), latent_channels=4, coefficient_channels=2, num_conditions=3),
+        small(),
+    )
     made = model(sizes, backbone)
     settings = json.loads(json.dumps({"sizes": asdict(sizes), "backbone": asdict(backbone)}))
     (tmp_path / WEIGHTS).write_bytes(tensor_bytes({"settings": settings, "weights": made.state_dict()}))

@@ -12,8 +12,8 @@ from torch import nn
 
 from tests.backbones import small
 from ups.models.domain import Domain
-from ups.models.mixing import TokenMixer
 from ups.models.sizes import Sizes
+from ups.models.token_mixer import TokenMixer
 from ups.training.compiling import compile_blocks, why_not_compiled
 
 torch.set_num_threads(1)
@@ -28,8 +28,8 @@ print(why_not_compiled(torch.device("cpu")))
 def token_mixer() -> TokenMixer:
     """A small mixer with random weights."""
     torch.manual_seed(0)
-    sizes = Sizes(num_axes=(2, 2), latent_channels=2, coefficient_channels=0, num_conditions=4)
-    mixer = TokenMixer(small(modes=3), sizes, in_channels=3, summary_channels=2, num_conditions=4)
+    sizes = Sizes(num_axes=(2, 2), num_fields=(1, 1), latent_channels=2, coefficient_channels=0, num_conditions=4)
+    mixer = TokenMixer(small(modes=3), sizes, num_states=1, num_conditions=4)
     with torch.no_grad():
         for p in mixer.parameters():
             p.copy_(0.3 * torch.randn(p.shape))
@@ -40,7 +40,7 @@ def gradients(mixer: nn.Module) -> list[torch.Tensor]:
     """Gradients of a quadratic of the output, for a family on a grid that wraps on one axis."""
     generator = torch.Generator().manual_seed(1)
     mixer.zero_grad()
-    inputs = (torch.randn(shape, generator=generator) for shape in ((2, 24, 3), (2, 2), (2, 4)))
+    inputs = (torch.randn(shape, generator=generator) for shape in ((2, 24, 2), (2, 4), (2, 4)))
     mixer(*inputs, Domain(0, (4, 6), (True, False)), 2).square().sum().backward()
     return [p.grad.clone() for p in mixer.parameters() if p.grad is not None]
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from tests.backbones import small
-from ups.models.mixing import TokenMixer
 from ups.models.sizes import Sizes
+from ups.models.token_mixer import TokenMixer
 from ups.training.optimizers import Optimizer, learning_rate, make_optimizer, num_plateaus
 
 torch.set_num_threads(1)
@@ -34,8 +34,8 @@ class Config:
 def token_mixer() -> TokenMixer:
     """A small mixer, the same every time."""
     torch.manual_seed(0)
-    sizes = Sizes(num_axes=(2, 2), latent_channels=2, coefficient_channels=0, num_conditions=4)
-    return TokenMixer(small(modes=3), sizes, in_channels=3, summary_channels=2, num_conditions=4)
+    sizes = Sizes(num_axes=(2, 2), num_fields=(1, 1), latent_channels=2, coefficient_channels=0, num_conditions=4)
+    return TokenMixer(small(modes=3), sizes, num_states=1, num_conditions=4)
 
 
 def set_gradients(model: nn.Module, seed: int, scale: float = 1.0) -> None:

@@ -63,7 +63,13 @@ class Factor(nn.Module):
 def operator() -> Operator:
     """An operator of which every weight matters."""
     torch.manual_seed(1)
-    sizes = Sizes(num_axes=(3,) * len(FAMILIES), latent_channels=D, coefficient_channels=0, num_conditions=2)
+    sizes = Sizes(
+        num_axes=(3,) * len(FAMILIES),
+        num_fields=(1,) * len(FAMILIES),
+        latent_channels=D,
+        coefficient_channels=0,
+        num_conditions=2,
+    )
     model = Operator(sizes, small())
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)

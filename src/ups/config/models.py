@@ -23,7 +23,8 @@ class Backbone(Section):
 
     `hidden_channels` on 1D, 2D and 3D grids: a token of a 3D patch holds more than a point. `num_layers` blocks in all;
     with `levels` > 1 they form a U on grids that are halved per level. `norm` divides tokens by their RMS before mixing
-    and MLP. With `experts` every family has blocks of its own, otherwise all families share them.
+    and MLP. With `experts` every family has blocks of its own, otherwise all families share them. With
+    `separate_fields` every field has tokens of its own, which attend to those of other fields at the same point.
 
     Tokens mix by `modes` Fourier modes along each axis, or by attention in heads of `head_channels`: over all tokens,
     or over `window` tokens per axis, windows shifted by half in every other block; `qk_norm` normalizes queries and
@@ -36,6 +37,7 @@ class Backbone(Section):
     levels: Annotated[int, Field(ge=1, le=3)]
     norm: bool
     experts: bool
+    separate_fields: bool
     mixing: Literal["fourier", "attention"]
     modes: PositiveInt
     head_channels: Annotated[int, Field(ge=16, le=64, multiple_of=2)]
@@ -48,8 +50,9 @@ class Backbone(Section):
     def _check_choices(self) -> "Backbone":
         if self.num_layers < 2 * self.levels - 1:
             raise ValueError(f"levels={self.levels} needs num_layers of at least {2 * self.levels - 1}")
-        if self.mixing == "attention" and any(channels % self.head_channels for channels in self.hidden_channels):
-            raise ValueError("mixing: attention needs hidden_channels that are a multiple of head_channels")
+        attends = self.mixing == "attention" or self.separate_fields
+        if attends and any(channels % self.head_channels for channels in self.hidden_channels):
+            raise ValueError("attention needs hidden_channels that are a multiple of head_channels")
         if self.mixing == "fourier" and self.window is not None:
             raise ValueError("window needs mixing: attention")
         return self

@@ -1,6 +1,7 @@
 """Stacks of blocks, flat or U-shaped: the part of a model that training may compile, shard, skip or compute twice."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class UShape(nn.Module):
         coarse = x
         for axis in axes:
             coarse = coarse.unflatten(axis, (-1, 2)).mean(axis + 1)
-        half = Domain(domain.family, tuple(coarse.shape[1:-1]), domain.periodic)
+        half = replace(domain, grid=tuple(coarse.shape[1:-1]))
         coarse = self.up(self.inner(self.down(coarse), condition, half))
         for axis in axes:
             coarse = coarse.repeat_interleave(2, axis)

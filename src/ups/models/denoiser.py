@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from ups.models.domain import Domain
-from ups.models.mixing import TokenMixer
 from ups.models.operator import Operator
 from ups.models.sizes import Backbone, Sizes
+from ups.models.token_mixer import TokenMixer
 
 NUM_NOISE_FEATURES = 8
 SMALLEST_STEP = 0.05
@@ -60,8 +60,7 @@ class Denoiser(nn.Module):
         self.mixer = TokenMixer(
             backbone,
             sizes,
-            in_channels=3 * sizes.latent_channels + sizes.coefficient_channels,
-            summary_channels=2 * sizes.latent_channels,
+            num_states=3,
             num_conditions=sizes.num_conditions + NUM_NOISE_FEATURES,
         )
         self.register_buffer("scale", torch.ones(sizes.num_families, sizes.latent_channels))

@@ -1,4 +1,4 @@
-"""The token mixer behind operator, denoiser and steady model: truncated Fourier mixing along each axis, or attention.
+"""Blocks that mix tokens: truncated Fourier mixing along each axis, or attention, then a pointwise MLP.
 
 The transform is a real matrix product with sampled cosines and sines (no FFT, no complex numbers), so one block
 serves 1D, 2D and 3D grids, periodic or not, and any number of points per axis.
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ups.models.attention import AttentionMixing
 from ups.models.blocks import Blocks, UShape
 from ups.models.domain import Domain
-from ups.models.sizes import Backbone, Sizes
+from ups.models.fields import FieldExchange
+from ups.models.sizes import Backbone
 
 
 @lru_cache(maxsize=64)
@@ -110,7 +111,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Spatial mixing, then a pointwise MLP; both modulated by the condition (adaLN-zero, Peebles & Xie 2022).
+    """Mixing of tokens, then a pointwise MLP; both modulated by the condition (adaLN-zero, Peebles & Xie 2022).
 
     Mixing is linear in x, so that a stack can learn linear PDEs exactly; only the MLP is not.
     """
@@ -121,6 +122,7 @@ class Block(nn.Module):
         self.norm = nn.RMSNorm(channels, elementwise_affine=False) if backbone.norm else nn.Identity()
         self.mixing = _mixing(backbone, num_axes, shifted)
         self.local = LocalMixing(channels, num_axes)
+        self.exchange = FieldExchange(channels, backbone.head_channels) if backbone.separate_fields else None
         self.mlp = MLP(channels)
         self.modulation = nn.Linear(channels, 6 * channels)
         nn.init.zeros_(self.modulation.weight)
@@ -132,10 +134,13 @@ class Block(nn.Module):
         modulation = self.modulation(condition).unflatten(-1, (6, -1)).unbind(1)
         shift, scale, gain, shift_mlp, scale_mlp, gain_mlp = (_over_grid(m, len(domain.grid)) for m in modulation)
         if keep is not None:
-            kept = _over_grid(keep.unsqueeze(1), len(domain.grid))
+            kept = _over_grid(keep.repeat_interleave(domain.num_fields).unsqueeze(1), len(domain.grid))
             gain, gain_mlp = gain * kept, gain_mlp * kept
         h = torch.addcmul(shift, self.norm(x).type_as(scale), 1 + scale)
-        x = x + gain * (self.mixing(h, domain) + self.local(h, domain))
+        mixed = self.mixing(h, domain) + self.local(h, domain)
+        if self.exchange is not None:
+            mixed = mixed + self.exchange(h, domain.num_fields)
+        x = x + gain * mixed
         h = torch.addcmul(shift_mlp, self.norm(x).type_as(scale), 1 + scale_mlp)
         return x + gain_mlp * self.mlp(h)
 
@@ -169,64 +174,3 @@ def make_stack(backbone: Backbone, num_axes: int) -> Blocks | UShape:
         return UShape(next(sides), stack(inner, levels - 1), next(sides), backbone.channels(num_axes))
 
     return stack(blocks, backbone.levels)
-
-
-class FamilyLinear(nn.Module):
-    """A linear map per family, each as large as the largest; surplus rows and columns are unused."""
-
-    def __init__(self, num_families: int, in_channels: int, out_channels: int, std: float) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(torch.randn(in_channels, out_channels) * std for _ in range(num_families))
-        self.biases = nn.ParameterList(torch.zeros(out_channels) for _ in range(num_families))
-
-    def forward(self, x: Tensor, family: int, out_channels: int) -> Tensor:
-        """Map x (..., in) of a family to (..., out)."""
-        return x @ self.weights[family][: x.shape[-1], :out_channels] + self.biases[family][:out_channels]
-
-
-class Trunk(nn.Module):
-    """The blocks, what they are told, and a last norm."""
-
-    def __init__(self, backbone: Backbone, num_axes: int, num_conditions: int) -> None:
-        super().__init__()
-        self.channels = channels = backbone.channels(num_axes)
-        self.condition = nn.Sequential(nn.Linear(num_conditions, channels), nn.SiLU(), nn.Linear(channels, channels))
-        self.blocks = make_stack(backbone, num_axes)
-        self.norm = nn.RMSNorm(channels) if backbone.norm else nn.Identity()
-
-    def forward(self, x: Tensor, summary: Tensor, condition: Tensor, domain: Domain) -> Tensor:
-        """Advance x (B, *grid, C) under a summary (B, C) and conditions (B, K); the shape stays."""
-        told = nn.functional.silu(self.condition(condition) + summary)
-        return self.norm(self.blocks(x, told, domain))
-
-
-class TokenMixer(nn.Module):
-    """Tokens (B, N, in) to tokens (B, N, out): family stem, trunk, family head (zero at first).
-
-    The trunk is told the condition (B, K) and a summary of the state (B, S), which each family reads in its own way.
-    With `experts` every family has a trunk of its own, and a batch uses that of its family alone: a mixture of experts
-    with a router that knows. Otherwise all families share one.
-    """
-
-    def __init__(
-        self, backbone: Backbone, sizes: Sizes, in_channels: int, summary_channels: int, num_conditions: int
-    ) -> None:
-        super().__init__()
-        channels, num_families = max(backbone.hidden_channels), sizes.num_families
-        self.conditioning = backbone.conditioning
-        self.stem = FamilyLinear(num_families, in_channels, channels, std=in_channels**-0.5)
-        self.summary = FamilyLinear(num_families, summary_channels, channels, std=0.1)
-        axes = sizes.num_axes if backbone.experts else (max(sizes.num_axes),)
-        self.trunks = nn.ModuleList(Trunk(backbone, n, num_conditions) if n else nn.Identity() for n in axes)
-        self.head = FamilyLinear(num_families, channels, sizes.latent_channels, std=0.0)
-
-    def told(self, condition: Tensor) -> Tensor:
-        """What a model tells of the PDE's conditions (B, K): all, or zeros without `conditioning`."""
-        return condition if self.conditioning else torch.zeros_like(condition)
-
-    def forward(self, tokens: Tensor, summary: Tensor, condition: Tensor, domain: Domain, out_channels: int) -> Tensor:
-        """Map tokens (B, N, in) to (B, N, out)."""
-        family, trunk = domain.family, self.trunks[domain.family if len(self.trunks) > 1 else 0]
-        x = self.stem(tokens, family, trunk.channels).unflatten(1, domain.grid)
-        x = trunk(x, self.summary(summary, family, trunk.channels), condition, domain)
-        return self.head(x.flatten(1, -2), family, out_channels)

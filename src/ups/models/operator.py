@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from ups.models.amplitude import Amplitude
 from ups.models.domain import Domain
-from ups.models.mixing import TokenMixer
 from ups.models.sizes import Backbone, Sizes
+from ups.models.token_mixer import TokenMixer
 
 
 class Operator(nn.Module):
@@ -25,8 +25,7 @@ class Operator(nn.Module):
         self.mixer = TokenMixer(
             backbone,
             sizes,
-            in_channels=2 * sizes.latent_channels + sizes.coefficient_channels,
-            summary_channels=2 * sizes.latent_channels,
+            num_states=2,
             num_conditions=sizes.num_conditions,
         )
 

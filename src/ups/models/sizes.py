@@ -13,10 +13,11 @@ Model = TypeVar("Model", bound=nn.Module)
 class Sizes:
     """What the data dictates: the number of axes of each family's grid, 0 where a model has nothing to do with it.
 
-    Channels are the largest over the families.
+    So are its fields. Channels are the largest over the families.
     """
 
     num_axes: Sequence[int]
+    num_fields: Sequence[int]
     latent_channels: int
     coefficient_channels: int
     num_conditions: int
@@ -36,6 +37,7 @@ class Backbone:
     levels: int
     norm: bool
     experts: bool
+    separate_fields: bool
     mixing: Literal["fourier", "attention"]
     modes: int
     head_channels: int

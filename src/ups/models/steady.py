@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from ups.models.amplitude import Amplitude
 from ups.models.domain import Domain
-from ups.models.mixing import TokenMixer
 from ups.models.sizes import Backbone, Sizes
+from ups.models.token_mixer import TokenMixer
 
 
 class SteadyModel(nn.Module):
@@ -14,13 +14,7 @@ class SteadyModel(nn.Module):
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
         super().__init__()
-        self.mixer = TokenMixer(
-            backbone,
-            sizes,
-            in_channels=sizes.coefficient_channels,
-            summary_channels=sizes.coefficient_channels,
-            num_conditions=sizes.num_conditions,
-        )
+        self.mixer = TokenMixer(backbone, sizes, num_states=0, num_conditions=sizes.num_conditions)
         self.amplitude = Amplitude(sizes.num_families, sizes.latent_channels)
 
     def forward(self, coefficients: Tensor, condition: Tensor, domain: Domain, latent_channels: int) -> Tensor:

@@ -32,6 +32,7 @@ def model_settings(cache: LatentCache, model: Backbone) -> dict[str, Any]:
     num_axes = {entry["dataset"]["family"]: len(entry["token_grid"]) for entry in cache.datasets.values()}
     sizes = {
         "num_axes": [num_axes.get(name, 0) for name in FAMILIES],
+        "num_fields": [len(family.fields) for family in FAMILIES.values()],
         "latent_channels": max(array["fields"]["shape"][-1] for array in arrays),
         "coefficient_channels": max(array.get("coefficients", {"shape": [0]})["shape"][-1] for array in arrays),
         "num_conditions": NUM_CONDITIONS,
