@@ -9,6 +9,7 @@ from typing import Any
 from ups.config import BASE, EvaluationConfig
 from ups.data.pdebench import FAMILIES
 from ups.evaluation.evaluate import held_out
+from ups.evaluation.markdown import number, table
 from ups.evaluation.predict import HORIZONS
 from ups.evaluation.score import Trained, score_subjects
 
@@ -67,21 +68,21 @@ def _ratio(error: float | None, base: float | None) -> float | None:
 def ablation_text(rows: list[dict[str, Any]]) -> str:
     """Markdown: one line per variant and seed, first summed up, then family by family."""
     lines = ["# Ablation of the operator", "", NOTE, ""]
-    lines += [
-        "| variant | changed | seed | one step | rollout | parameters | ms per step |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        relative = " | ".join(_number(row["relative"][horizon]) for horizon in HORIZONS)
-        changed = ", ".join(_changes(row["overrides"]))
-        cost = f"{row['parameters']:,} | {_number(row['milliseconds_per_step'])}"
-        lines.append(f"| {row['variant']} | {changed} | {row['seed']} | {relative} | {cost} |")
+    columns = ["variant", "changed", "seed", "one step", "rollout", "parameters", "ms per step"]
+    lines += [*table(columns, map(_summary, rows), num_names=2), ""]
     families = list(rows[0]["one_step"])
-    lines += ["", f"| variant | seed | {' | '.join(families)} |", "|---|---:|" + "---:|" * len(families)]
-    for row in rows:
-        cells = [" / ".join(_number(row[horizon][family]) for horizon in HORIZONS) for family in families]
-        lines.append(f"| {row['variant']} | {row['seed']} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *table(["variant", "seed", *families], map(_errors, rows))]) + "\n"
+
+
+def _summary(row: dict[str, Any]) -> list[str]:
+    relative = [number(row["relative"][horizon]) for horizon in HORIZONS]
+    cost = [f"{row['parameters']:,}", number(row["milliseconds_per_step"])]
+    return [row["variant"], ", ".join(_changes(row["overrides"])), row["seed"], *relative, *cost]
+
+
+def _errors(row: dict[str, Any]) -> list[str]:
+    cells = [" / ".join(number(row[horizon][family]) for horizon in HORIZONS) for family in row["one_step"]]
+    return [row["variant"], row["seed"], *cells]
 
 
 def _changes(overrides: dict[str, Any], place: str = "") -> list[str]:
@@ -91,7 +92,3 @@ def _changes(overrides: dict[str, Any], place: str = "") -> list[str]:
         inside = isinstance(value, dict)
         changes += _changes(value, f"{place}{name}.") if inside else [f"{place}{name}={json.dumps(value)}"]
     return changes
-
-
-def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.3g}"

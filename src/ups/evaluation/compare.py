@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from ups.errors import DataFault
 from ups.evaluation import OFF
 from ups.evaluation.costs import FRAME
+from ups.evaluation.markdown import number, table
 from ups.evaluation.plots import colour_of, new_figure
 
 BASELINES = ("persistence", "linear", "unet", "fno")
@@ -16,6 +17,7 @@ OURS = ("operator", "diffusion", "consistency", "steady")
 HORIZONS = {"one_step": "One step", "rollout": "Rollout"}
 STRONG = ("unet", "fno")
 WITHOUT_SAMPLING = ("operator", "steady")
+COSTS = ("training_seconds", "parameters", FRAME, "speed_up_over_solver")
 
 Records = list[dict[str, Any]]
 Errors = dict[tuple[str, str, str], float | None]
@@ -40,13 +42,18 @@ def errors_of(records: Records, steady: dict[str, bool]) -> Errors:
     return errors
 
 
-def comparison(errors: Errors, costs: dict[str, dict[str, float]], note: str) -> str:
-    """Markdown: a table per horizon, then one of costs; `ours` is the operator, or the steady model."""
+def comparison(errors: Errors, costs: dict[str, dict[str, Any]], note: str) -> str:
+    """Markdown: a table per horizon, then two of costs; `ours` is the operator, or the steady model."""
     methods = _methods(errors)
+    sides = ["ours / fno", "ours / better of fno, unet"]
     lines = ["# Comparison", "", note, ""]
     for horizon, title in HORIZONS.items():
-        lines += [f"## {title}: nRMSE on the test split", "", *_error_rows(errors, methods, horizon), ""]
-    return "\n".join([*lines, "## Cost", "", *_cost_rows(costs), ""])
+        rows = _error_rows(errors, methods, horizon)
+        lines += [f"## {title}: nRMSE on the test split", "", *table(["dataset", *methods, *sides], rows), ""]
+    shown = [column.replace("_", " ") for column in COSTS]
+    lines += ["## Cost", "", *table(["method", *shown, f"{shown[2]} / fno"], _cost_rows(costs["methods"])), ""]
+    frames = ["family", "ours", "fno", "unet", "solver", "ours / fno", "solver / ours"]
+    return "\n".join([*lines, "## Milliseconds per frame", "", *table(frames, _frame_rows(costs[FRAME])), ""])
 
 
 def _methods(errors: Errors) -> list[str]:
@@ -54,27 +61,29 @@ def _methods(errors: Errors) -> list[str]:
     return [m for m in (*BASELINES, *OURS) if any(m == method for _, method, _ in errors)]
 
 
-def _error_rows(errors: Errors, methods: Sequence[str], horizon: str) -> Iterator[str]:
-    yield _row(["dataset", *methods, "ours / fno", "ours / better of fno, unet"])
-    yield _row(["---"] + ["--:"] * (len(methods) + 2))
+def _error_rows(errors: Errors, methods: Sequence[str], horizon: str) -> Iterator[list[str]]:
     ratios = []
     for dataset in sorted({dataset for dataset, _, _ in errors}):
         values = {method: errors.get((dataset, method, horizon), _ABSENT) for method in methods}
         fno, strong = (best(values, names) for names in (("fno",), STRONG))
         ours = best(values, WITHOUT_SAMPLING)
         ratios.append((_ratio(ours, fno), _ratio(ours, strong)))
-        yield _row([dataset, *map(_shown, values.values()), *map(_shown, ratios[-1])])
+        yield [dataset, *map(_shown, values.values()), *map(_shown, ratios[-1])]
     means = [_geometric_mean([pair[side] for pair in ratios]) for side in (0, 1)]
-    yield _row(["geometric mean", *[""] * len(methods), *map(_shown, means)])
+    yield ["geometric mean", *[""] * len(methods), *map(_shown, means)]
 
 
-def _cost_rows(costs: dict[str, dict[str, float]]) -> Iterator[str]:
-    columns = ("training_seconds", "parameters", FRAME, "speed_up_over_solver")
-    yield _row(["method", *(column.replace("_", " ") for column in columns), f"{FRAME.replace('_', ' ')} / fno"])
-    yield _row(["---"] + ["--:"] * (len(columns) + 1))
+def _cost_rows(costs: dict[str, dict[str, float]]) -> Iterator[list[str]]:
     for method, cost in costs.items():
         ratio = _ratio(cost.get(FRAME), costs["fno"].get(FRAME))
-        yield _row([method, *(_shown(cost.get(column, _ABSENT)) for column in columns), _shown(ratio)])
+        yield [method, *(_shown(cost.get(column, _ABSENT)) for column in COSTS), _shown(ratio)]
+
+
+def _frame_rows(frames: dict[str, dict[str, float]]) -> Iterator[list[str]]:
+    for family, times in sorted(frames.items()):
+        ours = best(times, WITHOUT_SAMPLING)
+        shown = (ours, *(times.get(name) for name in ("fno", "unet", "solver")))
+        yield [family, *map(_shown, (*shown, _ratio(ours, times.get("fno")), _ratio(times.get("solver"), ours)))]
 
 
 def draw_comparison(errors: Errors) -> Figure:
@@ -119,12 +128,6 @@ def _geometric_mean(values: Sequence[float | None]) -> float | None:
 
 
 def _shown(value: float | None) -> str:
-    if value is None:
-        return "not finite"
-    if isnan(value):
+    if value is not None and isnan(value):
         return OFF
-    return "" if value == _ABSENT else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return "" if value == _ABSENT else number(value)

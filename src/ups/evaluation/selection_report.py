@@ -7,6 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ups.evaluation.figures import png
+from ups.evaluation.markdown import number, table
 
 STYLES = {  # colour, marker
     "mean": ("#1f77b4", "o"),
@@ -61,16 +62,16 @@ def _decisions(families: dict[str, Any]) -> list[str]:
         "On where the best way of choosing on the validation split beats the mean of as many members, a single member",
         "and the operator alone; gains are differences in nRMSE with their 95 % interval over trajectories.",
         "",
-        "| family | split | choosing | way | members | over mean | over single | over operator |",
-        "|---|---|---|---|---:|---:|---:|---:|",
     ]
+    columns = ("family", "split", "choosing", "way", "members", "over mean", "over single", "over operator")
+    rows = []
     for family, decision in families.items():
         way = ["on" if decision["is_on"] else "off", decision.get("method", ""), decision.get("num_members", "")]
         for split, name in (("valid", "gains"), ("test", "test_gains")):
             if name in decision:
                 gains = [_gain(decision[name][rival]) for rival in ("mean", "single", "operator")]
-                lines.append(f"| {' | '.join(map(str, [family, split, *way, *gains]))} |")
-    return lines
+                rows.append([family, split, *way, *gains])
+    return lines + table(columns, rows, num_names=4)
 
 
 def _rewards(datasets: dict[str, Any]) -> list[str]:
@@ -78,38 +79,23 @@ def _rewards(datasets: dict[str, Any]) -> list[str]:
         "Rank correlation of score and error among the candidates of a trajectory; of each reward its weight and, in",
         "brackets, the candidates' violation over that of the truth.",
         "",
-        "| dataset | candidates, corrector | rank correlation | rewards |",
-        "|---|---|---:|---|",
     ]
+    rows = []
     for name, worth in datasets.items():
-        rewards = [f"{r} {v['weight']:.2g} ({_ratio(v['ratio_to_truth'])})" for r, v in worth["rewards"].items()]
+        rewards = [f"{r} {v['weight']:.2g} ({number(v['ratio_to_truth'])})" for r, v in worth["rewards"].items()]
         drawn = f"{worth['sampler']}, {worth['corrector']}"
-        lines.append(f"| {name} | {drawn} | {_gain(worth['rank_correlation'])} | {', '.join(rewards)} |")
-    return lines
+        rows.append([name, drawn, ", ".join(rewards), _gain(worth["rank_correlation"])])
+    return lines + table(("dataset", "candidates, corrector", "rewards", "rank correlation"), rows, num_names=3)
 
 
 def _curves(records: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "| dataset | split | way | members | evaluations | seconds | nRMSE |",
-        "|---|---|---|---:|---:|---:|---:|",
+    columns = ("dataset", "split", "way", "members", "evaluations", "seconds", "nRMSE")
+    keys = ("dataset", "split", "method", "num_members", "evaluations")
+    rows = [
+        [*(r[key] for key in keys), f"{r['seconds']:.2g}", f"{r['nRMSE']:.4g} [{r['low']:.4g}, {r['high']:.4g}]"]
+        for r in records
     ]
-    for r in records:
-        score = f"{r['nRMSE']:.4g} [{r['low']:.4g}, {r['high']:.4g}]"
-        cells = [
-            r["dataset"],
-            r["split"],
-            r["method"],
-            r["num_members"],
-            r["evaluations"],
-            f"{r['seconds']:.2g}",
-            score,
-        ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
-
-
-def _ratio(ratio: float | None) -> str:
-    return "not finite" if ratio is None else f"{ratio:.3g}"
+    return table(columns, rows, num_names=3)
 
 
 def _gain(gain: dict[str, float]) -> str:

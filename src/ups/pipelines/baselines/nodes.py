@@ -199,9 +199,10 @@ def compare(
     costs: dict[str, Any],
     seconds: dict[str, float],
 ) -> tuple[str, dict[str, bytes]]:
-    """The table and the figure; refused if a baseline is missing."""
+    """The tables and the figure; refused if a baseline is missing."""
     from ups.evaluation.compare import comparison, draw_comparison, errors_of
     from ups.evaluation.figures import png
+    from ups.evaluation.uncertainty import uncertainty
 
     families = {record["dataset"]: FAMILIES[record["family"]].steady for record in metrics}
     errors = errors_of([*metrics, *baseline_metrics], families)
@@ -210,7 +211,8 @@ def compare(
         f"{min(seconds.values()):.0f} to {max(seconds.values()):.0f} s at the pace that was measured in turns on one "
         f"machine (the linear one for a part of it). Error: nRMSE of PDEBench, corrected, mean over test trajectories."
     )
-    return comparison(errors, costs["methods"], note), {"comparison.png": png(draw_comparison(errors))}
+    text = comparison(errors, costs, note) + "\n" + uncertainty(metrics)
+    return text, {"comparison.png": png(draw_comparison(errors))}
 
 
 def _baseline(config: BaselinesConfig, kind: str, family: str, steps: int, learning_rate: float) -> BaselineConfig:

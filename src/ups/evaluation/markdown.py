@@ -1,0 +1,15 @@
+"""Tables of reports as Markdown."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], num_names: int = 1) -> list[str]:
+    """Lines of a table whose first `num_names` columns are names, to the left; the rest are numbers."""
+    rule = ["---"] * num_names + ["--:"] * (len(columns) - num_names)
+    return [f"| {' | '.join(map(str, cells))} |" for cells in (columns, rule, *rows)]
+
+
+def number(value: float | None) -> str:
+    """Three digits; None stands for a number that is not finite."""
+    return "not finite" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
