@@ -9,7 +9,7 @@ from typing import Any
 from ups.config import BASE, EvaluationConfig
 from ups.data.pdebench import FAMILIES
 from ups.evaluation.evaluate import held_out
-from ups.evaluation.markdown import number, table
+from ups.evaluation.markdown import number, ratio, table
 from ups.evaluation.predict import HORIZONS
 from ups.evaluation.score import Trained, score_subjects
 
@@ -57,12 +57,8 @@ def compare(rows: list[dict[str, Any]], seconds_per_step: dict[str, float]) -> l
 
 
 def _relative(errors: dict[str, float | None], base: dict[str, float | None]) -> float | None:
-    ratios = [_ratio(errors[family], base[family]) for family in base]
-    return geometric_mean(ratio for ratio in ratios if ratio is not None) if None not in ratios else None
-
-
-def _ratio(error: float | None, base: float | None) -> float | None:
-    return None if error is None or not base else error / base
+    ratios = [ratio(errors[family], base[family]) for family in base]
+    return geometric_mean(one for one in ratios if one is not None) if None not in ratios else None
 
 
 def ablation_text(rows: list[dict[str, Any]]) -> str:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from ups.errors import DataFault
 from ups.evaluation import OFF
 from ups.evaluation.costs import FRAME
-from ups.evaluation.markdown import number, table
+from ups.evaluation.markdown import number, ratio, table
 from ups.evaluation.plots import colour_of, new_figure
 
 BASELINES = ("persistence", "linear", "unet", "fno")
@@ -50,8 +50,8 @@ def comparison(errors: Errors, costs: dict[str, dict[str, Any]], note: str) -> s
     for horizon, title in HORIZONS.items():
         rows = _error_rows(errors, methods, horizon)
         lines += [f"## {title}: nRMSE on the test split", "", *table(["dataset", *methods, *sides], rows), ""]
-    shown = [column.replace("_", " ") for column in COSTS]
-    lines += ["## Cost", "", *table(["method", *shown, f"{shown[2]} / fno"], _cost_rows(costs["methods"])), ""]
+    columns = [column.replace("_", " ") for column in ("method", *COSTS, f"{FRAME} / fno")]
+    lines += ["## Cost", "", *table(columns, _cost_rows(costs["methods"])), ""]
     frames = ["family", "ours", "fno", "unet", "solver", "ours / fno", "solver / ours"]
     return "\n".join([*lines, "## Milliseconds per frame", "", *table(frames, _frame_rows(costs[FRAME])), ""])
 
@@ -67,7 +67,7 @@ def _error_rows(errors: Errors, methods: Sequence[str], horizon: str) -> Iterato
         values = {method: errors.get((dataset, method, horizon), _ABSENT) for method in methods}
         fno, strong = (best(values, names) for names in (("fno",), STRONG))
         ours = best(values, WITHOUT_SAMPLING)
-        ratios.append((_ratio(ours, fno), _ratio(ours, strong)))
+        ratios.append((ratio(ours, fno), ratio(ours, strong)))
         yield [dataset, *map(_shown, values.values()), *map(_shown, ratios[-1])]
     means = [_geometric_mean([pair[side] for pair in ratios]) for side in (0, 1)]
     yield ["geometric mean", *[""] * len(methods), *map(_shown, means)]
@@ -75,15 +75,15 @@ def _error_rows(errors: Errors, methods: Sequence[str], horizon: str) -> Iterato
 
 def _cost_rows(costs: dict[str, dict[str, float]]) -> Iterator[list[str]]:
     for method, cost in costs.items():
-        ratio = _ratio(cost.get(FRAME), costs["fno"].get(FRAME))
-        yield [method, *(_shown(cost.get(column, _ABSENT)) for column in COSTS), _shown(ratio)]
+        over_fno = _shown(ratio(cost.get(FRAME), costs["fno"].get(FRAME)))
+        yield [method, *(_shown(cost.get(column, _ABSENT)) for column in COSTS), over_fno]
 
 
 def _frame_rows(frames: dict[str, dict[str, float]]) -> Iterator[list[str]]:
     for family, times in sorted(frames.items()):
         ours = best(times, WITHOUT_SAMPLING)
-        shown = (ours, *(times.get(name) for name in ("fno", "unet", "solver")))
-        yield [family, *map(_shown, (*shown, _ratio(ours, times.get("fno")), _ratio(times.get("solver"), ours)))]
+        fno, unet, solver = (times[name] for name in ("fno", "unet", "solver"))
+        yield [family, *map(_shown, (ours, fno, unet, solver, ratio(ours, fno), ratio(solver, ours)))]
 
 
 def draw_comparison(errors: Errors) -> Figure:
@@ -116,10 +116,6 @@ def best(values: dict[str, float | None], names: Sequence[str]) -> float | None:
     """The smallest known error among some methods; None where none is finite."""
     known = [value for name in names if (value := values.get(name)) is not None and value < _ABSENT]
     return min(known, default=None)
-
-
-def _ratio(value: float | None, reference: float | None) -> float | None:
-    return value / reference if value is not None and reference else None
 
 
 def _geometric_mean(values: Sequence[float | None]) -> float | None:

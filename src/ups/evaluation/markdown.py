@@ -1,4 +1,4 @@
-"""Tables of reports as Markdown."""
+"""Tables of reports as Markdown, and the numbers in them, of which None is one that is not finite."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,5 +11,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], num_names: int 
 
 
 def number(value: float | None) -> str:
-    """Three digits; None stands for a number that is not finite."""
+    """Three digits."""
     return "not finite" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def ratio(value: float | None, reference: float | None) -> float | None:
+    """Value / reference; None where one of them is, or the reference is zero."""
+    return value / reference if value is not None and reference else None

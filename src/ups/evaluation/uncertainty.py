@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ups.evaluation.candidates import HIGH_BAND
-from ups.evaluation.markdown import number, table
+from ups.evaluation.markdown import number, ratio, table
 from ups.evaluation.predict import HORIZONS
 
 ENSEMBLES = ("diffusion", "consistency")
@@ -30,10 +30,6 @@ def _rows(values: dict[tuple[str, str, str, str], float | None]) -> Iterator[lis
                 own, alone = (dataset, method, horizon), (dataset, "operator", horizon)
                 if (*own, "CRPS") in values:
                     pairs = (("CRPS", "MAE"), ("nRMSE", "nRMSE"), (HIGH_BAND, HIGH_BAND))
-                    ratios = [_ratio(values[*own, ours], values[*alone, theirs]) for ours, theirs in pairs]
+                    ratios = [ratio(values[*own, ours], values[*alone, theirs]) for ours, theirs in pairs]
                     absolute = [values[*own, metric] for metric in ("spread_skill", "coverage")]
                     yield [*own, *map(number, (*ratios, *absolute))]
-
-
-def _ratio(value: float | None, reference: float | None) -> float | None:
-    return value / reference if value is not None and reference else None

@@ -11,9 +11,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the data dictates: the number of axes of each family's grid, 0 where a model has nothing to do with it.
+    """What the data dictates: how many axes each family's grid has, 0 where a model has nothing to do with it.
 
-    So are its fields. Channels are the largest over the families.
+    How many fields, too. Channels are the largest over the families.
     """
 
     num_axes: Sequence[int]
