@@ -40,6 +40,17 @@ def test_previews_have_their_types(tmp_path: Path):
     assert preview_type(Pages(path)) == "HTMLPreview"
 
 
+@pytest.mark.parametrize(("params", "folder"), [({}, "by_variable"), ({"raw_root": "by_params"}, "by_params")])
+def test_sample_environment_reads_the_folder_it_is_told(
+    params: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch
+):
+    """`--env sample` reads raw files from UPS_SAMPLE_DATA, and rather from `--params raw_root`."""
+    monkeypatch.setenv("UPS_SAMPLE_DATA", "by_variable")
+    loader = OmegaConfigLoader(str(CONF), env="sample", runtime_params=params, **CONFIG_LOADER_ARGS)
+    raw = loader["catalog"]["raw"]
+    assert (raw["filepath"], raw["create"]) == (folder, False)
+
+
 def test_every_entry_of_the_catalog_is_ours_or_previews():
     """The catalog has the cards, and the folders whose listing would say nothing have no preview."""
     catalog = OmegaConfigLoader(str(CONF), env="base", **CONFIG_LOADER_ARGS)["catalog"]
