@@ -23,7 +23,8 @@ def seconds_per_step(
 ) -> Receipt:
     """The receipt of step `step` with {"seconds_per_step": {name: value}}; see `ups.training.pace` for `stages`."""
     question = {"seconds": config.pace_seconds, "rounds": config.pace_rounds, "stages": stages}
-    identity = fingerprint(WORKER, None, question)
+    how = launch.model_dump(include={"num_processes", "num_nodes", "threads_per_process", "device", "compile"})
+    identity = fingerprint(WORKER, None, question | {"launch": how})
 
     def measure(folder: Path) -> dict[str, Any]:
         first = next(iter(stages.values()))

@@ -90,3 +90,12 @@ def test_a_fault_of_the_reader_is_raised(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Batches, "read", read)
     with batches.from_step(3), pytest.raises(ConfigFault, match="step 3"):
         batches.next()
+
+
+def test_every_key_comes_for_the_first_time_once(tmp_path: Path):
+    """The first steps of the keys, in order: no earlier step has their key."""
+    batches = toy_batches(tmp_path, 0, 1)
+    first = batches.first_of_each_key()
+    keys = [batches.read(step).key for step in range(first[-1] + 1)]
+    assert [keys[step] for step in first] == list(dict.fromkeys(keys))
+    assert set(keys) == set(NUM_TOKENS)

@@ -1,5 +1,6 @@
 """Batches of one rank, read ahead by a thread: which samples, cut into micro-batches, never later than the step."""
 
+import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -98,6 +99,15 @@ class Batches:
         micro_batches = [MicroBatch(place, self._load(key, samples[place])) for place in places]
         seen = Counter(self.stage.train.dataset(key, sample) for sample in samples[mine])
         return Share(step, key, len(samples), tokens, micro_batches, seen)
+
+    def first_of_each_key(self) -> list[int]:
+        """The steps in which a key comes for the first time."""
+        first: dict[str, int] = {}
+        for step in itertools.count():
+            first.setdefault(self.sampler.draw(step)[0], step)
+            if len(first) == len(self.sampler.keys):
+                break
+        return list(first.values())
 
     def _read_ahead(self) -> None:
         if self.next_step < self.last_step:

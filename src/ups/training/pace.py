@@ -6,6 +6,7 @@ if __name__ == "__main__":
     die_with_parent()
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -21,11 +22,9 @@ from ups.training.stage import Stage
 from ups.training.train import STAGES, main
 from ups.training.update import Update
 
-WARM_UP = 2
-
 
 class Contender:
-    """A stage that takes some of its training steps at a time."""
+    """A stage that takes some of its training steps at a time; the first of every key, which may compile, is over."""
 
     def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
         self.learning_rate = config.learning_rate
@@ -35,17 +34,20 @@ class Contender:
             Batches(stage, config, run, ranks, inject),
         )
         self.step = 0
-        self.seconds(WARM_UP)
+        self._take(self.batches.first_of_each_key())
 
     def seconds(self, steps: int) -> float:
         """How long `steps` more steps take, each."""
         started = time.perf_counter()
-        for _ in range(steps):
-            outcome = self.update(self.batches.read(self.step), self.learning_rate, stop=False, save=False)
-            self.step += 1
+        self._take(range(self.step, self.step + steps))
+        self.step += steps
+        return (time.perf_counter() - started) / steps
+
+    def _take(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            outcome = self.update(self.batches.read(step), self.learning_rate, stop=False, save=False)
         if outcome.loss is not None:
             outcome.loss.item()  # a GPU has now finished
-        return (time.perf_counter() - started) / steps
 
 
 def pace(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
