@@ -72,11 +72,11 @@ CONFIGS: dict[str, tuple[type[TrainingSection], dict[str, Any]]] = {
     "codec": (CodecConfig, {"model": PATCHES}),
     "operator": (
         OperatorConfig,
-        {"model": SMALL, "noise": 0.05, "conserve": True, "unroll": ONE_STEP, "terms": NO_TERMS},
+        {"model": SMALL, "noise": 0.05, "conserve": True, "symmetries": True, "unroll": ONE_STEP, "terms": NO_TERMS},
     ),
     "diffusion": (DiffusionConfig, {"model": SMALL} | NOISE),
     "consistency": (ConsistencyConfig, NOISE | {"q": 256.0, "k": 8.0, "b": 0.5}),
-    "steady": (SteadyConfig, {"model": SMALL}),
+    "steady": (SteadyConfig, {"model": SMALL, "symmetries": True}),
     "finetune": (FinetuneConfig, {"family": "advection_1d"}),
 }
 

@@ -18,6 +18,7 @@ class BaselineConfig(TrainingSection):
     family: FamilyName
     model: FNOModel | UNetModel | LinearModel
     noise: NonNegative
+    symmetries: bool
     unroll: Unroll
 
 
@@ -31,6 +32,7 @@ class BaselinesConfig(Section):
 
     recipe: Recipe
     noise: NonNegative
+    symmetries: bool
     unroll: Unroll
     learning_rates: Annotated[list[PositiveFloat], Field(min_length=1)]
     trial_share: Fraction

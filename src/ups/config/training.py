@@ -62,12 +62,14 @@ class CodecConfig(TrainingSection):
 class OperatorConfig(TrainingSection):
     """Stage `operator`: one time step; `noise` is the std of the training noise in units of one step's change.
 
-    With `conserve` no step changes the integral of a field that the PDE and its boundaries conserve.
+    With `conserve` no step changes the integral of a field that the PDE and its boundaries conserve; with `symmetries`
+    samples are mirrored and turned at random, where the PDE and its domain allow it.
     """
 
     model: Backbone
     noise: NonNegative
     conserve: bool
+    symmetries: bool
     unroll: Unroll
     terms: Terms
 
@@ -91,9 +93,10 @@ class ConsistencyConfig(TrainingSection):
 
 
 class SteadyConfig(TrainingSection):
-    """Stage `steady`: coefficient fields to steady solutions."""
+    """Stage `steady`: coefficient fields to steady solutions, with `symmetries` as the operator's."""
 
     model: Backbone
+    symmetries: bool
 
 
 class FinetuneConfig(TrainingSection):

@@ -39,7 +39,9 @@ class Family:
     `coefficients` are fields that are given and do not change in time: Darcy's permeability, the forcing of
     incompressible Navier-Stokes. `initial_conditions` names the random stream of initial states: families and files
     with the same name start trajectory `i` from the same state. `conserved` are fields whose integral over the domain
-    does not change in time under `boundary`.
+    does not change in time under `boundary`. The equation of an `isotropic` family is the same for mirrored axes and,
+    on a domain that is the same along all axes, for swapped ones; `vectors` are fields that turn with the axes, one
+    component per axis.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Family:
     steady: bool = False
     initial_conditions: str | None = None
     conserved: tuple[str, ...] = ()
+    isotropic: bool = True
+    vectors: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         expected = {
@@ -83,12 +87,12 @@ FAMILIES: dict[str, Family] = {
         Family(
             "advection_1d", "u_t + beta u_x = 0", "tensor", r"1D_Advection_.*\.(hdf5|h5)",
             ("u",), ("x",), "periodic", {"beta": "beta"}, initial_conditions="sines_1d",
-            conserved=("u",),
+            conserved=("u",), isotropic=False,
         ),
         Family(
             "burgers_1d", "u_t + (u^2/2)_x = (nu/pi) u_xx", "tensor", r"1D_Burgers_.*\.(hdf5|h5)",
             ("u",), ("x",), "periodic", {"nu": "Nu"}, initial_conditions="sines_1d",
-            conserved=("u",),
+            conserved=("u",), vectors=(("u",),),
         ),
         Family(
             "diffusion_reaction_1d", "u_t = nu u_xx + rho u (1 - u)", "tensor", r"ReacDiff_.*\.(hdf5|h5)",
@@ -96,12 +100,12 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "diffusion_sorption_1d", "u_t = D / R(u) u_xx", "groups", r"1D_diff-sorp_.*\.(hdf5|h5)",
-            ("u",), ("x",), "cauchy", {},
+            ("u",), ("x",), "cauchy", {}, isotropic=False,
         ),
         Family(
             "compressible_ns_1d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"1D_CFD_.*\.(hdf5|h5)",
             ("density", "pressure", "Vx"), ("x",), "periodic", _CFD, positive=("density", "pressure"),
-            conserved=("density",),
+            conserved=("density",), vectors=(("Vx",),),
         ),
         Family(
             "darcy_2d", "-div(a grad u) = beta", "tensor", r"2D_DarcyFlow_.*\.(hdf5|h5)",
@@ -110,7 +114,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             "compressible_ns_2d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"2D_CFD_.*\.(hdf5|h5)",
             ("density", "pressure", "Vx", "Vy"), ("x", "y"), "periodic", _CFD_MACH, positive=("density", "pressure"),
-            conserved=("density",),
+            conserved=("density",), vectors=(("Vx", "Vy"),),
         ),
         Family(
             "diffusion_reaction_2d", "u_t = D_u lap u + u - u^3 - k - v;  v_t = D_v lap v + u - v", "groups",
@@ -124,13 +128,13 @@ FAMILIES: dict[str, Family] = {
         Family(
             "incompressible_ns_2d", "v_t + v.grad v = -grad p + nu lap v + c f;  c_t + v.grad c = 0", "batch",
             r"ns_incom_.*\.(hdf5|h5)", ("Vx", "Vy", "particles"), ("x", "y"), "wall", {},
-            coefficients=("force_x", "force_y"),
+            coefficients=("force_x", "force_y"), vectors=(("Vx", "Vy"), ("force_x", "force_y")),
         ),
         Family(
             "compressible_ns_3d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"3D_CFD_.*\.(hdf5|h5)",
             ("density", "pressure", "Vx", "Vy", "Vz"), ("x", "y", "z"), "periodic", _CFD_MACH,
             positive=("density", "pressure"),
-            conserved=("density",),
+            conserved=("density",), vectors=(("Vx", "Vy", "Vz"),),
         ),
     )
 }  # fmt: skip

@@ -101,7 +101,11 @@ class Draw:
         self, seed: tuple[int, ...], size: int, share: slice, device: torch.device, step: int | None = None
     ) -> None:
         self.generator = torch.Generator(device).manual_seed(seed_of(seed))
-        self.size, self.share, self.device, self.step = size, share, device, step
+        self.seed, self.size, self.share, self.device, self.step = seed, size, share, device, step
+
+    def one_of(self, count: int) -> int:
+        """A number below `count`, the same for all samples on all ranks, and no device is asked for it."""
+        return int(np.random.default_rng(self.seed).integers(count))
 
     def normal(self, *shape: int) -> Tensor:
         """Unit normal numbers (B, *shape) for this rank's B samples."""

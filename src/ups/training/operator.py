@@ -18,6 +18,7 @@ from ups.training.conservation import conserved_directions
 from ups.training.distributed import Draw
 from ups.training.inputs import field_rms, model_settings, open_cache, set_amplitude
 from ups.training.stage import Loss, Stage
+from ups.training.symmetry import Symmetries, augmented
 from ups.training.weighted_terms import Transition, WeightedTerms
 
 
@@ -32,10 +33,11 @@ def build(config: OperatorConfig, run: Run) -> Stage:
         operator.conserved.copy_(conserved_directions(cache, codec, operator.conserved))
     train = LatentSamples(cache, "train", steady=False, horizon=config.unroll.horizon)
     terms = weighted_terms(config.terms, codec)
+    loss = step_loss(operator.amplitude, config, terms)
     return Stage(
         model=operator,
         settings=settings,
-        loss=step_loss(operator.amplitude, config, terms),
+        loss=augmented(loss, Symmetries(cache, codec)) if config.symmetries else loss,
         train=train,
         valid=LatentSamples(cache, "valid", steady=False),
         num_tokens=train.num_tokens,

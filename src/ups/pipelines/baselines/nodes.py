@@ -226,6 +226,7 @@ def _baseline(config: BaselinesConfig, kind: str, family: str, steps: int, learn
         family=family,
         model=getattr(config, kind),
         noise=config.noise,
+        symmetries=config.symmetries,
         unroll=config.unroll,
     )
 
