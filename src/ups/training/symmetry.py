@@ -80,7 +80,8 @@ class Symmetries:
         if (group, turn, z.device) not in self._maps:
             self._maps[group, turn, z.device] = self._map(group, turn, z)
         tokens, matrix, offset = self._maps[group, turn, z.device]
-        return z[..., tokens, :] @ matrix + offset
+        with torch.autocast(z.device.type, enabled=False):  # samples keep their precision
+            return z[..., tokens, :] @ matrix + offset
 
     @torch.no_grad()
     def _map(self, group: str, turn: Turn, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
