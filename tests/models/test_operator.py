@@ -125,6 +125,22 @@ def test_nothing_grows_faster_than_training_showed(factor: float):
     assert torch.equal(advance(slowed, DATASET, z), advance(free, DATASET, z))
 
 
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_nothing_grows_larger_than_training_showed(share: float):
+    """The RMS of each field's distance from its mean stays below `largest`, or what it was; else nothing moves."""
+    free, bounded, z = operator(randomized=True), operator(randomized=True), normal(2, 24, D)
+    amplitude, domain = bounded.amplitude, domain_of(DATASET)
+    before, wild = (amplitude.field_rms(x - x.mean(1, keepdim=True), domain) for x in (z, advance(free, DATASET, z)))
+    limit = share * wild[wild > before].max()
+    amplitude.largest.fill_(limit)
+    after = advance(bounded, DATASET, z)
+    rms = amplitude.field_rms(after - after.mean(1, keepdim=True), domain)
+    assert (wild > before.clamp(min=limit)).any()
+    torch.testing.assert_close(rms, torch.minimum(wild, before.clamp(min=limit)))
+    amplitude.largest.fill_(2.0 * wild.max())
+    assert torch.equal(advance(bounded, DATASET, z), advance(free, DATASET, z))
+
+
 def test_a_constant_field_has_finite_gradients():
     """A state and a step that are constant in space have a gradient, which a root mean square alone has not."""
     model, z = operator(), torch.ones(2, 24, D)

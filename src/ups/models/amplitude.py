@@ -17,6 +17,7 @@ class Amplitude(nn.Module):
     - `bound`, `spread`: the largest magnitude that the mean over tokens and the rest of a prediction may have, so that
       any rollout stays finite and of the size that training showed;
     - `growth`: the largest factor by which one step may raise the RMS of the rest: no faster than training showed;
+    - `largest`: the RMS that the rest may have, per field: much less than `spread` where peaks are rare;
     - `pool` (families, D, D): averages over the channels of each field.
 
     The amplitude a (B, 1, D) of a state is the RMS of its fluctuation over `fluctuation`, one value per field, kept in
@@ -28,7 +29,8 @@ class Amplitude(nn.Module):
         super().__init__()
         for name in ("fluctuation", "change", "bound", "spread"):
             self.register_buffer(name, torch.ones(num_families, latent_channels))
-        self.register_buffer("growth", torch.full((num_families, latent_channels), UNLIMITED))
+        for name in ("growth", "largest"):
+            self.register_buffer(name, torch.full((num_families, latent_channels), UNLIMITED))
         self.register_buffer("pool", torch.eye(latent_channels).repeat(num_families, 1, 1))
 
     def measure(self, z: Tensor, domain: Domain) -> Tensor:
@@ -57,18 +59,19 @@ class Amplitude(nn.Module):
         return x, torch.cat([mean, a.log()], -1).squeeze(1)
 
     def clip(self, z: Tensor, before: Tensor, domain: Domain) -> Tensor:
-        """The state z (B, N, D) after a step from `before`: within limits, and grown no faster than by `growth`.
+        """The state z (B, N, D) after a step from `before`: within limits, grown by `growth` and to `largest` at most.
 
-        What grows too fast is made smaller as a whole, field by field: an instability then ends as large as the
-        solution, and not as large as the limits.
+        What grows too fast, or above `largest` and the state before, is made smaller as a whole, field by field: an
+        instability then ends as large as solutions are, and not as large as their peaks everywhere.
         """
         z = self.within(z, before, domain)
         mean, rest = _split(z)
         with torch.no_grad():  # the root has no gradient where a field is constant
             floor = SMALLEST_FLUCTUATION * self.fluctuation[domain.family, : z.shape[-1]]
             rms_before = torch.maximum(self.field_rms(_split(before)[1], domain), floor)
-            largest = self.growth[domain.family, : z.shape[-1]] * rms_before
-            kept = largest / torch.maximum(self.field_rms(rest, domain), 1e-6 * floor)
+            grown = self.growth[domain.family, : z.shape[-1]] * rms_before
+            largest = torch.maximum(self.largest[domain.family, : z.shape[-1]], rms_before)
+            kept = torch.minimum(grown, largest) / torch.maximum(self.field_rms(rest, domain), 1e-6 * floor)
         return torch.where(kept >= 1, z, mean + kept.clamp(max=1.0) * rest)
 
     def within(self, z: Tensor, before: Tensor, domain: Domain) -> Tensor:

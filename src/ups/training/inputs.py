@@ -56,7 +56,7 @@ def _statistics_by_family(cache: LatentCache) -> dict[str, dict[str, Any]]:
     for entry in cache.datasets.values():
         family, found = entry["dataset"]["family"], entry["statistics"]
         merged = families.setdefault(family, {})
-        for name in ("fluctuation", "change", "bound", "spread", "growth"):
+        for name in ("fluctuation", "change", "bound", "spread", "growth", "largest"):
             values = torch.tensor(found[name])
             merged[name] = torch.maximum(merged.get(name, values), values)
         merged["components"] = entry["arrays"]["fields"]["shape"][-1] // len(FAMILIES[family].fields)
