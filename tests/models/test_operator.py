@@ -157,6 +157,16 @@ def test_a_state_outside_training_is_kept():
     assert torch.equal(advance(model, DATASET, z), z)
 
 
+@pytest.mark.parametrize(("shifts", "same"), [((0.2, 0.5), False), ((2.0, 30.0), True)], ids=["inside", "outside"])
+def test_what_training_never_showed_is_not_seen(shifts: tuple[float, float], same: bool):
+    """However far the mean is outside, the same change is predicted; inside, each has its own."""
+    model = operator(randomized=True)
+    model.amplitude.bound.fill_(1.0), model.amplitude.spread.fill_(1e3)
+    after = [advance(model, DATASET, shift + normal(2, 24, D)) for shift in shifts]
+    one, other = (z - z.mean(1, keepdim=True) for z in after)
+    assert torch.allclose(one, other, atol=1e-3) == same
+
+
 def test_families_may_have_fewer_channels():
     """A family with fewer latent channels than the largest uses the first of them."""
     z = advance(operator(randomized=True), DATASET, normal(2, 24, D - 2))

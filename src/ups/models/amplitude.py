@@ -58,6 +58,13 @@ class Amplitude(nn.Module):
         x = (z - mean) / (self.fluctuation[domain.family, : z.shape[-1]] * a)
         return x, torch.cat([mean, a.log()], -1).squeeze(1)
 
+    def seen(self, z: Tensor, domain: Domain) -> Tensor:
+        """What a network is shown of states z (B, N, D): no more than `bound` and `spread`.
+
+        Where a state is outside what training showed, as large as it has been is a better guess than an extrapolation.
+        """
+        return self.within(z, torch.zeros_like(z), domain)
+
     def clip(self, z: Tensor, before: Tensor, domain: Domain) -> Tensor:
         """The state z (B, N, D) after a step from `before`: within limits, grown by `growth` and to `largest` at most.
 

@@ -21,7 +21,8 @@ NUM_LEVELS = 3
 class GridOperator(nn.Module):
     """z_next = clip(z + change * F(z, coefficients)) for a network F on fields (B, C, *grid).
 
-    `change` and the bound that keeps a rollout finite are those of `Amplitude`, as for the operator.
+    `change`, the limits of what F sees and the bound that keeps a rollout finite are those of `Amplitude`, as for the
+    operator.
     """
 
     def __init__(self, network: nn.Module, num_families: int, latent_channels: int) -> None:
@@ -31,7 +32,7 @@ class GridOperator(nn.Module):
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance z (B, N, C) by one time step; coefficients (B, N, C_c). The condition never varies in a family."""
-        step = _on_grid(self.network, torch.cat([z, coefficients], -1), domain)
+        step = _on_grid(self.network, torch.cat([self.amplitude.seen(z, domain), coefficients], -1), domain)
         return self.amplitude.clip(z + self.amplitude.change[domain.family, : z.shape[-1]] * step, z, domain)
 
 

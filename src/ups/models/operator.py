@@ -13,9 +13,9 @@ class Operator(nn.Module):
     """z_next = clip(z + change * a * F(z, z / a, coefficients; a, condition)).
 
     F sees the state as it is and at unit amplitude, and has unit scale itself; `change` and the amplitude a are those
-    of `Amplitude`, and so is the bound that keeps any rollout finite. No step changes the integral of a field that the
-    PDE conserves: `conserved` (families, D) is the direction of that integral in the mean over tokens, of unit length
-    per field, zero where nothing is conserved.
+    of `Amplitude`, and so are the limits of what F sees and the bound that keeps any rollout finite. No step changes
+    the integral of a field that the PDE conserves: `conserved` (families, D) is the direction of that integral in the
+    mean over tokens, of unit length per field, zero where nothing is conserved.
     """
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
@@ -31,8 +31,9 @@ class Operator(nn.Module):
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance z (B, N, D) by one time step; coefficients (B, N, D_c), condition (B, K)."""
-        x, summary = self.amplitude.standardize(z, domain)
-        tokens, told = torch.cat([z, x, coefficients], -1), self.mixer.told(condition)
+        seen = self.amplitude.seen(z, domain)
+        x, summary = self.amplitude.standardize(seen, domain)
+        tokens, told = torch.cat([seen, x, coefficients], -1), self.mixer.told(condition)
         step = self.mixer(tokens, summary, told, domain, z.shape[-1])
         change = self._conserving(self.amplitude.unit(z, domain) * step, domain)
         return self.amplitude.clip(z + change, z, domain)
