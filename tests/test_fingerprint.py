@@ -190,7 +190,7 @@ def test_fingerprint_ignores_the_order_of_keys():
         ("training/update", set(STAGES)),
         ("training/batches", set(STAGES)),
         ("training/optimizers", set(STAGES)),
-        ("models/codec", {"codec", "operator", "finetune"}),
+        ("models/codec", {"codec", "operator", "finetune", "steady"}),
         ("models/operator", {"operator", "diffusion", "consistency", "finetune"}),
         ("models/steady", {"steady"}),
         ("models/mixing", {"operator", "diffusion", "consistency", "steady", "finetune"}),

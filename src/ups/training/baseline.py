@@ -7,14 +7,12 @@ from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentSamples, domains
 from ups.models.baselines import grid_model
-from ups.models.codec import codec_from
-from ups.models.weights import load_model
 from ups.run import Run
 from ups.training.inputs import open_cache, set_amplitude
 from ups.training.operator import step_loss
 from ups.training.stage import Stage
 from ups.training.steady import steady_loss
-from ups.training.symmetry import Symmetries, augmented
+from ups.training.symmetry import augmented
 
 
 def build(config: BaselineConfig, run: Run) -> Stage:
@@ -28,8 +26,7 @@ def build(config: BaselineConfig, run: Run) -> Stage:
 
     loss = steady_loss if is_steady else step_loss(amplitude, config)
     if config.symmetries:
-        codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
-        loss = augmented(loss, Symmetries(cache, codec))
+        loss = augmented(loss, cache, run)
     train = LatentSamples(cache, "train", steady=is_steady, horizon=config.unroll.horizon)
     valid = LatentSamples(cache, "valid", steady=is_steady)
     return Stage(model, settings, loss, train, valid, train.num_tokens)

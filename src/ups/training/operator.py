@@ -18,7 +18,7 @@ from ups.training.conservation import conserved_directions
 from ups.training.distributed import Draw
 from ups.training.inputs import field_rms, model_settings, open_cache, set_amplitude
 from ups.training.stage import Loss, Stage
-from ups.training.symmetry import Symmetries, augmented
+from ups.training.symmetry import augmented
 from ups.training.weighted_terms import Transition, WeightedTerms
 
 
@@ -37,7 +37,7 @@ def build(config: OperatorConfig, run: Run) -> Stage:
     return Stage(
         model=operator,
         settings=settings,
-        loss=augmented(loss, Symmetries(cache, codec)) if config.symmetries else loss,
+        loss=augmented(loss, cache, run) if config.symmetries else loss,
         train=train,
         valid=LatentSamples(cache, "valid", steady=False),
         num_tokens=train.num_tokens,

@@ -5,15 +5,13 @@ from torch import Tensor, nn
 from ups.config import SteadyConfig
 from ups.data.loader import LatentBatch
 from ups.data.samples import LatentSamples
-from ups.models.codec import codec_from
 from ups.models.sizes import from_settings
 from ups.models.steady import SteadyModel
-from ups.models.weights import load_model
 from ups.run import Run
 from ups.training.distributed import Draw
 from ups.training.inputs import field_rms, model_settings, open_cache, set_amplitude
 from ups.training.stage import Stage
-from ups.training.symmetry import Symmetries, augmented
+from ups.training.symmetry import augmented
 
 
 def build(config: SteadyConfig, run: Run) -> Stage:
@@ -23,12 +21,11 @@ def build(config: SteadyConfig, run: Run) -> Stage:
     model = from_settings(SteadyModel)(**settings)
     set_amplitude(model.amplitude, cache)
 
-    codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
     train = LatentSamples(cache, "train", steady=True)
     return Stage(
         model=model,
         settings=settings,
-        loss=augmented(steady_loss, Symmetries(cache, codec)) if config.symmetries else steady_loss,
+        loss=augmented(steady_loss, cache, run) if config.symmetries else steady_loss,
         train=train,
         valid=LatentSamples(cache, "valid", steady=True),
         num_tokens=train.num_tokens,

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from ups.data.latent_cache import LatentCache
 from ups.data.loader import LatentBatch
 from ups.data.pdebench import FAMILIES, Family
-from ups.models.codec import Codec, group_name
+from ups.models.codec import Codec, codec_from, group_name
+from ups.models.weights import load_model
+from ups.run import Run
 from ups.training.distributed import Draw
 from ups.training.stage import Loss
 
@@ -98,8 +100,9 @@ class Symmetries:
         return tokens.to(like.device), matrix.to(like), offset.to(like)
 
 
-def augmented(loss: Loss, symmetries: Symmetries) -> Loss:
-    """The loss, in training on turned samples."""
+def augmented(loss: Loss, cache: LatentCache, run: Run) -> Loss:
+    """The loss of a run that learns on `cache`, in training on turned samples."""
+    symmetries = Symmetries(cache, load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"]))
 
     def augmented_loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
         return loss(model, batch if draw.step is None else symmetries(batch, draw), draw)
