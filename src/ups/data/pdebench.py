@@ -57,7 +57,7 @@ class Family:
     steady: bool = False
     initial_conditions: str | None = None
     conserved: tuple[str, ...] = ()
-    isotropic: bool = True
+    isotropic: bool = False
     vectors: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -87,54 +87,55 @@ FAMILIES: dict[str, Family] = {
         Family(
             "advection_1d", "u_t + beta u_x = 0", "tensor", r"1D_Advection_.*\.(hdf5|h5)",
             ("u",), ("x",), "periodic", {"beta": "beta"}, initial_conditions="sines_1d",
-            conserved=("u",), isotropic=False,
+            conserved=("u",),
         ),
         Family(
             "burgers_1d", "u_t + (u^2/2)_x = (nu/pi) u_xx", "tensor", r"1D_Burgers_.*\.(hdf5|h5)",
             ("u",), ("x",), "periodic", {"nu": "Nu"}, initial_conditions="sines_1d",
-            conserved=("u",), vectors=(("u",),),
+            conserved=("u",), isotropic=True, vectors=(("u",),),
         ),
         Family(
             "diffusion_reaction_1d", "u_t = nu u_xx + rho u (1 - u)", "tensor", r"ReacDiff_.*\.(hdf5|h5)",
             ("u",), ("x",), "periodic", {"nu": "Nu", "rho": "rho"}, initial_conditions="sines_1d",
+            isotropic=True,
         ),
         Family(
             "diffusion_sorption_1d", "u_t = D / R(u) u_xx", "groups", r"1D_diff-sorp_.*\.(hdf5|h5)",
-            ("u",), ("x",), "cauchy", {}, isotropic=False,
+            ("u",), ("x",), "cauchy", {},
         ),
         Family(
             "compressible_ns_1d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"1D_CFD_.*\.(hdf5|h5)",
             ("density", "pressure", "Vx"), ("x",), "periodic", _CFD, positive=("density", "pressure"),
-            conserved=("density",), vectors=(("Vx",),),
+            conserved=("density",), isotropic=True, vectors=(("Vx",),),
         ),
         Family(
             "darcy_2d", "-div(a grad u) = beta", "tensor", r"2D_DarcyFlow_.*\.(hdf5|h5)",
-            ("u",), ("x", "y"), "dirichlet", {"beta": "beta"}, coefficients=("nu",), steady=True,
+            ("u",), ("x", "y"), "dirichlet", {"beta": "beta"}, coefficients=("nu",), steady=True, isotropic=True,
         ),
         Family(
             "compressible_ns_2d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"2D_CFD_.*\.(hdf5|h5)",
             ("density", "pressure", "Vx", "Vy"), ("x", "y"), "periodic", _CFD_MACH, positive=("density", "pressure"),
-            conserved=("density",), vectors=(("Vx", "Vy"),),
+            conserved=("density",), isotropic=True, vectors=(("Vx", "Vy"),),
         ),
         Family(
             "diffusion_reaction_2d", "u_t = D_u lap u + u - u^3 - k - v;  v_t = D_v lap v + u - v", "groups",
-            r"2D_diff-react_.*\.(hdf5|h5)", ("u", "v"), ("x", "y"), "zero_flux", {},
+            r"2D_diff-react_.*\.(hdf5|h5)", ("u", "v"), ("x", "y"), "zero_flux", {}, isotropic=True,
         ),
         Family(
             "shallow_water_2d", "shallow water, g = 1, radial dam break", "groups", r"2D_rdb_.*\.(hdf5|h5)",
             ("h",), ("x", "y"), "outflow", {}, positive=("h",),
-            conserved=("h",),
+            conserved=("h",), isotropic=True,
         ),
         Family(
             "incompressible_ns_2d", "v_t + v.grad v = -grad p + nu lap v + c f;  c_t + v.grad c = 0", "batch",
             r"ns_incom_.*\.(hdf5|h5)", ("Vx", "Vy", "particles"), ("x", "y"), "wall", {},
-            coefficients=("force_x", "force_y"), vectors=(("Vx", "Vy"), ("force_x", "force_y")),
+            coefficients=("force_x", "force_y"), isotropic=True, vectors=(("Vx", "Vy"), ("force_x", "force_y")),
         ),
         Family(
             "compressible_ns_3d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"3D_CFD_.*\.(hdf5|h5)",
             ("density", "pressure", "Vx", "Vy", "Vz"), ("x", "y", "z"), "periodic", _CFD_MACH,
             positive=("density", "pressure"),
-            conserved=("density",), vectors=(("Vx", "Vy", "Vz"),),
+            conserved=("density",), isotropic=True, vectors=(("Vx", "Vy", "Vz"),),
         ),
     )
 }  # fmt: skip

@@ -58,20 +58,13 @@ class Amplitude(nn.Module):
         x = (z - mean) / (self.fluctuation[domain.family, : z.shape[-1]] * a)
         return x, torch.cat([mean, a.log()], -1).squeeze(1)
 
-    def seen(self, z: Tensor, domain: Domain) -> Tensor:
-        """What a network is shown of states z (B, N, D): no more than `bound` and `spread`.
-
-        Where a state is outside what training showed, as large as it has been is a better guess than an extrapolation.
-        """
-        return self.within(z, torch.zeros_like(z), domain)
-
     def clip(self, z: Tensor, before: Tensor, domain: Domain) -> Tensor:
         """The state z (B, N, D) after a step from `before`: within limits, grown by `growth` and to `largest` at most.
 
         What grows too fast, or above `largest` and the state before, is made smaller as a whole, field by field: an
         instability then ends as large as solutions are, and not as large as their peaks everywhere.
         """
-        z = self.within(z, before, domain)
+        z = self.within(z, domain, before)
         mean, rest = _split(z)
         with torch.no_grad():  # the root has no gradient where a field is constant
             floor = SMALLEST_FLUCTUATION * self.fluctuation[domain.family, : z.shape[-1]]
@@ -81,17 +74,20 @@ class Amplitude(nn.Module):
             kept = torch.minimum(grown, largest) / torch.maximum(self.field_rms(rest, domain), 1e-6 * floor)
         return torch.where(kept >= 1, z, mean + kept.clamp(max=1.0) * rest)
 
-    def within(self, z: Tensor, before: Tensor, domain: Domain) -> Tensor:
+    def within(self, z: Tensor, domain: Domain, before: Tensor | None = None) -> Tensor:
         """Keep the mean of z (B, N, D) over tokens within `bound` and the rest within `spread`, or the state before.
 
-        A state outside what training showed keeps its size, and no step leads further out: by induction a rollout is
-        bounded by its initial state and the limits.
+        After a step from `before` a state outside what training showed keeps its size, and no step leads further out:
+        by induction a rollout is bounded by its initial state and the limits. What a network is shown has the limits
+        alone: outside, the largest state that it knows is a better guess than an extrapolation.
         """
         mean, rest = _split(z)
-        mean_before, rest_before = _split(before)
         channels = z.shape[-1]
-        bound = torch.maximum(self.bound[domain.family, :channels], mean_before.abs())
-        spread = torch.maximum(self.spread[domain.family, :channels], rest_before.abs().amax(1, keepdim=True))
+        bound, spread = self.bound[domain.family, :channels], self.spread[domain.family, :channels]
+        if before is not None:
+            mean_before, rest_before = _split(before)
+            bound = torch.maximum(bound, mean_before.abs())
+            spread = torch.maximum(spread, rest_before.abs().amax(1, keepdim=True))
         limited = torch.clamp(mean, -bound, bound) + torch.clamp(rest, -spread, spread)
         return torch.where((mean.abs() <= bound) & (rest.abs() <= spread), z, limited)
 

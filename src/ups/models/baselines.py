@@ -32,7 +32,7 @@ class GridOperator(nn.Module):
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance z (B, N, C) by one time step; coefficients (B, N, C_c). The condition never varies in a family."""
-        step = _on_grid(self.network, torch.cat([self.amplitude.seen(z, domain), coefficients], -1), domain)
+        step = _on_grid(self.network, torch.cat([self.amplitude.within(z, domain), coefficients], -1), domain)
         return self.amplitude.clip(z + self.amplitude.change[domain.family, : z.shape[-1]] * step, z, domain)
 
 
@@ -47,7 +47,7 @@ class GridSteadyModel(nn.Module):
     def forward(self, coefficients: Tensor, condition: Tensor, domain: Domain, latent_channels: int) -> Tensor:
         """Solutions z (B, N, C) for coefficients (B, N, C_c)."""
         z = _on_grid(self.network, coefficients, domain)
-        return self.amplitude.within(z, torch.zeros_like(z), domain)
+        return self.amplitude.within(z, domain)
 
 
 def grid_model(

@@ -41,7 +41,7 @@ class Prediction:
 def predict(operator: Operator, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Prediction:
     """Advance z (B, N, D) by one step of the operator and describe the step."""
     z_pred = operator(z, coefficients, condition, domain)
-    x, summary = operator.amplitude.standardize(operator.amplitude.seen(z, domain), domain)
+    x, summary = operator.amplitude.standardize(operator.amplitude.within(z, domain), domain)
     change = z_pred - z
     unit = operator.amplitude.field_rms(change, domain)
     unit = torch.maximum(unit, SMALLEST_STEP * operator.amplitude.unit(z, domain))

@@ -31,7 +31,7 @@ class Operator(nn.Module):
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance z (B, N, D) by one time step; coefficients (B, N, D_c), condition (B, K)."""
-        seen = self.amplitude.seen(z, domain)
+        seen = self.amplitude.within(z, domain)
         x, summary = self.amplitude.standardize(seen, domain)
         tokens, told = torch.cat([seen, x, coefficients], -1), self.mixer.told(condition)
         step = self.mixer(tokens, summary, told, domain, z.shape[-1])

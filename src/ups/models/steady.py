@@ -1,6 +1,5 @@
 """The steady model: coefficient fields to the steady solution, in latent space."""
 
-import torch
 from torch import Tensor, nn
 
 from ups.models.amplitude import Amplitude
@@ -21,4 +20,4 @@ class SteadyModel(nn.Module):
         """Solutions z (B, N, D) for coefficients (B, N, D_c)."""
         summary = coefficients.mean(1)
         z = self.mixer(coefficients, summary, self.mixer.told(condition), domain, latent_channels)
-        return self.amplitude.within(z, torch.zeros_like(z), domain)
+        return self.amplitude.within(z, domain)

@@ -6,6 +6,7 @@ from torch import Tensor
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.models.codec import Codec, group_name
+from ups.training.inputs import datasets_of
 
 
 def conserved_directions(cache: LatentCache, codec: Codec, like: Tensor) -> Tensor:
@@ -16,7 +17,7 @@ def conserved_directions(cache: LatentCache, codec: Codec, like: Tensor) -> Tens
     """
     directions = torch.zeros_like(like)
     for name, family in FAMILIES.items():
-        datasets = [entry["dataset"] for entry in cache.datasets.values() if entry["dataset"]["family"] == name]
+        datasets = datasets_of(cache, name)
         is_closed = all(boundary == family.boundary for dataset in datasets for boundary in dataset["boundary"])
         if not datasets or not is_closed:
             continue

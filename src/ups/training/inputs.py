@@ -26,6 +26,12 @@ def open_cache(run: Run, *, steady: bool) -> LatentCache:
     return cache.only(*(family for family in FAMILIES if FAMILIES[family].steady == steady))
 
 
+def datasets_of(cache: LatentCache, family: str) -> list[dict[str, Any]]:
+    """The descriptions of a family's datasets in the cache."""
+    datasets = (entry["dataset"] for entry in cache.datasets.values())
+    return [dataset for dataset in datasets if dataset["family"] == family]
+
+
 def model_settings(cache: LatentCache, model: Backbone) -> dict[str, Any]:
     """Constructor arguments of the token models as plain values: sizes that hold every family in the cache."""
     arrays = [entry["arrays"] for entry in cache.datasets.values()]

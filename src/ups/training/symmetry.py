@@ -15,6 +15,7 @@ from ups.models.codec import Codec, codec_from, group_name
 from ups.models.weights import load_model
 from ups.run import Run
 from ups.training.distributed import Draw
+from ups.training.inputs import datasets_of
 from ups.training.stage import Loss
 
 
@@ -55,11 +56,7 @@ class Symmetries:
 
     def __init__(self, cache: LatentCache, codec: Codec) -> None:
         self.codec = copy.deepcopy(codec).double()
-        self.turns = {}
-        for name in {entry["dataset"]["family"] for entry in cache.datasets.values()}:
-            datasets = [entry["dataset"] for entry in cache.datasets.values() if entry["dataset"]["family"] == name]
-            cubic = all(len(set(d[key])) == 1 for d in datasets for key in ("grid", "lengths", "boundary"))
-            self.turns[name] = turns(FAMILIES[name], cubic=cubic)
+        self.turns = {name: turns(family, cubic=_is_cubic(cache, name)) for name, family in FAMILIES.items()}
         self._maps: dict[tuple[str, Turn, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, batch: LatentBatch, draw: Draw) -> LatentBatch:
@@ -98,6 +95,12 @@ class Symmetries:
         image = patch.encode(turn(patch.decode(z, group), names, family), group).squeeze(1)
         offset, matrix = image[-1], image[:-1] - image[-1]
         return tokens.to(like.device), matrix.to(like), offset.to(like)
+
+
+def _is_cubic(cache: LatentCache, family: str) -> bool:
+    """Whether all axes have as many points, the same length and the same boundary in each of the family's datasets."""
+    datasets = datasets_of(cache, family)
+    return all(len(set(dataset[key])) == 1 for dataset in datasets for key in ("grid", "lengths", "boundary"))
 
 
 def augmented(loss: Loss, cache: LatentCache, run: Run) -> Loss:
