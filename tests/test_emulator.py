@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from tests.evaluation.corrected import DOMAIN, FAMILY, NUM_POINTS, Denoise, flow_end, make_emulator, posterior_mean
+from ups.data.pdebench import FAMILIES
 from ups.emulator import Correction, Setting
 from ups.models.denoiser import predict
+from ups.models.domain import Domain
 
 NUM_MEMBERS = 400
 SETTING = Setting(FAMILY, DOMAIN, torch.zeros(NUM_MEMBERS, NUM_POINTS, 0), torch.zeros(NUM_MEMBERS, 1))
@@ -63,6 +65,21 @@ def test_number_of_evaluations(num_steps: int, student: bool):
     make(SETTING, Correction("refine", 2.0, 0.002, num_steps, 1.0, 0.0), torch.Generator())(state())
     levels = [level[0].item() for level in model.levels]
     assert len(levels) == num_steps and levels[0] == 2.0 and levels == sorted(set(levels), reverse=True)
+
+
+@pytest.mark.parametrize("correction", [SAMPLE, replace(SAMPLE, num_steps=1)])
+def test_steady_solutions_get_residuals_of_their_own(correction: Correction):
+    """From zero the steady model solves; what is drawn besides has the mean and spread of the data, in its units."""
+    solution = torch.linspace(-1, 1, NUM_POINTS)[:, None].expand(NUM_MEMBERS, -1, -1)
+    domain = Domain(list(FAMILIES).index("darcy_2d"), (8, 4), (False, False))
+    setting = Setting("darcy_2d", domain, solution, torch.zeros(NUM_MEMBERS, 1))
+    emulator, generator = make_emulator(posterior_mean(0.8, 0.5), flow_end(0.8, 0.5)), torch.Generator().manual_seed(3)
+    make = emulator.diffusion_step if correction.num_steps > 1 else emulator.consistency_step
+    zero = torch.zeros_like(solution)
+    assert torch.equal(emulator.plain_step(setting)(zero), solution)
+    y = (make(setting, correction, generator)(zero) - solution) / solution[0].std(correction=0)
+    assert y.mean().item() == pytest.approx(0.8, abs=0.02)
+    assert y.std().item() == pytest.approx(0.5, abs=0.02)
 
 
 def test_spread_is_a_factor():

@@ -5,7 +5,7 @@ from pathlib import Path
 import h5py
 import torch
 
-from tests.training.jobs import INPUTS, launched, section
+from tests.training.jobs import inputs_of, launched, section
 from ups.config import LatentsConfig, SplitConfig
 from ups.data.layouts import list_trajectories
 from ups.data.pdebench import FAMILIES
@@ -17,7 +17,7 @@ from ups.run import Run
 from ups.training.checkpoints import publish_tensors
 from ups.training.train import STAGES
 
-STAGE_NAMES = ("codec", "operator", "diffusion", "consistency", "steady")
+STAGE_NAMES = ("codec", "operator", "steady", "diffusion", "consistency")
 
 
 def make_root(root: Path, stages: tuple[str, ...] = STAGE_NAMES[1:]) -> Path:
@@ -41,7 +41,7 @@ def make_root(root: Path, stages: tuple[str, ...] = STAGE_NAMES[1:]) -> Path:
 def make_stage(root: Path, stage: str) -> None:
     """Write the weights, the run and the receipt of a stage that nobody trained."""
     config, build = section(stage), STAGES[stage][1]
-    inputs = {name: receipt(root, name) for name in INPUTS[stage]}
+    inputs = inputs_of(root, stage)
     folder = root / "06_models" / stage / "0"
     run = Run(folder, stage, "", config.model_dump(mode="json"), inputs, launched(), "cpu", root, root / "01_raw")
     run.write()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ups.data.pdebench import FAMILIES
 from ups.diffusion.losses import Denoise
 from ups.diffusion.samplers import (
     consistency_grid,
@@ -58,7 +59,7 @@ class Emulator:
     """Models of one run; those that were not trained are None.
 
     `corrections` says per method, `diffusion` or `consistency`, and family how residuals are drawn; where it has none
-    the corrector is off, and the method is the operator.
+    the corrector is off, and the method is the operator or the steady model.
     """
 
     codec: Codec
@@ -78,10 +79,15 @@ class Emulator:
         """Latents (..., N, D) to snapshots (..., C, *grid)."""
         return self.codec.decode(z.flatten(0, -3), group_name(family, "fields")).unflatten(0, z.shape[:-2])
 
-    def operator_step(self, setting: Setting) -> Callable[[Tensor], Tensor]:
+    def model(self, family: str) -> Operator | SteadyModel | None:
+        """What predicts a family without corrector: the operator, or the steady model, a step of which starts at 0."""
+        return self.steady if FAMILIES[family].steady else self.operator
+
+    def plain_step(self, setting: Setting) -> Callable[[Tensor], Tensor]:
         """Map z -> z_next without corrector."""
-        assert self.operator is not None
-        return lambda z: self.operator(z, setting.coefficients, setting.condition, setting.domain)
+        model = self.model(setting.family)
+        assert model is not None
+        return lambda z: model(z, setting.coefficients, setting.condition, setting.domain)
 
     def diffusion_step(
         self, setting: Setting, correction: Correction, generator: torch.Generator
@@ -112,18 +118,12 @@ class Emulator:
     def _corrected(
         self, denoiser: Denoiser, setting: Setting, sample: Callable[[Denoise, Tensor], Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        operator, condition, domain = self.operator, setting.condition, setting.domain
-        assert operator is not None
+        model, condition, domain = self.model(setting.family), setting.condition, setting.domain
+        assert model is not None
 
         def corrected_step(z: Tensor) -> Tensor:
-            context = predict(operator, z, setting.coefficients, condition, domain)
+            context = predict(model, z, setting.coefficients, condition, domain)
             y = sample(lambda x, sigma: denoiser(x, sigma, context, condition, domain), z)
-            return operator.amplitude.clip(context.z_pred + denoiser.units(context, domain) * y, z, domain)
+            return model.amplitude.clip(context.z_pred + denoiser.units(context, domain) * y, z, domain)
 
         return corrected_step
-
-    def solve_steady(self, setting: Setting) -> Tensor:
-        """Steady latents (B, N, D) for the setting's coefficients."""
-        assert self.steady is not None
-        channels = self.codec.groups[group_name(setting.family, "fields")].num_channels
-        return self.steady(setting.coefficients, setting.condition, setting.domain, channels)

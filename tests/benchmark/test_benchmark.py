@@ -81,7 +81,7 @@ def test_batches_on_the_fly_are_those_of_the_cache(latents: tuple[Path, dict[str
     """Both ways of delivering a batch give the same latents, coefficients and conditions."""
     root, receipts = latents
     cache = LatentCache.open(root / receipts["latent_cache"]["path"], receipts["latent_cache"]["key"])
-    cached = LatentSamples(cache, "train", steady=False)
+    cached = LatentSamples(cache, "train")
     codec = load_model(codec_from, root, receipts["codec"])
     encoded = FieldSteps(cached, codec, root / "01_raw", receipts["datasets"]["datasets"])
     for family, count in cached.num_samples.items():

@@ -103,7 +103,7 @@ def cache(tmp_path: Path, datasets: dict[str, Dataset]) -> LatentCache:
 def test_pairs_are_consecutive_snapshots(cache: LatentCache, split: str):
     """The samples of a split are exactly its pairs of neighbouring snapshots of one trajectory."""
     name = "1D_Burgers_Sols_Nu0.01"
-    samples = LatentSamples(cache, split, steady=False)
+    samples = LatentSamples(cache, split)
     batch = samples.load("burgers_1d", np.arange(samples.num_samples["burgers_1d"]))
     trajectories = [cache.read(name, "fields", index) for index in SPLIT[split]]
     np.testing.assert_array_equal(batch.z, np.concatenate([z[:-1] for z in trajectories]))
@@ -114,7 +114,7 @@ def test_pairs_are_consecutive_snapshots(cache: LatentCache, split: str):
 def test_windows_hold_the_pairs(cache: LatentCache, horizon: int):
     """Whatever the horizon, samples, z and z_next are the same; windows are what the trajectory has around them."""
     name = "1D_Burgers_Sols_Nu0.01"
-    plain, wide = (LatentSamples(cache, "train", steady=False, horizon=h) for h in (1, horizon))
+    plain, wide = (LatentSamples(cache, "train", horizon=h) for h in (1, horizon))
     assert (wide.num_samples, wide.num_tokens) == (plain.num_samples, plain.num_tokens)
     samples = np.arange(plain.num_samples["burgers_1d"])
     expected, batch = (made.load("burgers_1d", samples) for made in (plain, wide))
@@ -138,7 +138,7 @@ def test_windows_are_as_long_as_the_shortest_trajectories_of_the_family(cache: L
     cache.datasets["short"] = short
     read = cache.read
     cache.read = lambda name, kind, index: read("1D_Burgers_Sols_Nu0.01", kind, index)[: 3 if name == "short" else 5]
-    samples = LatentSamples(cache, "train", steady=False, horizon=9)
+    samples = LatentSamples(cache, "train", horizon=9)
     last = samples.num_samples["burgers_1d"] - 1
     assert {samples.dataset("burgers_1d", sample) for sample in (0, last)} == {"short", "1D_Burgers_Sols_Nu0.01"}
     assert samples.load("burgers_1d", np.array([0, 3, last])).window.shape == (3, 3, 8, 1)
@@ -146,7 +146,7 @@ def test_windows_are_as_long_as_the_shortest_trajectories_of_the_family(cache: L
 
 def test_early_steps_come_more_often(cache: LatentCache):
     """Step t of T = 4 comes with probability (2 (T - t) - 1) / T^2, all trajectories alike."""
-    samples = LatentSamples(cache, "train", steady=False)
+    samples = LatentSamples(cache, "train")
     drawn = samples.draw("burgers_1d", 20_000, np.random.default_rng(0))
     places = [samples.find("burgers_1d", sample)[1:] for sample in drawn]
     for part, expected in (
@@ -157,17 +157,11 @@ def test_early_steps_come_more_often(cache: LatentCache):
         assert shares == pytest.approx(expected, abs=0.02)
 
 
-def test_transient_and_steady_families_are_kept_apart(cache: LatentCache):
-    """Samples of steps have the transient families alone, samples of solutions the steady ones."""
-    assert LatentSamples(cache, "train", steady=False).families == ["advection_1d", "burgers_1d"]
-    assert LatentSamples(cache, "train", steady=True).families == ["darcy_2d"]
-
-
 def test_steady_samples_are_coefficients_and_solutions(cache: LatentCache):
-    """A steady sample is the solution as z_next, its own coefficients, and no state before it."""
+    """A steady sample is the solution as z_next, its own coefficients, and zero before it."""
     name = "2D_DarcyFlow_beta1.0_Train"
-    batch = LatentSamples(cache, "train", steady=True).load("darcy_2d", np.array([2]))
-    assert batch.z.shape == (1, 48, 0)
+    batch = LatentSamples(cache, "train").load("darcy_2d", np.array([2]))
+    assert batch.z.shape == batch.z_next.shape and not batch.z.any()
     np.testing.assert_array_equal(batch.z_next, cache.read(name, "fields", 4))
     np.testing.assert_array_equal(batch.coefficients, cache.read(name, "coefficients", 4))
 

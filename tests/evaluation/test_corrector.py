@@ -33,7 +33,6 @@ VALID, TEST = [2, 3, 7, 9], [1, 5]
 DATASET = Dataset(
     "waves", FAMILY, ("a.h5",), (NUM_TRAJECTORIES,), (0.0, 1.0, 2.0, 3.0, 4.0), (NUM_POINTS,), (1.0,), ("periodic",), {}
 )
-STEADY = Dataset("flow", "darcy_2d", ("b.h5",), (12,), (0.0,), (8, 8), (1.0, 1.0), ("dirichlet",) * 2, {})
 SPLIT = {"train": [0, 4, 6, 8, 10, 11], "valid": VALID, "test": TEST}
 CONFIG = CorrectorConfig(
     seed=0,
@@ -99,13 +98,8 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
 
         monkeypatch.setattr(evaluate, "TrajectoryReader", Reader)
         monkeypatch.setattr(candidates, "TIMED_ROUNDS", 1)
-        entries = [(DATASET, [NUM_POINTS]), (STEADY, [8, 8])]
-        cache = SimpleNamespace(
-            datasets={
-                dataset.name: {"dataset": asdict(dataset), "split": SPLIT, "condition": [0.0], "token_grid": grid}
-                for dataset, grid in entries
-            }
-        )
+        entry = {"dataset": asdict(DATASET), "split": SPLIT, "condition": [0.0], "token_grid": [NUM_POINTS]}
+        cache = SimpleNamespace(datasets={DATASET.name: entry})
         trained = SimpleNamespace(cache=lambda: cache, emulator=lambda *_: make_emulator(denoise, student))
         decision = choose(trained, config, "cpu", "raw")
         json.dumps(decision, allow_nan=False)
@@ -127,7 +121,7 @@ def test_the_exact_denoiser_is_on_and_calibrated(decide: Callable[..., dict]):
     decision = decide(fresh(1.0, 0.5), BIASED)
     assert decision["families"][FAMILY]["diffusion"] == asdict(Correction("sample", 10.0, 0.002, 16, 1.0, 0.0))
     scores = chosen(decision)["scores"]["waves"]["one_step"]
-    operator = decision["report"][FAMILY]["operator"]["waves"]["one_step"]
+    operator = decision["report"][FAMILY]["plain"]["waves"]["one_step"]
     assert scores["spread_skill"] == pytest.approx(1.0, abs=0.1)
     folded = torch.distributions.Normal(1.0, 0.5).sample((100_000,)).abs().mean().item()
     assert scores["CRPS"] / operator["MAE"] == pytest.approx(0.564 * 0.5 / folded, rel=0.1)

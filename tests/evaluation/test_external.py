@@ -28,12 +28,9 @@ from ups.pipelines.evaluation.nodes import evaluate, evaluate_external
 EVALUATION = {"seed": 0, "batch_tokens": 64, "ensemble_size": 2}
 LAUNCH = launched(num_processes=1)
 HOW = {"mode": "sample", "sigma": 5.0, "sigma_min": 0.02, "num_steps": 2, "spread": 1.0, "memory": 0.0}
-CORRECTOR = {
-    "families": {
-        name: dict.fromkeys(("diffusion", "consistency"), HOW) for name in ("advection_1d", "diffusion_reaction_2d")
-    }
-}
+CORRECTOR = {"families": {name: dict.fromkeys(("diffusion", "consistency"), HOW) for name in TRAINED}}
 TRANSIENT = {"persistence", "codec", "operator", "diffusion", "consistency"}
+STEADY = {"codec", "steady", "diffusion", "consistency"}
 
 
 def config(folder: Path | None) -> EvaluationConfig:
@@ -76,7 +73,7 @@ def test_other_resolutions_and_parameters_are_scored(trained: Path, tmp_path: Pa
     write_file(tmp_path, "darcy_2d", "2D_DarcyFlow_beta0.1_Train.hdf5", count=3, grid=(16, 12))
     records = score(trained, tmp_path, tmp_path / "external")
     assert all(math.isfinite(record["value"]) for record in records)
-    assert {record["method"] for record in records if record["family"] == "darcy_2d"} == {"codec", "steady"}
+    assert {record["method"] for record in records if record["family"] == "darcy_2d"} == STEADY
     records = [record for record in records if record["family"] == "advection_1d"]
     assert {record["num_trajectories"] for record in records} == {3}
     with h5py.File(path) as file:

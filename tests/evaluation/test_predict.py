@@ -22,7 +22,6 @@ SETTING = Setting("compressible_ns_1d", Domain(0, (8,), (True,)), torch.zeros(2,
 class AddsNoise:
     """Latents are the fields; the operator halves them, the diffusion adds noise besides."""
 
-    operator: bool = True
     denoiser: bool = True
     student: None = None
     corrections: dict = field(default_factory=lambda: ON)
@@ -32,7 +31,10 @@ class AddsNoise:
 
     decode = encode
 
-    def operator_step(self, setting: Setting):
+    def model(self, family: str) -> str:
+        return family
+
+    def plain_step(self, setting: Setting):
         return lambda z: z / 2
 
     def diffusion_step(self, setting: Setting, correction: Correction, generator: torch.Generator):

@@ -43,7 +43,7 @@ class Shifts:
 
     decode = encode
 
-    def operator_step(self, setting: Setting):
+    def plain_step(self, setting: Setting):
         return lambda z: 1.5 * shift(z, torch.tensor(0.025), 1.0)
 
     def consistency_step(self, setting: Setting, correction: Correction, generator: torch.Generator):

@@ -6,10 +6,10 @@ OPERATOR = {"MAE": 0.4, "nRMSE": 0.2, "band_error_4": 0.5}
 ENSEMBLE = {"CRPS": 0.1, "MAE": 0.5, "nRMSE": 0.1, "band_error_4": 0.4, "spread_skill": 0.9, "coverage": 0.6}
 
 
-def records(dataset: str, **methods: dict[str, float | None]) -> list[dict]:
+def records(dataset: str, family: str = "burgers_1d", **methods: dict[str, float | None]) -> list[dict]:
     """The same scores at both horizons."""
     return [
-        {"dataset": dataset, "method": method, "horizon": horizon, "metric": metric, "value": value}
+        {"dataset": dataset, "family": family, "method": method, "horizon": horizon, "metric": metric, "value": value}
         for method, scores in methods.items()
         for horizon in ("one_step", "rollout")
         for metric, value in scores.items()
@@ -21,6 +21,12 @@ def test_an_ensemble_is_beside_the_operator():
     lines = uncertainty(records("waves", operator=OPERATOR, diffusion=ENSEMBLE)).splitlines()
     assert "| waves | diffusion | one_step | 0.25 | 0.5 | 0.8 | 0.9 | 0.6 |" in lines
     assert sum(line.startswith("| waves") for line in lines) == 2
+
+
+def test_a_steady_ensemble_is_beside_the_steady_model():
+    """In a steady family the steady model is what an ensemble is compared with."""
+    lines = uncertainty(records("flow", "darcy_2d", steady=OPERATOR, diffusion=ENSEMBLE)).splitlines()
+    assert "| flow | diffusion | one_step | 0.25 | 0.5 | 0.8 | 0.9 | 0.6 |" in lines
 
 
 def test_a_method_that_is_off_has_no_line():

@@ -96,8 +96,7 @@ def test_weights_are_plain_and_rebuild_the_model(kind: str, tmp_path):
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     again = grid_model(**content)
     again.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
-    coefficients, domain = torch.randn(2, 64, 2), Domain(0, (8, 8), (True, True))
+    z, coefficients, domain = torch.zeros(2, 64, 2), torch.randn(2, 64, 2), Domain(0, (8, 8), (True, True))
     assert all(value.is_floating_point() for value in model.state_dict().values())
-    assert torch.equal(
-        model(coefficients, torch.zeros(2, 1), domain, 2), again(coefficients, torch.zeros(2, 1), domain, 2)
-    )
+    inputs = z, coefficients, torch.zeros(2, 1), domain
+    assert torch.equal(model(*inputs), again(*inputs))

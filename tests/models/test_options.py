@@ -160,7 +160,7 @@ def test_conditions_can_be_hidden(conditioning: bool):
     context = Prediction(z, normal(2, 12, 9), normal(2, 8), torch.ones(2, 1, 4))
     calls = [
         lambda condition: operator(z, coefficients, condition, domain),
-        lambda condition: steady(coefficients, condition, domain, 4),
+        lambda condition: steady(z, coefficients, condition, domain),
         lambda condition: denoiser(z, sigma, context, condition, domain),
     ]
     for call in calls:

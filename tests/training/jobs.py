@@ -33,7 +33,7 @@ from ups.config import (
 from ups.files import digest_of, read_json, write_json
 from ups.launch import train_stage
 from ups.pipelines.data.nodes import describe_datasets, fit_normalization, simulate_pdebench
-from ups.pipelines.training.nodes import encode_latents, train_codec
+from ups.pipelines.training.nodes import encode_latents, train_codec, trained
 from ups.receipts import Receipt
 
 PROJECT = Path(__file__).parents[2]
@@ -109,8 +109,8 @@ def prepare(root: Path) -> None:
 INPUTS = {
     "codec": ("datasets", "normalization"),
     "operator": ("latent_cache",),
-    "diffusion": ("latent_cache", "operator"),
-    "consistency": ("latent_cache", "operator", "diffusion"),
+    "diffusion": ("latent_cache", "operator", "steady"),
+    "consistency": ("latent_cache", "operator", "steady", "diffusion"),
     "steady": ("latent_cache",),
     "finetune": ("latent_cache", "operator"),
 }
@@ -118,7 +118,7 @@ INPUTS = {
 
 def inputs_of(root: Path, stage: str = "operator") -> dict[str, Receipt]:
     """The receipts that a stage is trained from."""
-    return {name: read_json(root / f"receipts/{name}.json") for name in INPUTS[stage]}
+    return trained({name: read_json(root / f"receipts/{name}.json") for name in INPUTS[stage]})
 
 
 def train(root: Path, stage: str = "operator", launch: dict[str, Any] | None = None, **changes: Any) -> Path:

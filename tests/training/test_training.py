@@ -120,7 +120,7 @@ def test_operator_overfits_four_trajectories(run: Run):
 def _first_four(samples: LatentSamples) -> LatentSamples:
     for entry in samples.cache.datasets.values():
         entry["split"]["train"] = entry["split"]["train"][:2]
-    return LatentSamples(samples.cache, "train", steady=False)
+    return LatentSamples(samples.cache, "train")
 
 
 def test_training_ends_early(run: Run, monkeypatch: pytest.MonkeyPatch):
@@ -142,7 +142,7 @@ def test_latents_that_are_not_finite_end_the_training(run: Run):
             return replace(batch, z=batch.z * torch.nan)
 
     stage = operator.build(section(log_every=10), run)
-    spoilt = Spoilt(stage.train.cache, "train", steady=False)
+    spoilt = Spoilt(stage.train.cache, "train")
     with pytest.raises(Diverged, match="at step 10, gradients not fit to use since step 0; lower"):
         train_here(replace(stage, train=spoilt), section(log_every=10), run)
     assert not (run.folder / "weights.pt").exists()

@@ -19,7 +19,7 @@ from ups.data.dataset import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.files import read_json, write_json
-from ups.models.amplitude import SMALLEST_FLUCTUATION
+from ups.models.amplitude import SMALLEST_FLUCTUATION, UNLIMITED
 
 if TYPE_CHECKING:
     import zarr
@@ -123,8 +123,8 @@ def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, l
     `fluctuation` and `change`: RMS of z minus its mean over tokens, and of one step's change. `spread`: 1.5 times the
     largest magnitude of z minus its mean; `bound`: the same of the mean, plus a tenth of `spread`, since a mean that
     is always near zero says little about how far it may move. `growth`: the largest factor, at least 1, by which a step
-    raises the RMS of z minus its mean, where that counts as no less than SMALLEST_FLUCTUATION of `fluctuation`;
-    `largest`: 1.5 times the largest such RMS of a snapshot.
+    raises the RMS of z minus its mean, where that counts as no less than SMALLEST_FLUCTUATION of `fluctuation`, and no
+    limit where there are no steps; `largest`: 1.5 times the largest such RMS of a snapshot.
     """
     squares, peaks, counts = np.zeros((2, num_fields)), np.zeros((2, num_fields)), np.zeros((2, 1))
     sizes = []
@@ -147,7 +147,7 @@ def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, l
     floor = np.maximum(SMALLEST_FLUCTUATION * fluctuation, np.finfo(float).tiny)
     factors = np.array([rms[1:] / np.maximum(rms[:-1], floor) for rms in sizes]).reshape(-1, num_fields)
     statistics = {"fluctuation": fluctuation, "change": change, "bound": bound + spread / 10, "spread": spread}
-    statistics["growth"] = factors.max(axis=0, initial=1.0)
+    statistics["growth"] = factors.max(axis=0, initial=1.0 if len(factors) else UNLIMITED)
     statistics["largest"] = MARGIN * np.concatenate(sizes).max(axis=0)
     return {name: values.tolist() for name, values in statistics.items()}
 

@@ -41,8 +41,8 @@ class LatentBatch(Batch):
     """Latent pairs of one family.
 
     z and z_next are (B, N, D), coefficients (B, N, D_c) with D_c = 0 where the PDE has no coefficient fields,
-    condition is (B, K). In a steady family z_next is the solution and z is empty, (B, N, 0). Where several steps are
-    asked for, `window` (B, H + 1, N, D) has consecutive states: number `offset` (B,) is z, the next one z_next.
+    condition is (B, K). In a steady family z is zero and z_next the solution. Where several steps are asked for,
+    `window` (B, H + 1, N, D) has consecutive states: number `offset` (B,) is z, the next one z_next.
     """
 
     domain: Domain

@@ -88,24 +88,23 @@ class FieldSamples:
 
 
 class LatentSamples:
-    """Steps z -> z_next of the cache (or steady solutions) in windows of up to `horizon` steps; keys are families.
+    """Steps z -> z_next of the cache in windows of up to `horizon` steps; keys are families.
 
-    All windows of a family have as many steps: those of its shortest trajectories if these have fewer.
+    A steady solution is a step from zero. All windows of a family have as many steps: those of its shortest
+    trajectories if these have fewer.
     """
 
-    def __init__(self, cache: LatentCache, split: str, *, steady: bool, horizon: int = 1) -> None:
+    def __init__(self, cache: LatentCache, split: str, *, horizon: int = 1) -> None:
         self.cache = cache
         self._index: dict[str, _Index] = {}
         self._num_steps: dict[str, int] = {}
         for name, entry in cache.datasets.items():
-            family = FAMILIES[entry["dataset"]["family"]]
-            if family.steady == steady:
-                index = self._index.setdefault(family.name, _Index())
-                num_snapshots = entry["arrays"]["fields"]["shape"][1]
-                shortest = self._num_steps.get(family.name, horizon)
-                self._num_steps[family.name] = min(shortest, num_snapshots - 1)
-                for trajectory in entry["split"][split]:
-                    index.add(name, trajectory, 1 if steady else num_snapshots - 1)
+            family = entry["dataset"]["family"]
+            index = self._index.setdefault(family, _Index())
+            num_snapshots = entry["arrays"]["fields"]["shape"][1]
+            self._num_steps[family] = min(self._num_steps.get(family, horizon), num_snapshots - 1)
+            for trajectory in entry["split"][split]:
+                index.add(name, trajectory, max(1, num_snapshots - 1))
         self._domains = domains(cache)
         self.families = sorted(self._index)
 
@@ -160,7 +159,7 @@ class LatentSamples:
         window = torch.from_numpy(np.stack(windows).astype(np.float32))
         batch = LatentBatch(
             domain=self._domains[family],
-            z=window[:, 0] if num_steps else window[:, 0, :, :0],
+            z=window[:, 0] if num_steps else torch.zeros_like(window[:, 0]),
             z_next=window[:, -1],
             coefficients=torch.from_numpy(np.stack(coefficients).astype(np.float32)),
             condition=torch.tensor(conditions),

@@ -8,12 +8,11 @@ from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.emulator import Emulator
 from ups.evaluation.evaluate import held_out
+from ups.evaluation.predict import plain_method
 from ups.evaluation.score import score_subjects
 from ups.models.baselines import grid_model
 from ups.models.codec import codec_from
 from ups.models.weights import load_model
-
-OPERATOR, STEADY = "operator", "steady"
 
 
 def score_baselines(
@@ -51,4 +50,4 @@ def grid_emulator(
 
 def _named(kind: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records of the model itself, under its own name; codec and persistence are in the main evaluation."""
-    return [record | {"method": kind} for record in records if record["method"] in (OPERATOR, STEADY)]
+    return [record | {"method": kind} for record in records if record["method"] == plain_method(record["family"])]

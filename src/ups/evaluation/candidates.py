@@ -13,7 +13,15 @@ from torch import Tensor
 from ups.config import CorrectorConfig
 from ups.emulator import Correction, Emulator
 from ups.evaluation.evaluate import Subject, batches
-from ups.evaluation.predict import HORIZONS, Stepper, corrected_stepper, one_step, operator_stepper, whole_rollout
+from ups.evaluation.predict import (
+    HORIZONS,
+    Stepper,
+    corrected_stepper,
+    one_step,
+    plain_stepper,
+    states,
+    whole_rollout,
+)
 from ups.metrics.suite import ScoreSuite, Truth
 
 HIGH_BAND = "band_error_4"
@@ -69,14 +77,14 @@ class Validation:
     device: torch.device
 
     @cached_property
-    def operator(self) -> Scores:
-        """Scores of the operator alone."""
-        return self._scores(operator_stepper(self.emulator))
+    def plain(self) -> Scores:
+        """Scores without corrector."""
+        return self._scores(plain_stepper(self.emulator))
 
     def candidate(self, method: str, correction: Correction) -> Candidate:
         """Score a correction; all see the same random numbers."""
         scores = self._scores(self._stepper(method, correction))
-        config, reference = self.config, self.operator
+        config, reference = self.config, self.plain
         crps = _values(scores, "CRPS") / _values(reference, "MAE")
         worst_crps, worst_nrmse = float(crps.max()), _worst_ratio(scores, reference, "nRMSE")
         worst_high_band = _worst_ratio(scores, reference, HIGH_BAND)
@@ -103,7 +111,7 @@ class Validation:
     def wall_time_ratio(self, first: Candidate, second: Candidate) -> float:
         """Median seconds of a step of one candidate over those of the other, measured in turns."""
         u_ref, setting = next(batches(self.emulator, self._used()[0], self.config.batch_tokens, self.device))
-        z = self.emulator.encode(u_ref[:, :1], setting.family)[:, 0]
+        z = states(self.emulator, u_ref, setting.family)[0][:, 0]
         seconds: tuple[list[float], list[float]] = ([], [])
         for _ in range(1 + TIMED_ROUNDS):
             for candidate, taken in zip((first, second), seconds, strict=True):
@@ -128,11 +136,12 @@ class Validation:
             num_dims, seed = len(subject.dataset.grid), self.config.seed
             suites = {horizon: ScoreSuite(num_dims, COMPAT_BATCH_SIZE, (), seed) for horizon in HORIZONS}
             for u_ref, setting in batches(self.emulator, subject, self.config.batch_tokens, self.device):
-                z_ref, thinned = self.emulator.encode(u_ref, setting.family), u_ref[:, 1::STRIDE]
+                z_ref, truth = states(self.emulator, u_ref, setting.family)
+                thinned = truth[:, ::STRIDE]
                 first = one_step(self.emulator, stepper, setting, thinned, z_ref[:, :-1:STRIDE])
-                whole = whole_rollout(self.emulator, stepper, setting, u_ref[:, 1:], z_ref[:, 0])
+                whole = whole_rollout(self.emulator, stepper, setting, truth, z_ref[:, 0])
                 suites["one_step"].update(first.u, Truth(thinned), ensemble=first.ensemble)
-                suites["rollout"].update(whole.u, Truth(u_ref[:, 1:]), ensemble=whole.ensemble)
+                suites["rollout"].update(whole.u, Truth(truth), ensemble=whole.ensemble)
             scores[subject.dataset.name] = {horizon: _chosen(suite) for horizon, suite in suites.items()}
         return scores
 

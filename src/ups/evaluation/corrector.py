@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ups.config import CorrectorConfig, StudentConfig
-from ups.data.pdebench import FAMILIES
 from ups.emulator import Correction
 from ups.evaluation import OFF
 from ups.evaluation.candidates import Candidate, Validation
@@ -20,7 +19,7 @@ from ups.progress import ProgressBar
 
 
 def choose(trained: Trained, config: CorrectorConfig, device: str, raw: Path) -> dict[str, Any]:
-    """Decide for every transient family; a method of one is a correction or off.
+    """Decide for every family; a method of one is a correction or off.
 
     Returns:
         {"families": {family: {"diffusion", "consistency"}}, "report": {family: what was tried}}.
@@ -28,8 +27,7 @@ def choose(trained: Trained, config: CorrectorConfig, device: str, raw: Path) ->
     emulator = trained.emulator(device)
     subjects: dict[str, list[Subject]] = defaultdict(list)
     for subject in held_out(trained.cache(), raw, "valid"):
-        if not FAMILIES[subject.dataset.family].steady:
-            subjects[subject.dataset.family].append(subject)
+        subjects[subject.dataset.family].append(subject)
     families, report = {}, {}
     with ProgressBar("choose_corrector", len(subjects), "families") as bar:
         for family, chosen in sorted(subjects.items()):
@@ -50,7 +48,7 @@ def choose_for_family(validation: Validation) -> tuple[dict[str, Any], dict[str,
         decision["consistency"], report["accept"] = _decision(student), accept(validation, teacher, student)
         tried += students
     candidates = [_finite(asdict(candidate)) for candidate in tried]
-    return decision, report | {"operator": _finite(validation.operator), "candidates": candidates}
+    return decision, report | {"plain": _finite(validation.plain), "candidates": candidates}
 
 
 def try_diffusion(validation: Validation) -> list[Candidate]:

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from ups.data.latent_cache import LatentCache
-from ups.data.pdebench import FAMILIES
 from ups.emulator import Emulator, Setting
 from ups.evaluation.baselines import grid_emulator
 from ups.evaluation.evaluate import Subject, batches, held_out
-from ups.evaluation.predict import corrected_stepper, correctors, operator_stepper
+from ups.evaluation.predict import corrected_stepper, correctors, plain_method, plain_stepper, states
 from ups.evaluation.score import Trained
 from ups.files import WEIGHTS
 from ups.models.weights import load
@@ -121,10 +120,9 @@ def _in_turns(contenders: dict[str, Predict], device: torch.device) -> dict[str,
 def _rollouts(name: str, emulator: Emulator, subject: Subject, device: torch.device) -> dict[str, Predict]:
     """A rollout of each method of an emulator; a baseline's is called by its own `name`."""
     u_ref, setting = next(batches(emulator, subject, ALL_AT_ONCE, device))
-    if FAMILIES[setting.family].steady:
-        return {name or "steady": lambda: emulator.decode(emulator.solve_steady(setting)[:, None], setting.family)}
-    z_0, num_steps = emulator.encode(u_ref[:, 0], setting.family), u_ref.shape[1] - 1
-    steppers = {name or "operator": operator_stepper(emulator)}
+    z_ref = states(emulator, u_ref, setting.family)[0]
+    z_0, num_steps = z_ref[:, 0], z_ref.shape[1] - 1
+    steppers = {name or plain_method(setting.family): plain_stepper(emulator)}
     for method in correctors(emulator):
         correction = emulator.corrections.get((method, setting.family))
         if correction is not None:
@@ -132,7 +130,7 @@ def _rollouts(name: str, emulator: Emulator, subject: Subject, device: torch.dev
             steppers[method] = corrected_stepper(emulator, method, correction, 1, generator)
 
     def rolling(step_of: Callable[[Setting], Callable[[Tensor], Tensor]]) -> Predict:
-        return lambda: emulator.decode(rollout(step_of(setting), z_0, num_steps), setting.family)
+        return lambda: emulator.decode(rollout(step_of(setting), z_0, num_steps)[:, 1:], setting.family)
 
     return {method: rolling(stepper.step_of) for method, stepper in steppers.items()}
 

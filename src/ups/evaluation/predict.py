@@ -40,27 +40,45 @@ def predict(
     emulator: Emulator, u_ref: Tensor, setting: Setting, config: EvaluationConfig, generator: torch.Generator
 ) -> Predictions:
     """Predictions of every method for test trajectories u_ref (B, T, C, *grid)."""
-    z_ref = emulator.encode(u_ref, setting.family)
-    if FAMILIES[setting.family].steady:
-        return _steady(emulator, z_ref, setting)
-    truth, decoded = u_ref[:, 1:], Prediction(emulator.decode(z_ref[:, 1:], setting.family))
-    predictions = {
-        ("persistence", "one_step"): Prediction(u_ref[:, :-1]),
-        ("persistence", "rollout"): Prediction(u_ref[:, :1].expand_as(truth)),
-        ("codec", "one_step"): decoded,
-        ("codec", "rollout"): decoded,
-    }
-    if emulator.operator is None:
-        return predictions
-    by_operator = advance(emulator, operator_stepper(emulator), setting, truth, z_ref)
-    methods = {"operator": by_operator}
+    z_ref, truth = states(emulator, u_ref, setting.family)
+    decoded = Prediction(emulator.decode(z_ref[:, 1:], setting.family))
+    methods = {"codec": dict.fromkeys(HORIZONS, decoded)}
+    if not FAMILIES[setting.family].steady:
+        whole = Prediction(u_ref[:, :1].expand_as(truth))
+        methods["persistence"] = {"one_step": Prediction(u_ref[:, :-1]), "rollout": whole}
+    if emulator.model(setting.family) is not None:
+        methods |= _by_models(emulator, setting, truth, z_ref, config.ensemble_size, generator)
+    return {(method, horizon): both[horizon] for method, both in methods.items() for horizon in HORIZONS}
+
+
+def states(emulator: Emulator, u_ref: Tensor, family: str) -> tuple[Tensor, Tensor]:
+    """Latents z_ref (B, T, N, D) of trajectories and what follows the first, (B, T - 1, C, *grid); T = 2 if steady.
+
+    A steady solution is a step from zero.
+    """
+    z_ref = emulator.encode(u_ref, family)
+    if FAMILIES[family].steady:
+        return torch.cat([torch.zeros_like(z_ref), z_ref], 1), u_ref
+    return z_ref, u_ref[:, 1:]
+
+
+def _by_models(
+    emulator: Emulator, setting: Setting, truth: Tensor, z_ref: Tensor, num_members: int, generator: torch.Generator
+) -> dict[str, dict[str, Prediction]]:
+    plain = advance(emulator, plain_stepper(emulator), setting, truth, z_ref)
+    methods = {plain_method(setting.family): plain}
     for method in correctors(emulator):
-        methods[method] = by_operator
+        methods[method] = plain
         correction = emulator.corrections.get((method, setting.family))
         if correction is not None:
-            stepper = corrected_stepper(emulator, method, correction, config.ensemble_size, generator)
+            stepper = corrected_stepper(emulator, method, correction, num_members, generator)
             methods[method] = advance(emulator, stepper, setting, truth, z_ref)
-    return predictions | {(method, horizon): both[horizon] for method, both in methods.items() for horizon in HORIZONS}
+    return methods
+
+
+def plain_method(family: str) -> str:
+    """The name of what predicts a family without corrector."""
+    return "steady" if FAMILIES[family].steady else "operator"
 
 
 def correctors(emulator: Emulator) -> list[str]:
@@ -77,15 +95,15 @@ def mode(emulator: Emulator, method: str, family: str) -> str | None:
     return OFF if correction is None else correction.mode
 
 
-def operator_stepper(emulator: Emulator) -> Stepper:
-    """The operator without corrector."""
-    return Stepper(emulator.operator_step, 1)
+def plain_stepper(emulator: Emulator) -> Stepper:
+    """The operator or the steady model without corrector."""
+    return Stepper(emulator.plain_step, 1)
 
 
 def corrected_stepper(
     emulator: Emulator, method: str, correction: Correction, num_members: int, generator: torch.Generator
 ) -> Stepper:
-    """The operator with residuals drawn by the denoiser or by the student."""
+    """The same with residuals drawn by the denoiser or by the student."""
     make = emulator.diffusion_step if method == "diffusion" else emulator.consistency_step
     return Stepper(lambda setting: make(setting, correction, generator), num_members)
 
@@ -118,13 +136,6 @@ def whole_rollout(emulator: Emulator, stepper: Stepper, setting: Setting, truth:
     step = stepper.step_of(setting.repeated(stepper.num_members))
     z_pred = rollout(step, z_0.repeat(stepper.num_members, 1, 1), truth.shape[1])[:, 1:]
     return _prediction(emulator.decode(z_pred, setting.family), truth)
-
-
-def _steady(emulator: Emulator, z_ref: Tensor, setting: Setting) -> Predictions:
-    steady = {"codec": emulator.decode(z_ref, setting.family)}
-    if emulator.steady is not None:
-        steady["steady"] = emulator.decode(emulator.solve_steady(setting)[:, None], setting.family)
-    return {(method, horizon): Prediction(u) for method, u in steady.items() for horizon in HORIZONS}
 
 
 def _prediction(u: Tensor, truth: Tensor) -> Prediction:

@@ -94,7 +94,7 @@ class Trial:
     def _operator(self, outcome: "Outcome", u_ref: Tensor, setting: Setting) -> None:
         started = self._now()
         z_0 = self.emulator.encode(u_ref[:, 0], setting.family)
-        z = rollout(self.emulator.operator_step(setting), z_0, u_ref.shape[1] - 1)
+        z = rollout(self.emulator.plain_step(setting), z_0, u_ref.shape[1] - 1)
         u = self.emulator.decode(z, setting.family)
         outcome.add(("operator", 1), trajectory_error(u, u_ref), self._now() - started)
 

@@ -5,29 +5,31 @@ from typing import Any
 
 from ups.evaluation.candidates import HIGH_BAND
 from ups.evaluation.markdown import number, ratio, table
-from ups.evaluation.predict import HORIZONS
+from ups.evaluation.predict import HORIZONS, plain_method
 
 ENSEMBLES = ("diffusion", "consistency")
 COLUMNS = ("dataset", "method", "horizon", "CRPS", "nRMSE", "high band", "spread-skill", "coverage")
 NOTE = (
-    "CRPS over the operator's MAE, which is the CRPS of its one prediction; nRMSE and error in the highest band of "
-    "wavenumbers of the ensemble's mean over the operator's, below 1 is better. A calibrated ensemble has spread-skill "
-    "1. Where a method is off it is the operator, and has no line; why is in `corrector.json`."
+    "CRPS over the MAE of the operator, which is the CRPS of its one prediction; nRMSE and error in the highest band "
+    "of wavenumbers of the ensemble's mean over the operator's, below 1 is better. In a steady family the steady model "
+    "is meant. A calibrated ensemble has spread-skill 1. Where a method is off it is the operator, and has no line; "
+    "why is in `corrector.json`."
 )
 
 
 def uncertainty(records: list[dict[str, Any]]) -> str:
     """Markdown: a line per dataset, ensemble and horizon, from records of the test split."""
     values = {(r["dataset"], r["method"], r["horizon"], r["metric"]): r["value"] for r in records}
-    lines = table(COLUMNS, _rows(values), num_names=3)
+    families = {r["dataset"]: r["family"] for r in records}
+    lines = table(COLUMNS, _rows(values, families), num_names=3)
     return "\n".join(["## Uncertainty on the test split", "", NOTE, "", *lines, ""])
 
 
-def _rows(values: dict[tuple[str, str, str, str], float | None]) -> Iterator[list[str]]:
-    for dataset in sorted({dataset for dataset, *_ in values}):
+def _rows(values: dict[tuple[str, str, str, str], float | None], families: dict[str, str]) -> Iterator[list[str]]:
+    for dataset, family in sorted(families.items()):
         for method in ENSEMBLES:
             for horizon in HORIZONS:
-                own, alone = (dataset, method, horizon), (dataset, "operator", horizon)
+                own, alone = (dataset, method, horizon), (dataset, plain_method(family), horizon)
                 if (*own, "CRPS") in values:
                     pairs = (("CRPS", "MAE"), ("nRMSE", "nRMSE"), (HIGH_BAND, HIGH_BAND))
                     ratios = [ratio(values[*own, ours], values[*alone, theirs]) for ours, theirs in pairs]

@@ -37,17 +37,16 @@ class GridOperator(nn.Module):
 
 
 class GridSteadyModel(nn.Module):
-    """z = clip(F(coefficients)) for a network F on fields (B, C, *grid)."""
+    """z = within(F(coefficients)) for a network F on fields (B, C, *grid)."""
 
     def __init__(self, network: nn.Module, num_families: int, latent_channels: int) -> None:
         super().__init__()
         self.network = network
         self.amplitude = Amplitude(num_families, latent_channels)
 
-    def forward(self, coefficients: Tensor, condition: Tensor, domain: Domain, latent_channels: int) -> Tensor:
-        """Solutions z (B, N, C) for coefficients (B, N, C_c)."""
-        z = _on_grid(self.network, coefficients, domain)
-        return self.amplitude.within(z, domain)
+    def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
+        """Solutions (B, N, C) for coefficients (B, N, C_c), whatever z."""
+        return self.amplitude.within(_on_grid(self.network, coefficients, domain), domain)
 
 
 def grid_model(

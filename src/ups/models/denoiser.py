@@ -1,4 +1,4 @@
-"""A denoiser of the operator's standardised residual, with EDM's preconditioning for unit variance."""
+"""A denoiser of the standardised residual of operator or steady model, with EDM's preconditioning for unit variance."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ups.models.domain import Domain
 from ups.models.operator import Operator
 from ups.models.sizes import Backbone, Sizes
+from ups.models.steady import SteadyModel
 from ups.models.token_mixer import TokenMixer
 
 NUM_NOISE_FEATURES = 8
@@ -25,11 +26,11 @@ def precondition(sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Prediction:
-    """An operator's step and what a denoiser is told about it.
+    """A model's step and what a denoiser is told about it.
 
     z_pred (B, N, D); tokens (B, N, 2 D + D_c): the state at unit amplitude, the predicted change in units of its own
     RMS, the coefficients; summary (B, 2 D); unit (B, 1, D): that RMS, one per field, in which residuals are measured,
-    for an operator misses more where more happens.
+    for a model misses more where more happens.
     """
 
     z_pred: Tensor
@@ -38,21 +39,22 @@ class Prediction:
     unit: Tensor
 
 
-def predict(operator: Operator, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Prediction:
-    """Advance z (B, N, D) by one step of the operator and describe the step."""
-    z_pred = operator(z, coefficients, condition, domain)
-    x, summary = operator.amplitude.standardize(operator.amplitude.within(z, domain), domain)
+def predict(
+    model: Operator | SteadyModel, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain
+) -> Prediction:
+    """Advance z (B, N, D) by one step and describe the step; a steady solution is a step from zero."""
+    z_pred, amplitude = model(z, coefficients, condition, domain), model.amplitude
+    x, summary = amplitude.standardize(amplitude.within(z, domain), domain)
     change = z_pred - z
-    unit = operator.amplitude.field_rms(change, domain)
-    unit = torch.maximum(unit, SMALLEST_STEP * operator.amplitude.unit(z, domain))
+    unit = torch.maximum(amplitude.field_rms(change, domain), SMALLEST_STEP * amplitude.unit(z, domain))
     return Prediction(z_pred, torch.cat([x, change / unit, coefficients], -1), summary, unit)
 
 
 class Denoiser(nn.Module):
     """D(y + sigma n; sigma) = c_skip x + c_out F(c_in x; c_noise, context) for x = y + sigma n.
 
-    y = (z_next - z_pred) / (scale * unit) is the residual of the operator; `scale` (families, D) is its median RMS
-    on the validation split, one value per field. The context is the operator's `Prediction`.
+    y = (z_next - z_pred) / (scale * unit) is the residual of a model's step; `scale` (families, D) is its median RMS
+    on the validation split, one value per field. The context is the model's `Prediction`.
     """
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:

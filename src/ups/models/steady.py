@@ -16,8 +16,8 @@ class SteadyModel(nn.Module):
         self.mixer = TokenMixer(backbone, sizes, num_states=0, num_conditions=sizes.num_conditions)
         self.amplitude = Amplitude(sizes.num_families, sizes.latent_channels)
 
-    def forward(self, coefficients: Tensor, condition: Tensor, domain: Domain, latent_channels: int) -> Tensor:
-        """Solutions z (B, N, D) for coefficients (B, N, D_c)."""
+    def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
+        """Solutions (B, N, D) for coefficients (B, N, D_c); of z (B, N, D) only the size counts."""
         summary = coefficients.mean(1)
-        z = self.mixer(coefficients, summary, self.mixer.told(condition), domain, latent_channels)
-        return self.amplitude.within(z, domain)
+        solution = self.mixer(coefficients, summary, self.mixer.told(condition), domain, z.shape[-1])
+        return self.amplitude.within(solution, domain)

@@ -17,18 +17,17 @@ from ups.training.symmetry import augmented
 
 def build(config: BaselineConfig, run: Run) -> Stage:
     """Regress the next state as the operator does, or the steady solution; errors count alike."""
-    is_steady = FAMILIES[config.family].steady
-    cache = open_cache(run, steady=is_steady).only(config.family)
+    cache = open_cache(run, "transient", "steady").only(config.family)
     settings = _settings(config, cache)
     model = grid_model(**settings)
     amplitude = model.amplitude
     set_amplitude(amplitude, cache)
 
-    loss = steady_loss if is_steady else step_loss(amplitude, config)
+    loss = steady_loss if FAMILIES[config.family].steady else step_loss(amplitude, config)
     if config.symmetries:
         loss = augmented(loss, cache, run)
-    train = LatentSamples(cache, "train", steady=is_steady, horizon=config.unroll.horizon)
-    valid = LatentSamples(cache, "valid", steady=is_steady)
+    train = LatentSamples(cache, "train", horizon=config.unroll.horizon)
+    valid = LatentSamples(cache, "valid")
     return Stage(model, settings, loss, train, valid, train.num_tokens)
 
 

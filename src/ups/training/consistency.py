@@ -7,13 +7,12 @@ from ups.data.loader import LatentBatch
 from ups.data.samples import LatentSamples
 from ups.diffusion.losses import consistency_loss, next_sigma
 from ups.models.denoiser import Denoiser
-from ups.models.operator import Operator
 from ups.models.sizes import from_settings
 from ups.models.weights import load_model, load_settings
 from ups.run import Run
-from ups.training.diffusion import outlier_weight, residual
+from ups.training.diffusion import outlier_weight
 from ups.training.distributed import Draw
-from ups.training.inputs import open_cache
+from ups.training.residuals import Residuals
 from ups.training.stage import Stage
 
 LARGEST_SIGMA = 80.0
@@ -21,15 +20,14 @@ LARGEST_SIGMA = 80.0
 
 def build(config: ConsistencyConfig, run: Run) -> Stage:
     """Easy consistency tuning: the student starts as the teacher and becomes consistent along its own noise levels."""
-    cache = open_cache(run, steady=False)
+    residuals = Residuals(run)
     teacher = load_model(from_settings(Denoiser), run.data_root, run.inputs["diffusion"])
     settings = load_settings(run.data_root, run.inputs["diffusion"])
     student = from_settings(Denoiser)(**settings)
     student.load_state_dict(teacher.state_dict())
-    operator = load_model(from_settings(Operator), run.data_root, run.inputs["operator"])
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
-        y, context = residual(operator, student, batch)
+        y, context = residuals.of(batch, student)
         sigma = (config.P_mean + config.P_std * draw.normal()).exp().clamp(1e-3, LARGEST_SIGMA)
         noise = draw.normal(*y.shape[1:])
         sigma_next = next_sigma(sigma, config.q, config.k, config.b, stage=0)
@@ -39,12 +37,12 @@ def build(config: ConsistencyConfig, run: Run) -> Stage:
 
         return consistency_loss(denoise, y, noise, sigma, sigma_next) / outlier_weight(y)
 
-    train = LatentSamples(cache, "train", steady=False)
+    train = LatentSamples(residuals.cache, "train")
     return Stage(
         model=student,
         settings=settings,
         loss=loss,
         train=train,
-        valid=LatentSamples(cache, "valid", steady=False),
+        valid=LatentSamples(residuals.cache, "valid"),
         num_tokens=train.num_tokens,
     )

@@ -1,6 +1,6 @@
 """What the stages on latents share: their cache, the sizes of their models, statistics and errors per field."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,15 +15,15 @@ from ups.run import Run
 SMALLEST_SCALE = 1e-3
 
 
-def open_cache(run: Run, *, steady: bool) -> LatentCache:
-    """The steady families, or the others, of the latent cache of a run's inputs.
+def open_cache(run: Run, *kinds: Literal["transient", "steady"]) -> LatentCache:
+    """The families of these kinds in the latent cache of a run's inputs.
 
     Raises:
         DataFault: the cache was made from something else than its receipt says.
     """
     receipt = run.inputs["latent_cache"]
     cache = LatentCache.open(run.data_root / receipt["path"], receipt["key"])
-    return cache.only(*(family for family in FAMILIES if FAMILIES[family].steady == steady))
+    return cache.only(*(family for kind in kinds for family in receipt[kind]))
 
 
 def datasets_of(cache: LatentCache, family: str) -> list[dict[str, Any]]:

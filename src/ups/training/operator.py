@@ -24,14 +24,14 @@ from ups.training.weighted_terms import Transition, WeightedTerms
 
 def build(config: OperatorConfig, run: Run) -> Stage:
     """Predict what follows z, one step at a time."""
-    cache = open_cache(run, steady=False)
+    cache = open_cache(run, "transient")
     settings = model_settings(cache, config.model)
     operator = from_settings(Operator)(**settings)
     set_amplitude(operator.amplitude, cache)
     codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
     if config.conserve:
         operator.conserved.copy_(conserved_directions(cache, codec, operator.conserved))
-    train = LatentSamples(cache, "train", steady=False, horizon=config.unroll.horizon)
+    train = LatentSamples(cache, "train", horizon=config.unroll.horizon)
     terms = weighted_terms(config.terms, codec)
     loss = step_loss(operator.amplitude, config, terms)
     return Stage(
@@ -39,7 +39,7 @@ def build(config: OperatorConfig, run: Run) -> Stage:
         settings=settings,
         loss=augmented(loss, cache, run) if config.symmetries else loss,
         train=train,
-        valid=LatentSamples(cache, "valid", steady=False),
+        valid=LatentSamples(cache, "valid"),
         num_tokens=train.num_tokens,
         terms=terms.values if terms else None,
     )

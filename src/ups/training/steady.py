@@ -16,23 +16,23 @@ from ups.training.symmetry import augmented
 
 def build(config: SteadyConfig, run: Run) -> Stage:
     """Regress the solution."""
-    cache = open_cache(run, steady=True)
+    cache = open_cache(run, "steady")
     settings = model_settings(cache, config.model)
     model = from_settings(SteadyModel)(**settings)
     set_amplitude(model.amplitude, cache)
 
-    train = LatentSamples(cache, "train", steady=True)
+    train = LatentSamples(cache, "train")
     return Stage(
         model=model,
         settings=settings,
         loss=augmented(steady_loss, cache, run) if config.symmetries else steady_loss,
         train=train,
-        valid=LatentSamples(cache, "valid", steady=True),
+        valid=LatentSamples(cache, "valid"),
         num_tokens=train.num_tokens,
     )
 
 
 def steady_loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
     """RMS error of the normalized solution, mean over fields, one value per sample."""
-    z_pred = model(batch.coefficients, batch.condition, batch.domain, batch.z_next.shape[-1])
+    z_pred = model(batch.z, batch.coefficients, batch.condition, batch.domain)
     return field_rms(z_pred - batch.z_next, batch.domain.family).mean(1)

@@ -29,7 +29,7 @@ def choose_corrector(
     data_root: Path,
     **stages: Receipt,
 ) -> tuple[Receipt, dict[str, Any]]:
-    """Decide on the validation split for which families residuals are drawn, and how; else the operator has no help."""
+    """Decide on the validation split for which families residuals are drawn, and how; else the models have no help."""
     from ups.evaluation.corrector import choose
     from ups.evaluation.score import Trained
 

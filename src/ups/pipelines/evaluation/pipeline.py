@@ -4,8 +4,8 @@ from kedro.pipeline import Pipeline, node
 
 from ups.pipelines.evaluation.nodes import choose_corrector, evaluate, evaluate_external, judge, plot, require_pass
 
-TRANSIENT = {stage: f"{stage}_receipt" for stage in ("codec", "operator", "diffusion", "consistency")}
-EMULATOR = TRANSIENT | {"steady": "steady_receipt", "corrector": "corrector"}
+STAGES = {stage: f"{stage}_receipt" for stage in ("codec", "operator", "steady", "diffusion", "consistency")}
+EMULATOR = STAGES | {"corrector": "corrector"}
 WHERE = {"latent_cache": "latent_cache", "launch": "params:launch", "data_root": "data_root"}
 
 
@@ -15,7 +15,7 @@ def create_pipeline() -> Pipeline:
         [
             node(
                 choose_corrector,
-                inputs=TRANSIENT | WHERE | {"config": "params:corrector", "raw": "raw"},
+                inputs=STAGES | WHERE | {"config": "params:corrector", "raw": "raw"},
                 outputs=["corrector", "corrector_report"],
                 name="choose_corrector",
             ),

@@ -2,7 +2,7 @@
 
 from kedro.pipeline import Pipeline, node
 
-from ups.pipelines.evaluation.pipeline import TRANSIENT, WHERE
+from ups.pipelines.evaluation.pipeline import EMULATOR, WHERE
 from ups.pipelines.selection.nodes import report_selection, select
 
 
@@ -12,7 +12,7 @@ def create_pipeline() -> Pipeline:
         [
             node(
                 select,
-                inputs=TRANSIENT | WHERE | {"corrector": "corrector", "config": "params:selection", "raw": "raw"},
+                inputs=EMULATOR | WHERE | {"config": "params:selection", "raw": "raw"},
                 outputs="selection",
                 name="select",
             ),

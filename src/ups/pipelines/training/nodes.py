@@ -49,27 +49,29 @@ def train_operator(latent_cache: Receipt, config: OperatorConfig, launch: Launch
 
 
 def train_diffusion(
-    latent_cache: Receipt, operator: Receipt, config: DiffusionConfig, launch: LaunchConfig, data_root: Path
+    latent_cache: Receipt,
+    operator: Receipt,
+    steady: Receipt,
+    config: DiffusionConfig,
+    launch: LaunchConfig,
+    data_root: Path,
 ) -> Receipt:
-    """Train the residual denoiser on top of a trained operator."""
-    if not latent_cache["transient"]:
-        return _untrained("diffusion", "transient")
-    inputs = {"latent_cache": latent_cache, "operator": operator}
+    """Train the denoiser of what the trained operator and the trained steady model miss."""
+    inputs = trained({"latent_cache": latent_cache, "operator": operator, "steady": steady})
     return train_stage("diffusion", config, inputs, launch, data_root)
 
 
 def train_consistency(
     latent_cache: Receipt,
     operator: Receipt,
+    steady: Receipt,
     diffusion: Receipt,
     config: ConsistencyConfig,
     launch: LaunchConfig,
     data_root: Path,
 ) -> Receipt:
     """Tune a copy of the denoiser to sample in one or two steps."""
-    if not latent_cache["transient"]:
-        return _untrained("consistency", "transient")
-    inputs = {"latent_cache": latent_cache, "operator": operator, "diffusion": diffusion}
+    inputs = trained({"latent_cache": latent_cache, "operator": operator, "steady": steady, "diffusion": diffusion})
     return train_stage("consistency", config, inputs, launch, data_root)
 
 
@@ -78,6 +80,11 @@ def train_steady(latent_cache: Receipt, config: SteadyConfig, launch: LaunchConf
     if not latent_cache["steady"]:
         return _untrained("steady", "steady")
     return train_stage("steady", config, {"latent_cache": latent_cache}, launch, data_root)
+
+
+def trained(inputs: dict[str, Receipt]) -> dict[str, Receipt]:
+    """Without the stages for which there were no data."""
+    return {name: receipt for name, receipt in inputs.items() if "untrained" not in receipt}
 
 
 def _untrained(stage: str, kind: str) -> Receipt:

@@ -1,4 +1,4 @@
-"""Pipeline `training`: codec, latents, then operator, diffusion, consistency; steady beside them."""
+"""Pipeline `training`: codec, latents, then operator and steady model, diffusion, consistency."""
 
 from kedro.pipeline import Pipeline, node
 
@@ -35,8 +35,21 @@ def create_pipeline() -> Pipeline:
                 name="train_operator",
             ),
             node(
+                train_steady,
+                inputs=["latent_cache", "params:steady", "params:launch", "data_root"],
+                outputs="steady_receipt",
+                name="train_steady",
+            ),
+            node(
                 train_diffusion,
-                inputs=["latent_cache", "operator_receipt", "params:diffusion", "params:launch", "data_root"],
+                inputs=[
+                    "latent_cache",
+                    "operator_receipt",
+                    "steady_receipt",
+                    "params:diffusion",
+                    "params:launch",
+                    "data_root",
+                ],
                 outputs="diffusion_receipt",
                 name="train_diffusion",
             ),
@@ -45,6 +58,7 @@ def create_pipeline() -> Pipeline:
                 inputs=[
                     "latent_cache",
                     "operator_receipt",
+                    "steady_receipt",
                     "diffusion_receipt",
                     "params:consistency",
                     "params:launch",
@@ -52,12 +66,6 @@ def create_pipeline() -> Pipeline:
                 ],
                 outputs="consistency_receipt",
                 name="train_consistency",
-            ),
-            node(
-                train_steady,
-                inputs=["latent_cache", "params:steady", "params:launch", "data_root"],
-                outputs="steady_receipt",
-                name="train_steady",
             ),
         ]
     )

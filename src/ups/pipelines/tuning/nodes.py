@@ -15,10 +15,12 @@ from ups.config import (
 )
 from ups.jobs import ask
 from ups.launch import device
+from ups.pipelines.training.nodes import trained
 from ups.receipts import Receipt
 from ups.run import Run
 
 WORKER = "ups.training.tune"
+KIND_OF = {"operator": "transient", "steady": "steady"}
 
 
 def tune_codec(
@@ -39,25 +41,27 @@ def tune_operator(
 def tune_diffusion(
     latent_cache: Receipt | None,
     operator: Receipt | None,
+    steady: Receipt | None,
     config: DiffusionConfig,
     launch: LaunchConfig,
     data_root: Path,
 ) -> dict[str, Any]:
     """Tune the residual denoiser."""
-    inputs = {"latent_cache": latent_cache, "operator": operator}
+    inputs = {"latent_cache": latent_cache, "operator": operator, "steady": steady}
     return _tune("diffusion", config, inputs, launch, data_root)
 
 
 def tune_consistency(
     latent_cache: Receipt | None,
     operator: Receipt | None,
+    steady: Receipt | None,
     diffusion: Receipt | None,
     config: ConsistencyConfig,
     launch: LaunchConfig,
     data_root: Path,
 ) -> dict[str, Any]:
     """Tune the tuning of the denoiser."""
-    inputs = {"latent_cache": latent_cache, "operator": operator, "diffusion": diffusion}
+    inputs = {"latent_cache": latent_cache, "operator": operator, "steady": steady, "diffusion": diffusion}
     return _tune("consistency", config, inputs, launch, data_root)
 
 
@@ -83,15 +87,14 @@ def _tune(
     where = device(launch)
     folder = data_root / "06_models" / stage / "tuning"
     section = config.model_dump(mode="json")
-    found = ask(WORKER, Run(folder, stage, "tuning", section, inputs, launch, where, data_root, raw), {})
+    found = ask(WORKER, Run(folder, stage, "tuning", section, trained(inputs), launch, where, data_root, raw), {})
     tuning.remember(launch, stage, where, data_root, found["tokens"])
     return {"stage": stage, "place": tuning.place_of(launch, stage, where), **found}
 
 
 def _missing(stage: str, inputs: dict[str, Receipt | None]) -> str | None:
     for name, receipt in inputs.items():
-        if receipt is None or "untrained" in receipt:
+        if receipt is None:
             return f"there is no {name} yet"
-    kind = "steady" if stage == "steady" else "transient"
-    cache = inputs.get("latent_cache")
-    return f"there is no {kind} dataset" if cache is not None and not cache[kind] else None
+    kind, cache = KIND_OF.get(stage), inputs.get("latent_cache")
+    return f"there is no {kind} dataset" if kind and cache and not cache[kind] else None

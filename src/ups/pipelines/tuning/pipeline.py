@@ -4,7 +4,8 @@ from kedro.pipeline import Pipeline, node
 
 from ups.pipelines.tuning.nodes import tune_codec, tune_consistency, tune_diffusion, tune_operator, tune_steady
 
-CACHE, OPERATOR, DIFFUSION = "latent_cache_if_any", "operator_receipt_if_any", "diffusion_receipt_if_any"
+CACHE = "latent_cache_if_any"
+OPERATOR, STEADY, DIFFUSION = (f"{stage}_receipt_if_any" for stage in ("operator", "steady", "diffusion"))
 
 
 def create_pipeline() -> Pipeline:
@@ -12,8 +13,8 @@ def create_pipeline() -> Pipeline:
     nodes = {
         tune_codec: ["datasets", "normalization", "params:codec", "params:launch", "raw", "data_root"],
         tune_operator: [CACHE, "params:operator", "params:launch", "data_root"],
-        tune_diffusion: [CACHE, OPERATOR, "params:diffusion", "params:launch", "data_root"],
-        tune_consistency: [CACHE, OPERATOR, DIFFUSION, "params:consistency", "params:launch", "data_root"],
+        tune_diffusion: [CACHE, OPERATOR, STEADY, "params:diffusion", "params:launch", "data_root"],
+        tune_consistency: [CACHE, OPERATOR, STEADY, DIFFUSION, "params:consistency", "params:launch", "data_root"],
         tune_steady: [CACHE, "params:steady", "params:launch", "data_root"],
     }
     return Pipeline(

@@ -1,0 +1,54 @@
+"""What the denoiser learns: what the operator misses in a step, and the steady model in a solution."""
+
+import pytest
+import torch
+
+from tests.data.conftest import write_file
+from tests.training.jobs import section
+from tests.untrained import make_root
+from ups.data.pdebench import FAMILIES
+from ups.models.operator import Operator
+from ups.models.sizes import from_settings
+from ups.models.steady import SteadyModel
+from ups.models.weights import load_model
+from ups.run import Run
+from ups.training import diffusion
+from ups.training.inputs import field_rms
+from ups.training.residuals import Residuals
+
+MODELS = {"compressible_ns_1d": ("operator", Operator), "darcy_2d": ("steady", SteadyModel)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The diffusion stage of models with random weights, one of each kind."""
+    root = tmp_path_factory.mktemp("untrained")
+    (root / "01_raw").mkdir()
+    for family in MODELS:
+        write_file(root / "01_raw", family, count=8)
+    make_root(root, ("operator", "steady", "diffusion"))
+    return Run.read(root / "06_models/diffusion/0")
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_residuals_complete_what_a_familys_own_model_says(run: Run, family: str):
+    """Residual times unit and scale is truth minus prediction; its median RMS on validation samples is one."""
+    stage = diffusion.build(section("diffusion"), run)
+    samples = torch.arange(stage.valid.num_samples[family]).numpy()
+    batch = stage.valid.load(family, samples)
+    name, kind = MODELS[family]
+    model = load_model(from_settings(kind), run.data_root, run.inputs[name])
+    with torch.no_grad():
+        z_pred = model(batch.z, batch.coefficients, batch.condition, batch.domain)
+    y, context = Residuals(run).of(batch, stage.model)
+    completed = z_pred + y * stage.model.units(context, batch.domain)
+    torch.testing.assert_close(completed, batch.z_next, rtol=1e-4, atol=1e-4)
+    medians = field_rms(y, batch.domain.family).median(0).values
+    assert medians.tolist() == pytest.approx([1.0] * len(FAMILIES[family].fields), rel=1e-3)
+
+
+def test_only_families_with_a_model_have_residuals(run: Run):
+    """Without a steady model among its inputs a denoiser learns nothing of steady families."""
+    alone = Run(**{**vars(run), "inputs": {key: run.inputs[key] for key in ("latent_cache", "operator")}})
+    assert diffusion.build(section("diffusion"), alone).train.families == ["compressible_ns_1d"]
+    assert diffusion.build(section("diffusion"), run).train.families == ["compressible_ns_1d", "darcy_2d"]
