@@ -3,7 +3,7 @@
 import pytest
 
 from ups.errors import DataFault
-from ups.evaluation.compare import comparison, draw_comparison, errors_of
+from ups.evaluation.compare import comparison, draw_comparison, errors_of, logged
 
 ERRORS = {"persistence": 1.0, "linear": 0.5, "unet": 0.2, "fno": 0.4, "operator": 0.1, "diffusion": 0.05}
 COSTS = {
@@ -63,3 +63,11 @@ def test_what_is_not_finite_is_said():
     row = next(line for line in comparison(errors, COSTS, "").splitlines() if line.startswith("| a |"))
     assert row.count("not finite") == 3
     assert len(draw_comparison(errors).axes) == 2
+
+
+def test_logged_seconds_of_ours_are_those_of_both_models():
+    """The operator and the steady model together had as long as the baselines of all families."""
+    seconds = {"operator": 1010.4, "steady": 100.0, "diffusion": 5.0, "fno": 664.0, "unet": 823.0}
+    costs = {method: {"training_seconds": value} for method, value in seconds.items()}
+    assert logged(costs) == "ours 1,110 s, unet 823 s, fno 664 s"
+    assert logged({method: costs[method] for method in ("operator", "fno", "unet")}).startswith("ours 1,010 s")

@@ -56,6 +56,13 @@ def comparison(errors: Errors, costs: dict[str, dict[str, Any]], note: str) -> s
     return "\n".join([*lines, "## Milliseconds per frame", "", *table(frames, _frame_rows(costs[FRAME])), ""])
 
 
+def logged(costs: dict[str, dict[str, float]]) -> str:
+    """The seconds that training took, ours beside those of the strong baselines."""
+    ours = sum(costs[method]["training_seconds"] for method in WITHOUT_SAMPLING if method in costs)
+    seconds = {"ours": ours} | {method: costs[method]["training_seconds"] for method in STRONG}
+    return ", ".join(f"{method} {value:,.0f} s" for method, value in seconds.items())
+
+
 def _methods(errors: Errors) -> list[str]:
     """Those that were scored, in their usual order."""
     return [m for m in (*BASELINES, *OURS) if any(m == method for _, method, _ in errors)]

@@ -200,7 +200,7 @@ def compare(
     seconds: dict[str, float],
 ) -> tuple[str, dict[str, bytes]]:
     """The tables and the figure; refused if a baseline is missing."""
-    from ups.evaluation.compare import comparison, draw_comparison, errors_of
+    from ups.evaluation.compare import comparison, draw_comparison, errors_of, logged
     from ups.evaluation.figures import png
     from ups.evaluation.uncertainty import uncertainty
 
@@ -209,7 +209,9 @@ def compare(
     note = (
         f"Every baseline of a family was trained as long as our codec and model per family: "
         f"{min(seconds.values()):.0f} to {max(seconds.values()):.0f} s at the pace that was measured in turns on one "
-        f"machine (the linear one for a part of it). Error: nRMSE of PDEBench, corrected, mean over test trajectories."
+        f"machine (the linear one for a part of it). Logged in all: {logged(costs['methods'])}; where these differ, "
+        f"other work disturbed the machine, and the comparison favours whoever has more. Error: nRMSE of PDEBench, "
+        f"corrected, mean over test trajectories."
     )
     text = comparison(errors, costs, note) + "\n" + uncertainty(metrics)
     return text, {"comparison.png": png(draw_comparison(errors))}
