@@ -1,10 +1,12 @@
 """Data roots as after training, with models of random weights."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import h5py
 import torch
 
+from tests.data.conftest import write_file
 from tests.training.jobs import inputs_of, launched, section
 from ups.config import LatentsConfig, SplitConfig
 from ups.data.layouts import list_trajectories
@@ -18,6 +20,14 @@ from ups.training.checkpoints import publish_tensors
 from ups.training.train import STAGES
 
 STAGE_NAMES = ("codec", "operator", "steady", "diffusion", "consistency")
+
+
+def make_root_of(root: Path, families: Iterable[str], count: int) -> Path:
+    """Fill an empty data root with a small file of each family, and all stages."""
+    (root / "01_raw").mkdir()
+    for family in families:
+        write_file(root / "01_raw", family, count=count)
+    return make_root(root)
 
 
 def make_root(root: Path, stages: tuple[str, ...] = STAGE_NAMES[1:]) -> Path:

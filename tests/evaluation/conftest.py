@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.conftest import write_file
-from tests.untrained import copy_some, make_root, receipt
+from tests.untrained import copy_some, make_root_of, receipt
 
 TRAINED = ("advection_1d", "compressible_ns_1d", "darcy_2d", "diffusion_reaction_2d", "incompressible_ns_2d")
 
@@ -14,11 +13,7 @@ TRAINED = ("advection_1d", "compressible_ns_1d", "darcy_2d", "diffusion_reaction
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data root as after training; tests leave its receipts alone."""
-    root = tmp_path_factory.mktemp("trained")
-    (root / "01_raw").mkdir()
-    for family in TRAINED:
-        write_file(root / "01_raw", family, count=5)
-    return make_root(root)
+    return make_root_of(tmp_path_factory.mktemp("trained"), TRAINED, count=5)
 
 
 @pytest.fixture

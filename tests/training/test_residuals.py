@@ -3,16 +3,15 @@
 import pytest
 import torch
 
-from tests.data.conftest import write_file
 from tests.training.jobs import section
-from tests.untrained import make_root
+from tests.untrained import make_root_of
 from ups.data.pdebench import FAMILIES
 from ups.models.operator import Operator
 from ups.models.sizes import from_settings
 from ups.models.steady import SteadyModel
 from ups.models.weights import load_model
 from ups.run import Run
-from ups.training import diffusion
+from ups.training import diffusion, operator, steady
 from ups.training.inputs import field_rms
 from ups.training.residuals import Residuals
 
@@ -22,11 +21,7 @@ MODELS = {"compressible_ns_1d": ("operator", Operator), "darcy_2d": ("steady", S
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The diffusion stage of models with random weights, one of each kind."""
-    root = tmp_path_factory.mktemp("untrained")
-    (root / "01_raw").mkdir()
-    for family in MODELS:
-        write_file(root / "01_raw", family, count=8)
-    make_root(root, ("operator", "steady", "diffusion"))
+    root = make_root_of(tmp_path_factory.mktemp("untrained"), MODELS, count=8)
     return Run.read(root / "06_models/diffusion/0")
 
 
@@ -45,6 +40,12 @@ def test_residuals_complete_what_a_familys_own_model_says(run: Run, family: str)
     torch.testing.assert_close(completed, batch.z_next, rtol=1e-4, atol=1e-4)
     medians = field_rms(y, batch.domain.family).median(0).values
     assert medians.tolist() == pytest.approx([1.0] * len(FAMILIES[family].fields), rel=1e-3)
+
+
+def test_transient_and_steady_families_are_kept_apart(run: Run):
+    """The operator learns steps of transient families alone, the steady model solutions of steady ones."""
+    assert operator.build(section("operator"), run).train.families == ["compressible_ns_1d"]
+    assert steady.build(section("steady"), run).train.families == ["darcy_2d"]
 
 
 def test_only_families_with_a_model_have_residuals(run: Run):

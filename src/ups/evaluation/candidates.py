@@ -17,9 +17,11 @@ from ups.evaluation.predict import (
     HORIZONS,
     Stepper,
     corrected_stepper,
+    initial_state,
     one_step,
     plain_stepper,
     states,
+    targets,
     whole_rollout,
 )
 from ups.metrics.suite import ScoreSuite, Truth
@@ -111,7 +113,7 @@ class Validation:
     def wall_time_ratio(self, first: Candidate, second: Candidate) -> float:
         """Median seconds of a step of one candidate over those of the other, measured in turns."""
         u_ref, setting = next(batches(self.emulator, self._used()[0], self.config.batch_tokens, self.device))
-        z = states(self.emulator, u_ref, setting.family)[0][:, 0]
+        z = initial_state(self.emulator, u_ref, setting.family)
         seconds: tuple[list[float], list[float]] = ([], [])
         for _ in range(1 + TIMED_ROUNDS):
             for candidate, taken in zip((first, second), seconds, strict=True):
@@ -136,7 +138,7 @@ class Validation:
             num_dims, seed = len(subject.dataset.grid), self.config.seed
             suites = {horizon: ScoreSuite(num_dims, COMPAT_BATCH_SIZE, (), seed) for horizon in HORIZONS}
             for u_ref, setting in batches(self.emulator, subject, self.config.batch_tokens, self.device):
-                z_ref, truth = states(self.emulator, u_ref, setting.family)
+                z_ref, truth = states(self.emulator, u_ref, setting.family), targets(u_ref, setting.family)
                 thinned = truth[:, ::STRIDE]
                 first = one_step(self.emulator, stepper, setting, thinned, z_ref[:, :-1:STRIDE])
                 whole = whole_rollout(self.emulator, stepper, setting, truth, z_ref[:, 0])

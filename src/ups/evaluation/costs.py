@@ -15,7 +15,7 @@ from ups.data.latent_cache import LatentCache
 from ups.emulator import Emulator, Setting
 from ups.evaluation.baselines import grid_emulator
 from ups.evaluation.evaluate import Subject, batches, held_out
-from ups.evaluation.predict import corrected_stepper, correctors, plain_method, plain_stepper, states
+from ups.evaluation.predict import corrected_stepper, correctors, initial_state, plain_method, plain_stepper, targets
 from ups.evaluation.score import Trained
 from ups.files import WEIGHTS
 from ups.models.weights import load
@@ -120,8 +120,7 @@ def _in_turns(contenders: dict[str, Predict], device: torch.device) -> dict[str,
 def _rollouts(name: str, emulator: Emulator, subject: Subject, device: torch.device) -> dict[str, Predict]:
     """A rollout of each method of an emulator; a baseline's is called by its own `name`."""
     u_ref, setting = next(batches(emulator, subject, ALL_AT_ONCE, device))
-    z_ref = states(emulator, u_ref, setting.family)[0]
-    z_0, num_steps = z_ref[:, 0], z_ref.shape[1] - 1
+    z_0, num_steps = initial_state(emulator, u_ref, setting.family), targets(u_ref, setting.family).shape[1]
     steppers = {name or plain_method(setting.family): plain_stepper(emulator)}
     for method in correctors(emulator):
         correction = emulator.corrections.get((method, setting.family))

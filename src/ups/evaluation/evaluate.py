@@ -18,7 +18,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
 from ups.data.trajectories import TrajectoryReader
 from ups.emulator import Emulator, Setting
-from ups.evaluation.predict import Predictions, mode, predict
+from ups.evaluation.predict import Predictions, mode, predict, targets
 from ups.metrics.spectra import radial_spectrum
 from ups.metrics.suite import ScoreSuite, Truth
 from ups.models.domain import Domain
@@ -79,7 +79,7 @@ def evaluate(
         for u_ref, setting in batches(on_grid, subject, config.batch_tokens, device):
             predictions = predict(on_grid, u_ref, setting, config, generator)
             steady = FAMILIES[dataset.family].steady
-            truth = Truth(u_ref if steady else u_ref[:, 1:])
+            truth = Truth(targets(u_ref, dataset.family))
             for (method, horizon), prediction in predictions.items():
                 suite = suites.setdefault((method, horizon), _suite(dataset, config.seed))
                 u_0 = u_ref[:, 0] if horizon == "rollout" and not steady else None

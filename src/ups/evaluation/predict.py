@@ -40,7 +40,7 @@ def predict(
     emulator: Emulator, u_ref: Tensor, setting: Setting, config: EvaluationConfig, generator: torch.Generator
 ) -> Predictions:
     """Predictions of every method for test trajectories u_ref (B, T, C, *grid)."""
-    z_ref, truth = states(emulator, u_ref, setting.family)
+    z_ref, truth = states(emulator, u_ref, setting.family), targets(u_ref, setting.family)
     decoded = Prediction(emulator.decode(z_ref[:, 1:], setting.family))
     methods = {"codec": dict.fromkeys(HORIZONS, decoded)}
     if not FAMILIES[setting.family].steady:
@@ -51,15 +51,20 @@ def predict(
     return {(method, horizon): both[horizon] for method, both in methods.items() for horizon in HORIZONS}
 
 
-def states(emulator: Emulator, u_ref: Tensor, family: str) -> tuple[Tensor, Tensor]:
-    """Latents z_ref (B, T, N, D) of trajectories and what follows the first, (B, T - 1, C, *grid); T = 2 if steady.
+def targets(u_ref: Tensor, family: str) -> Tensor:
+    """What of trajectories u_ref (B, T, C, *grid) is to be predicted: all after the first snapshot, a steady solution."""
+    return u_ref if FAMILIES[family].steady else u_ref[:, 1:]
 
-    A steady solution is a step from zero.
-    """
+
+def states(emulator: Emulator, u_ref: Tensor, family: str) -> Tensor:
+    """Latents (B, T, N, D) of trajectories u_ref (B, T, C, *grid); a steady solution is a step from zero, before it."""
     z_ref = emulator.encode(u_ref, family)
-    if FAMILIES[family].steady:
-        return torch.cat([torch.zeros_like(z_ref), z_ref], 1), u_ref
-    return z_ref, u_ref[:, 1:]
+    return torch.cat([torch.zeros_like(z_ref), z_ref], 1) if FAMILIES[family].steady else z_ref
+
+
+def initial_state(emulator: Emulator, u_ref: Tensor, family: str) -> Tensor:
+    """The first of the latents (B, N, D); no others are encoded."""
+    return states(emulator, u_ref[:, :1], family)[:, 0]
 
 
 def _by_models(
