@@ -29,8 +29,8 @@ ALL_AT_ONCE = 2**62
 FRAME = "milliseconds_per_frame"
 STAGES_OF = {
     "operator": ("codec", "operator"),
-    "diffusion": ("codec", "operator", "diffusion"),
-    "consistency": ("codec", "operator", "diffusion", "consistency"),
+    "diffusion": ("codec", "operator", "steady", "diffusion"),
+    "consistency": ("codec", "operator", "steady", "diffusion", "consistency"),
     "steady": ("codec", "steady"),
 }
 
@@ -48,8 +48,8 @@ def total_costs(
     """{"methods": {method: {"training_seconds", "parameters", "milliseconds_per_frame", "speed_up_over_solver"}}}.
 
     The last two are geometric means over families; {"milliseconds_per_frame": {family: {method: value}}} has them all.
-    Receipts of `baselines` are by kind and family. What a method trains on is counted: the corrector's operator, the
-    operator's codec.
+    Receipts of `baselines` are by kind and family. What a method trains on is counted: the corrector's operator
+    and steady model, their codec.
     """
     ours, where = trained.emulator(device), torch.device(device)
     on_grid = {subject.dataset.name: subject for subject in held_out(fields, raw, "test")}
