@@ -52,12 +52,12 @@ def predict(
 
 
 def targets(u_ref: Tensor, family: str) -> Tensor:
-    """What of trajectories u_ref (B, T, C, *grid) is to be predicted: all after the first snapshot, a steady solution."""
+    """What is to be predicted of trajectories u_ref (B, T, C, *grid): all after the first, or a steady solution."""
     return u_ref if FAMILIES[family].steady else u_ref[:, 1:]
 
 
 def states(emulator: Emulator, u_ref: Tensor, family: str) -> Tensor:
-    """Latents (B, T, N, D) of trajectories u_ref (B, T, C, *grid); a steady solution is a step from zero, before it."""
+    """Latents (B, T, N, D) of trajectories u_ref (B, T, C, *grid); a steady solution is a step from zero."""
     z_ref = emulator.encode(u_ref, family)
     return torch.cat([torch.zeros_like(z_ref), z_ref], 1) if FAMILIES[family].steady else z_ref
 
