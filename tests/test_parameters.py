@@ -19,9 +19,17 @@ NAN, INF = math.nan, math.inf
 DATASET = "simulate.datasets.0"
 
 
-def load(environment: str) -> dict[str, Any]:
-    """The parameters of an environment, merged as `kedro run --env` merges them."""
-    return dict(OmegaConfigLoader(str(CONF), env=environment, **CONFIG_LOADER_ARGS)["parameters"])
+def load(environment: str, **given: Any) -> dict[str, Any]:
+    """The parameters of an environment, merged as `kedro run --env` merges them, and `given` as with `--params`."""
+    loader = OmegaConfigLoader(str(CONF), env=environment, runtime_params=given, **CONFIG_LOADER_ARGS)
+    return dict(loader["parameters"])
+
+
+def seeds(section: Any) -> list[int]:
+    """Every `seed` in a section and the sections within it."""
+    if not isinstance(section, dict):
+        return []
+    return [seed for name, value in section.items() for seed in ([value] if name == "seed" else seeds(value))]
 
 
 @cache
@@ -54,6 +62,15 @@ def test_shipped_parameters_are_valid(environment: str, monkeypatch: pytest.Monk
     """Every environment passes its own check."""
     monkeypatch.setenv("UPS_SAMPLE_DATA", "folder")
     check_parameters(load(environment))
+
+
+@pytest.mark.parametrize("environment", ["base", "accuracy"])
+def test_one_parameter_seeds_everything(environment: str):
+    """`--params seed=3` reaches data, splits, every stage, baselines and evaluation."""
+    parameters = load(environment, seed=3)
+    assert set(seeds(parameters)) == {3}
+    assert {"simulate", "split", "operator", "steady", "evaluation"} <= {n for n, s in parameters.items() if seeds(s)}
+    assert set(seeds(load(environment))) == {0}
 
 
 def test_sample_environment_asks_for_a_folder(monkeypatch: pytest.MonkeyPatch):
@@ -190,6 +207,8 @@ WRONG = [
     ("corrector.student.num_steps", [3]),
     ("corrector.student.num_steps", []),
     ("corrector.student.min_wall_time", 0.0),
+    ("seed", -1),
+    ("seeds.data_roots", ["data", "data"]),
     ("selection.sampler", "operator"),
     ("selection.sizes", []),
     ("selection.sizes", [8, 4]),

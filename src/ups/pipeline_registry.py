@@ -10,6 +10,7 @@ from ups.pipelines import (
     evaluation,
     finetune,
     profiling,
+    seeds,
     selection,
     training,
     tuning,
@@ -31,6 +32,7 @@ def register_pipelines() -> dict[str, Pipeline]:
         "profile": profiling.create_pipeline(),
         "benchmark": benchmark.create_pipeline(),
         "selection": selection.create_pipeline(),
+        "seeds": seeds.create_pipeline(),
     }
     full = sum(rooms.values(), Pipeline([]))
     return {"__default__": full, "full": full, **rooms, **tools}

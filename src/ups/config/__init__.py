@@ -3,7 +3,15 @@
 from ups.config.ablation import BASE, AblationConfig, Variant
 from ups.config.baselines import BaselineConfig, BaselinesConfig
 from ups.config.data import DownloadConfig, LatentsConfig, SimulateConfig, SplitConfig
-from ups.config.evaluation import CorrectorConfig, EvaluationConfig, Gate, JudgeConfig, SelectionConfig, StudentConfig
+from ups.config.evaluation import (
+    CorrectorConfig,
+    EvaluationConfig,
+    Gate,
+    JudgeConfig,
+    SeedsConfig,
+    SelectionConfig,
+    StudentConfig,
+)
 from ups.config.launch import LaunchConfig
 from ups.config.loss import Terms, Unroll
 from ups.config.models import Backbone, CodecModel
@@ -41,6 +49,7 @@ __all__ = [
     "OperatorConfig",
     "Parameters",
     "ProfileConfig",
+    "SeedsConfig",
     "SelectionConfig",
     "SimulateConfig",
     "SplitConfig",

@@ -110,6 +110,18 @@ class SelectionConfig(Section):
         return self
 
 
+class SeedsConfig(Section):
+    """The data roots that `--pipeline seeds` lays beside each other: the same comparison, each with its own seed."""
+
+    data_roots: list[str]
+
+    @model_validator(mode="after")
+    def _check_roots(self) -> "SeedsConfig":
+        if len(set(self.data_roots)) < len(self.data_roots):
+            raise ValueError(f"seeds.data_roots must differ, got {', '.join(self.data_roots)}")
+        return self
+
+
 class Gate(Section):
     """A family passes when `metric` of `method` (over that of `relative_to`, if given) is at most `at_most`."""
 

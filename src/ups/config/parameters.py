@@ -7,9 +7,9 @@ from pydantic import ValidationError, model_validator
 from ups.config.ablation import AblationConfig, Variant
 from ups.config.baselines import BaselinesConfig
 from ups.config.data import DownloadConfig, LatentsConfig, SimulateConfig, SplitConfig
-from ups.config.evaluation import CorrectorConfig, EvaluationConfig, JudgeConfig, SelectionConfig
+from ups.config.evaluation import CorrectorConfig, EvaluationConfig, JudgeConfig, SeedsConfig, SelectionConfig
 from ups.config.launch import LaunchConfig
-from ups.config.sections import Section
+from ups.config.sections import Section, Seed
 from ups.config.speed import BenchmarkConfig, ProfileConfig
 from ups.config.training import (
     CodecConfig,
@@ -27,6 +27,7 @@ class Parameters(Section):
     source: Literal["simulate", "folder", "pdebench"]
     data_root: str
     raw_root: str | None
+    seed: Seed
     simulate: SimulateConfig
     download: DownloadConfig
     split: SplitConfig
@@ -45,6 +46,7 @@ class Parameters(Section):
     corrector: CorrectorConfig
     evaluation: EvaluationConfig
     selection: SelectionConfig
+    seeds: SeedsConfig
     judge: JudgeConfig
 
     @model_validator(mode="after")

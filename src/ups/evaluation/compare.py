@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from math import exp, isnan, log
+from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation import OFF
 from ups.evaluation.costs import FRAME
@@ -24,19 +26,20 @@ Errors = dict[tuple[str, str, str], float | None]
 """(dataset, method, horizon) -> nRMSE, NaN where the method is off."""
 
 
-def errors_of(records: Records, steady: dict[str, bool]) -> Errors:
-    """The nRMSE of every method; `steady` maps every dataset to whether it is.
+def errors_of(metrics: Records, baseline_metrics: Records) -> Errors:
+    """The nRMSE of every method.
 
     Raises:
         DataFault: a baseline is missing; a table without it would say nothing.
     """
     errors = {
         (r["dataset"], r["method"], r["horizon"]): _OFF if r.get("mode") == OFF else r["value"]
-        for r in records
+        for r in (*metrics, *baseline_metrics)
         if r["metric"] == "nRMSE"
     }
-    for dataset, is_steady in steady.items():
-        missing = [m for m in BASELINES[is_steady:] if any((dataset, m, h) not in errors for h in HORIZONS)]
+    for dataset, family in {r["dataset"]: r["family"] for r in metrics}.items():
+        expected = BASELINES[FAMILIES[family].steady :]
+        missing = [m for m in expected if any((dataset, m, h) not in errors for h in HORIZONS)]
         if missing:
             raise DataFault(f"no scores of {', '.join(missing)} on {dataset}: run `kedro run --pipeline baselines`")
     return errors
@@ -76,7 +79,7 @@ def _error_rows(errors: Errors, methods: Sequence[str], horizon: str) -> Iterato
         ours = best(values, WITHOUT_SAMPLING)
         ratios.append((ratio(ours, fno), ratio(ours, strong)))
         yield [dataset, *map(_shown, values.values()), *map(_shown, ratios[-1])]
-    means = [_geometric_mean([pair[side] for pair in ratios]) for side in (0, 1)]
+    means = [geometric_mean([pair[side] for pair in ratios]) for side in (0, 1)]
     yield ["geometric mean", *[""] * len(methods), *map(_shown, means)]
 
 
@@ -125,9 +128,9 @@ def best(values: dict[str, float | None], names: Sequence[str]) -> float | None:
     return min(known, default=None)
 
 
-def _geometric_mean(values: Sequence[float | None]) -> float | None:
-    known = [log(value) for value in values if value]
-    return exp(sum(known) / len(known)) if known else None
+def geometric_mean(values: Sequence[float | None]) -> float | None:
+    """None where one of them is not finite, or zero."""
+    return exp(fmean(log(value) for value in values)) if all(values) else None
 
 
 def _shown(value: float | None) -> str:

@@ -204,8 +204,7 @@ def compare(
     from ups.evaluation.figures import png
     from ups.evaluation.uncertainty import uncertainty
 
-    families = {record["dataset"]: FAMILIES[record["family"]].steady for record in metrics}
-    errors = errors_of([*metrics, *baseline_metrics], families)
+    errors = errors_of(metrics, baseline_metrics)
     note = (
         f"Every baseline of a family was trained as long as our codec and model per family: "
         f"{min(seconds.values()):.0f} to {max(seconds.values()):.0f} s at the pace that was measured in turns on one "

@@ -1,0 +1,72 @@
+"""Comparisons over seeds: means and spreads are right, and what cannot be laid side by side is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ups.config import SeedsConfig
+from ups.errors import ConfigFault, DataFault
+from ups.pipelines.seeds.nodes import compare_seeds
+
+BASELINES = {"persistence": 1.0, "linear": 0.5, "unet": 0.3, "fno": 0.2}
+
+
+def report(root: Path, operator: float | None, dataset: str = "flow", **baselines: float) -> str:
+    """What `full` and `baselines` leave behind in a data root, both horizons alike."""
+    where = {"dataset": dataset, "family": "burgers_1d", "metric": "nRMSE"}
+
+    def records(errors: dict[str, float | None]) -> str:
+        keys = [(method, horizon, value) for method, value in errors.items() for horizon in ("one_step", "rollout")]
+        return json.dumps([where | {"method": m, "horizon": h, "value": v} for m, h, v in keys])
+
+    folder = root / "08_reporting"
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text(records({"operator": operator}))
+    (folder / "baseline_metrics.json").write_text(records(BASELINES | baselines))
+    return str(root)
+
+
+def rows(*roots: str) -> list[list[str]]:
+    """Cells of the rows of both tables, without the names of columns and the rule below them."""
+    lines = [line for line in compare_seeds(SeedsConfig(data_roots=list(roots))).splitlines() if line.startswith("|")]
+    return [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "---" not in line and "unet" not in line
+    ]
+
+
+def test_seeds_are_beside_each_other(tmp_path: Path):
+    """0.1 / 0.2 where the FNO is the better one, 0.2 / 0.1 where the U-Net is; the geometric mean is 1."""
+    roots = report(tmp_path / "0", 0.1), report(tmp_path / "1", 0.2, unet=0.1)
+    found = rows(*roots)
+    flow = ["flow", "0.2 ± 0.1", "0.2 ± 0", "0.15 ± 0.07", "0.5", "2", "1"]
+    assert found == 2 * [flow, ["geometric mean", "", "", "", "0.5", "2", "1"]]
+
+
+def test_a_seed_that_diverged_is_in_no_mean(tmp_path: Path):
+    """Its ratio is not finite, nor is any mean over it."""
+    found = rows(report(tmp_path / "0", 0.1), report(tmp_path / "1", None))
+    assert [row[3:] for row in found[:2]] == [["not finite", "0.5", "not finite", "not finite"]] + [
+        ["", "0.5", "not finite", "not finite"]
+    ]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_seed_is_not_enough(tmp_path: Path, number: int):
+    """Nothing is said about seeds from fewer than two."""
+    roots = [report(tmp_path / str(i), 0.1) for i in range(number)]
+    with pytest.raises(ConfigFault, match=r"seeds\.data_roots must name at least two"):
+        compare_seeds(SeedsConfig(data_roots=roots))
+
+
+def test_a_root_without_comparison_is_named(tmp_path: Path):
+    """The file that is missing, and what makes it."""
+    with pytest.raises(DataFault, match=r"b/08_reporting/metrics\.json does not exist yet"):
+        compare_seeds(SeedsConfig(data_roots=[report(tmp_path / "a", 0.1), str(tmp_path / "b")]))
+
+
+def test_other_datasets_are_refused(tmp_path: Path):
+    """Comparisons of different environments are no seeds of one."""
+    roots = [report(tmp_path / "a", 0.1), report(tmp_path / "b", 0.1, dataset="gas")]
+    with pytest.raises(DataFault, match="b has the datasets gas, not flow"):
+        compare_seeds(SeedsConfig(data_roots=roots))
