@@ -68,11 +68,25 @@ NO_TERMS: dict[str, dict[str, Any]] = {
 }
 ONE_STEP = {"horizon": 1, "pushforward": False, "start": 0.5}
 NOISE = {"P_mean": -0.4, "P_std": 1.2}
+
+
+def noisy(std: float, *, varied: bool = False) -> dict[str, Any]:
+    """The section of the noise on the states from which training steps."""
+    return {"std": std, "varied": varied}
+
+
 CONFIGS: dict[str, tuple[type[TrainingSection], dict[str, Any]]] = {
     "codec": (CodecConfig, {"model": PATCHES}),
     "operator": (
         OperatorConfig,
-        {"model": SMALL, "noise": 0.05, "conserve": True, "symmetries": True, "unroll": ONE_STEP, "terms": NO_TERMS},
+        {
+            "model": SMALL,
+            "noise": noisy(0.05),
+            "conserve": True,
+            "symmetries": True,
+            "unroll": ONE_STEP,
+            "terms": NO_TERMS,
+        },
     ),
     "diffusion": (DiffusionConfig, {"model": SMALL} | NOISE),
     "consistency": (ConsistencyConfig, NOISE | {"q": 256.0, "k": 8.0, "b": 0.5}),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.jobs import SIZES, assert_same_training, launched, lines_of, section
+from tests.training.jobs import SIZES, assert_same_training, launched, lines_of, noisy, section
 from tests.untrained import make_root, receipt
 from ups.data.samples import LatentSamples
 from ups.data.simulate import simulate
@@ -81,7 +81,7 @@ def test_its_loss_is_that_of_the_operator(root: Path, stage: Stage):
     batch = whole.train.load(FAMILY, torch.arange(6).numpy())
     expected = whole.loss(stage.model, batch, draw())
     assert torch.equal(stage.loss(stage.model, batch, draw()), expected)
-    without_noise = operator.build(section("operator", noise=0.0), run_of(root, Path()))
+    without_noise = operator.build(section("operator", noise=noisy(0.0)), run_of(root, Path()))
     assert not torch.equal(without_noise.loss(stage.model, batch, draw()), expected)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.backbones import small
-from tests.training.jobs import NO_TERMS, inputs_of, launched, lines_of, losses, section, train
+from tests.training.jobs import NO_TERMS, inputs_of, launched, lines_of, losses, noisy, section, train
 from ups.config import Terms
 from ups.data.condition import NUM_CONDITIONS, boundary_feature
 from ups.data.loader import LatentBatch
@@ -165,7 +165,7 @@ def gradient(name: str, model: Operator, known: Codec, batch: LatentBatch) -> fl
     terms = WeightedTerms(weighted(**{name: 1.0}), known)
     gradients = []
     for chosen in (terms, None):
-        values = step_loss(model.amplitude, section(noise=0.0), chosen)(model, batch, drawn())
+        values = step_loss(model.amplitude, section(noise=noisy(0.0)), chosen)(model, batch, drawn())
         found = torch.autograd.grad(values.sum(), list(model.parameters()), allow_unused=True)
         gradients.append([gradient for gradient in found if gradient is not None])
     return float(sum((g - plain).square().sum() for g, plain in zip(*gradients, strict=True)) ** 0.5)
@@ -206,7 +206,7 @@ def loss_with(terms: WeightedTerms | None, step: int | None, share: slice = WHOL
     batch = transition_batch("incompressible_ns_2d", known)
     model = operator_of(batch)
     parts = (getattr(batch, name)[share] for name in ("z", "z_next", "coefficients", "condition"))
-    return step_loss(model.amplitude, section(noise=0.1), terms)(
+    return step_loss(model.amplitude, section(noise=noisy(0.1)), terms)(
         model, LatentBatch(batch.domain, *parts), drawn(step, share)
     )
 

@@ -16,6 +16,7 @@ from tests.training.jobs import (
     launched,
     lines_of,
     losses,
+    noisy,
     section,
     status_of,
     train,
@@ -109,7 +110,9 @@ def train_here(stage: Stage, config: TrainingSection, run: Run) -> None:
 
 def test_operator_overfits_four_trajectories(run: Run):
     """On four trajectories, without noise, a few hundred steps make the loss five times smaller."""
-    config = section(steps=300, noise=0.0, learning_rate=0.01, weight_decay=0.0, log_every=20, validate_every=300)
+    config = section(
+        steps=300, noise=noisy(0.0), learning_rate=0.01, weight_decay=0.0, log_every=20, validate_every=300
+    )
     torch.manual_seed(0)
     stage = operator.build(config, run)
     train_here(replace(stage, train=_first_four(stage.train)), config, run)

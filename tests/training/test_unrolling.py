@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.backbones import small
-from tests.training.jobs import assert_same_training, section, status_of, train
-from ups.config import OperatorConfig, Unroll
+from tests.training.jobs import assert_same_training, noisy, section, status_of, train
+from ups.config import Noise, OperatorConfig, Unroll
 from ups.data.loader import LatentBatch
 from ups.data.pdebench import FAMILIES
 from ups.models.amplitude import Amplitude
@@ -19,7 +19,7 @@ from ups.models.operator import Operator
 from ups.models.sizes import Sizes
 from ups.training.distributed import Draw
 from ups.training.inputs import field_rms
-from ups.training.operator import horizon_at, step_loss
+from ups.training.operator import horizon_at, noise, step_loss
 
 B, N, D, H = 6, 12, 3, 3
 DOMAIN = Domain(list(FAMILIES).index("burgers_1d"), (N,), (True,))
@@ -31,9 +31,9 @@ def unroll(horizon: int = H, *, pushforward: bool = False, start: float = 0.5) -
     return Unroll(horizon=horizon, pushforward=pushforward, start=start)
 
 
-def configured(how: Unroll, noise: float = 0.0) -> OperatorConfig:
+def configured(how: Unroll, std: float = 0.0) -> OperatorConfig:
     """The section of an operator that is unrolled so."""
-    return section(noise=noise, steps=STEPS, unroll=how.model_dump())
+    return section(noise=noisy(std), steps=STEPS, unroll=how.model_dump())
 
 
 def drawn(step: int | None) -> Draw:
@@ -84,6 +84,15 @@ def gradients_of(values: Tensor, model: nn.Module) -> list[Tensor]:
     return used
 
 
+@pytest.mark.parametrize(("varied", "share"), [(False, 0.0), (True, 0.0797)])
+def test_noise_is_equally_strong_for_all_samples_or_varies(varied: bool, share: float):
+    """Its RMS is `std`; where it varies P(|n| < 0.1) = 0.0797 of the samples have less than a tenth of it."""
+    draw = Draw((0, 0, 0), 20_000, slice(0, 20_000), torch.device("cpu"), 0)
+    rms = noise(Noise(std=0.3, varied=varied), draw, torch.Size((20_000, 64, D))).square().mean((1, 2)).sqrt()
+    assert rms.square().mean().sqrt().item() == pytest.approx(0.3, rel=0.03)
+    assert (rms < 0.03).float().mean().item() == pytest.approx(share, abs=0.008)
+
+
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
@@ -110,7 +119,7 @@ def test_a_horizon_of_one_is_the_loss_of_one_step_bit_for_bit(step: int | None):
     gradients = gradients_of(expected, model)
     horizon = 1 if step == 7 else H
     for how in (unroll(horizon, start=0.0 if horizon == 1 else 0.5), unroll(horizon, pushforward=True, start=0.9)):
-        values = step_loss(amplitude, configured(how, noise=0.1))(model, one, drawn(step))
+        values = step_loss(amplitude, configured(how, std=0.1))(model, one, drawn(step))
         assert torch.equal(values, expected)
         found = gradients_of(values, model)
         assert all(map(torch.equal, found, gradients))

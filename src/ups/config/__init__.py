@@ -13,7 +13,7 @@ from ups.config.evaluation import (
     StudentConfig,
 )
 from ups.config.launch import LaunchConfig
-from ups.config.loss import Terms, Unroll
+from ups.config.loss import Noise, Terms, Unroll
 from ups.config.models import Backbone, CodecModel
 from ups.config.parameters import Parameters
 from ups.config.speed import BenchmarkConfig, ProfileConfig
@@ -46,6 +46,7 @@ __all__ = [
     "JudgeConfig",
     "LatentsConfig",
     "LaunchConfig",
+    "Noise",
     "OperatorConfig",
     "Parameters",
     "ProfileConfig",

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from ups.config.data import FamilyName
-from ups.config.loss import Unroll
+from ups.config.loss import Noise, Unroll
 from ups.config.models import FNOModel, LinearModel, UNetModel
-from ups.config.sections import Fraction, NonNegative, Section
+from ups.config.sections import Fraction, Section
 from ups.config.training import Recipe, TrainingSection
 
 
@@ -17,7 +17,7 @@ class BaselineConfig(TrainingSection):
     kind: Literal["fno", "unet", "linear"]
     family: FamilyName
     model: FNOModel | UNetModel | LinearModel
-    noise: NonNegative
+    noise: Noise
     symmetries: bool
     unroll: Unroll
 
@@ -31,7 +31,7 @@ class BaselinesConfig(Section):
     """
 
     recipe: Recipe
-    noise: NonNegative
+    noise: Noise
     symmetries: bool
     unroll: Unroll
     learning_rates: Annotated[list[PositiveFloat], Field(min_length=1)]

@@ -7,6 +7,17 @@ from pydantic import Field, PositiveInt
 from ups.config.sections import NonNegative, Section
 
 
+class Noise(Section):
+    """Normal noise on the states from which training steps, of this `std` in units of one step's change.
+
+    With `varied` the std of every sample is itself normal, and `std` its RMS: a network then meets states as exact as
+    the data and others as wrong as its own predictions, which keeps rollouts stable without blurring.
+    """
+
+    std: NonNegative
+    varied: bool
+
+
 class Unroll(Section):
     """How far the operator is unrolled in training: 1 step until the share `start` of all training steps.
 

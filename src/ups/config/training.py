@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from ups.config.data import FamilyName
-from ups.config.loss import Terms, Unroll
+from ups.config.loss import Noise, Terms, Unroll
 from ups.config.models import Backbone, CodecModel
 from ups.config.sections import NonNegative, Section, Seed, Steps
 
@@ -60,14 +60,14 @@ class CodecConfig(TrainingSection):
 
 
 class OperatorConfig(TrainingSection):
-    """Stage `operator`: one time step; `noise` is the std of the training noise in units of one step's change.
+    """Stage `operator`: one time step; `noise` makes it robust to its own errors.
 
     With `conserve` no step changes the integral of a field that the PDE and its boundaries conserve; with `symmetries`
     samples are mirrored and turned at random, where the PDE and its domain allow it.
     """
 
     model: Backbone
-    noise: NonNegative
+    noise: Noise
     conserve: bool
     symmetries: bool
     unroll: Unroll

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ups.config import BaselineConfig, OperatorConfig, Terms, Unroll
+from ups.config import BaselineConfig, Noise, OperatorConfig, Terms, Unroll
 from ups.data.loader import LatentBatch
 from ups.data.samples import LatentSamples
 from ups.models.amplitude import Amplitude
@@ -63,7 +63,7 @@ def step_loss(
         horizon = 1 if draw.step is None else horizon_at(draw.step, config.steps, config.unroll)
         states = batch.states(horizon)
         units = [amplitude.unit(state, batch.domain) for state in states[:-1]]
-        z = states[0] + config.noise * units[0] * draw.normal(*states[0].shape[1:])
+        z = states[0] + units[0] * noise(config.noise, draw, states[0].shape)
         errors = []
         for before, z_ref, unit in zip(states[:-1], states[1:], units, strict=True):
             z_pred = model(z, batch.coefficients, batch.condition, batch.domain)
@@ -74,6 +74,12 @@ def step_loss(
         return torch.stack(errors).mean(0)
 
     return loss
+
+
+def noise(config: Noise, draw: Draw, shape: torch.Size) -> Tensor:
+    """Normal numbers of the shape (B, N, D): std sigma, or sigma |n| with another normal n for every sample."""
+    std = config.std * draw.normal(1, 1).abs() if config.varied else config.std
+    return std * draw.normal(*shape[1:])
 
 
 def horizon_at(step: int, steps: int, unroll: Unroll) -> int:
