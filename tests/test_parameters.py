@@ -317,7 +317,7 @@ def test_choices_of_the_backbone_fit_together(choices: dict[str, Any], reason: s
         ({"layers": 3}, "variant no_conditioning: layers"),
         ({"model": {"modes": 0}}, "variant no_conditioning: model.modes"),
         ({"model": {"levels": 3}}, "variant no_conditioning: model: "),
-        ({"noise": {"std": 1.0}}, "variant no_conditioning: noise"),
+        ({"noise": 0.1}, "variant no_conditioning: noise"),
     ],
 )
 def test_a_variant_that_is_no_operator_is_refused(overrides: dict[str, Any], reason: str):
@@ -334,7 +334,7 @@ def test_the_ablation_has_a_base():
 def test_overrides_change_only_what_they_name():
     """A variant is the operator's section, inner sections too, but for its overrides, the steps and the seed."""
     parameters = Parameters.model_validate({name: value for name, value in base().items() if not name.startswith("_")})
-    variant = Variant(name="any", overrides={"noise": 0.5, "model": {"modes": 3}})
+    variant = Variant(name="any", overrides={"conserve": False, "model": {"modes": 3}})
     section = parameters.ablation.section(variant, 7, parameters.operator).model_dump()
-    expected = parameters.operator.model_dump() | {"noise": 0.5, "steps": parameters.ablation.steps, "seed": 7}
+    expected = parameters.operator.model_dump() | {"conserve": False, "steps": parameters.ablation.steps, "seed": 7}
     assert section == expected | {"model": expected["model"] | {"modes": 3}}
