@@ -157,7 +157,7 @@ WRONG = [
     ("operator.ema_decay", 1.0),
     ("operator.noise", 0.1),
     ("operator.noise.std", -0.1),
-    ("operator.noise.varied", 1),
+    ("operator.noise.own_error", None),
     ("operator.unroll.horizon", 0),
     ("operator.unroll.start", 1.0),
     ("operator.unroll.pushforward", 1),

@@ -70,9 +70,9 @@ ONE_STEP = {"horizon": 1, "pushforward": False, "start": 0.5}
 NOISE = {"P_mean": -0.4, "P_std": 1.2}
 
 
-def noisy(std: float, *, varied: bool = False) -> dict[str, Any]:
+def noisy(std: float, own_error: float = 0.0) -> dict[str, Any]:
     """The section of the noise on the states from which training steps."""
-    return {"std": std, "varied": varied}
+    return {"std": std, "own_error": own_error}
 
 
 CONFIGS: dict[str, tuple[type[TrainingSection], dict[str, Any]]] = {
@@ -81,7 +81,7 @@ CONFIGS: dict[str, tuple[type[TrainingSection], dict[str, Any]]] = {
         OperatorConfig,
         {
             "model": SMALL,
-            "noise": noisy(0.05),
+            "noise": noisy(0.05, own_error=1.0),
             "conserve": True,
             "symmetries": True,
             "unroll": ONE_STEP,

@@ -98,7 +98,7 @@ def test_it_learns_its_family(root: Path, tmp_path: Path):
     stage = finetune.build(config, run)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    start = loop.validate(stage, stage.model, config, run, Ranks(0, 1, CPU))["valid_loss"]
+    start = loop.validate(stage, stage.model, config, run, Ranks(0, 1, CPU))[FAMILY]
     loop.train(stage, config, run, Ranks(0, 1, CPU))
     torch.set_num_threads(num_threads)
     lines = [line for line in lines_of(tmp_path) if "valid_loss" in line]

@@ -23,6 +23,7 @@ from tests.training.jobs import (
 )
 from ups.config import TrainingSection
 from ups.data.loader import LatentBatch
+from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentSamples
 from ups.errors import Diverged
 from ups.files import digest_of, read_json
@@ -129,11 +130,23 @@ def _first_four(samples: LatentSamples) -> LatentSamples:
 def test_training_ends_early(run: Run, monkeypatch: pytest.MonkeyPatch):
     """When validation has not improved for `patience` validations training ends, with weights."""
     values = iter([3.0, 1.0, 2.0, 2.0, 2.0])
-    monkeypatch.setattr(loop, "validate", lambda *_: {"valid_loss": next(values)})
+    monkeypatch.setattr(loop, "validate", lambda *_: {"advection_1d": next(values)})
     config = section(steps=100, validate_every=4, patience=2)
     train_here(operator.build(config, run), config, run)
     assert lines_of(run.folder)[-1]["step"] == 16
     assert (run.folder / "weights.pt").is_file()
+
+
+def test_a_model_knows_its_last_validation_error(run: Run):
+    """Model and weights have the loss of every family, which the noise follows, and zero for the other families."""
+    config = section(steps=8, validate_every=4)
+    stage = operator.build(config, run)
+    train_here(stage, config, run)
+    last = lines_of(run.folder)[-1]
+    expected = torch.tensor([last.get(f"valid_loss/{family}", 0.0) for family in FAMILIES])
+    assert expected.count_nonzero() == len(stage.valid.families)
+    for error in (stage.model.amplitude.error, load(run.folder / "weights.pt")["weights"]["amplitude.error"]):
+        assert torch.equal(error, expected)
 
 
 def test_latents_that_are_not_finite_end_the_training(run: Run):

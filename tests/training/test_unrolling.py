@@ -24,6 +24,7 @@ from ups.training.operator import horizon_at, noise, step_loss
 B, N, D, H = 6, 12, 3, 3
 DOMAIN = Domain(list(FAMILIES).index("burgers_1d"), (N,), (True,))
 STEPS = 24
+SAMPLES = 20_000
 
 
 def unroll(horizon: int = H, *, pushforward: bool = False, start: float = 0.5) -> Unroll:
@@ -34,6 +35,13 @@ def unroll(horizon: int = H, *, pushforward: bool = False, start: float = 0.5) -
 def configured(how: Unroll, std: float = 0.0) -> OperatorConfig:
     """The section of an operator that is unrolled so."""
     return section(noise=noisy(std), steps=STEPS, unroll=how.model_dump())
+
+
+def noise_rms(std: float, own_error: float, error: float) -> Tensor:
+    """RMS of the noise of each sample, for a model of this validation error."""
+    draw = Draw((0, 0, 0), SAMPLES, slice(0, SAMPLES), torch.device("cpu"), 0)
+    config = Noise(std=std, own_error=own_error)
+    return noise(config, torch.tensor(error), draw, torch.Size((SAMPLES, 64, D))).square().mean((1, 2)).sqrt()
 
 
 def drawn(step: int | None) -> Draw:
@@ -84,13 +92,18 @@ def gradients_of(values: Tensor, model: nn.Module) -> list[Tensor]:
     return used
 
 
-@pytest.mark.parametrize(("varied", "share"), [(False, 0.0), (True, 0.0797)])
-def test_noise_is_equally_strong_for_all_samples_or_varies(varied: bool, share: float):
-    """Its RMS is `std`; where it varies P(|n| < 0.1) = 0.0797 of the samples have less than a tenth of it."""
-    draw = Draw((0, 0, 0), 20_000, slice(0, 20_000), torch.device("cpu"), 0)
-    rms = noise(Noise(std=0.3, varied=varied), draw, torch.Size((20_000, 64, D))).square().mean((1, 2)).sqrt()
+def test_noise_is_as_strong_as_told():
+    """Without `own_error` every sample has noise of the same `std`, whatever the model's error."""
+    assert noise_rms(0.3, 0.0, error=0.5) == pytest.approx(torch.full((SAMPLES,), 0.3), rel=0.3)
+    assert noise_rms(0.3, 0.0, error=0.5).square().mean().sqrt().item() == pytest.approx(0.3, rel=0.03)
+
+
+def test_noise_follows_the_error_of_the_model():
+    """Its RMS over samples is `own_error` e; P(|n| < 0.1) = 0.0797 of the samples have less than a tenth of it."""
+    rms = noise_rms(0.0, 1.5, error=0.2)
     assert rms.square().mean().sqrt().item() == pytest.approx(0.3, rel=0.03)
-    assert (rms < 0.03).float().mean().item() == pytest.approx(share, abs=0.008)
+    assert (rms < 0.03).float().mean().item() == pytest.approx(0.0797, abs=0.008)
+    assert noise_rms(0.0, 1.5, error=0.0).max() == 0
 
 
 @pytest.mark.parametrize(
@@ -109,11 +122,11 @@ def test_the_horizon_grows_linearly_from_one(how: Unroll, expected: list[int]):
 
 @pytest.mark.parametrize("step", [None, 0, 7])
 def test_a_horizon_of_one_is_the_loss_of_one_step_bit_for_bit(step: int | None):
-    """With horizon 1, before the curriculum and in validation, value and gradients are those of a single step."""
+    """With horizon 1 and before the curriculum, value and gradients are those of one step; validation has no noise."""
     one, model = batch(), operator()
     amplitude = model.amplitude
     unit = amplitude.unit(one.z, DOMAIN)
-    z = one.z + 0.1 * unit * drawn(step).normal(N, D)
+    z = one.z if step is None else one.z + unit * (0.1 * drawn(step).normal(N, D))
     error = (model(z, one.coefficients, one.condition, DOMAIN) - one.z_next) / unit
     expected = field_rms(error, DOMAIN.family).mean(1)
     gradients = gradients_of(expected, model)

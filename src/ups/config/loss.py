@@ -8,14 +8,15 @@ from ups.config.sections import NonNegative, Section
 
 
 class Noise(Section):
-    """Normal noise on the states from which training steps, of this `std` in units of one step's change.
+    """Normal noise on the states from which training steps, in units of one step's change.
 
-    With `varied` the std of every sample is itself normal, and `std` its RMS: a network then meets states as exact as
-    the data and others as wrong as its own predictions, which keeps rollouts stable without blurring.
+    Its std is `std` + `own_error` |n| e with a normal n for every sample and the family's validation error e, the last
+    one: a network then meets states as exact as the data and states as wrong as its own predictions, which keeps
+    rollouts stable where it errs and costs nothing where it does not.
     """
 
     std: NonNegative
-    varied: bool
+    own_error: NonNegative
 
 
 class Unroll(Section):

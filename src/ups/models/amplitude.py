@@ -18,7 +18,9 @@ class Amplitude(nn.Module):
       any rollout stays finite and of the size that training showed;
     - `growth`: the largest factor by which one step may raise the RMS of the rest: no faster than training showed;
     - `largest`: the RMS that the rest may have, per field: much less than `spread` where peaks are rare;
-    - `pool` (families, D, D): averages over the channels of each field.
+    - `pool` (families, D, D): averages over the channels of each field;
+    - `error` (families): what the model last missed in validation, in units of a step's change; training noise follows
+      it.
 
     The amplitude a (B, 1, D) of a state is the RMS of its fluctuation over `fluctuation`, one value per field, kept in
     [0.2, 20]. Decaying and scaled solutions then look alike to a network (reversible instance normalization as in
@@ -31,6 +33,7 @@ class Amplitude(nn.Module):
             self.register_buffer(name, torch.ones(num_families, latent_channels))
         for name in ("growth", "largest"):
             self.register_buffer(name, torch.full((num_families, latent_channels), UNLIMITED))
+        self.register_buffer("error", torch.zeros(num_families))
         self.register_buffer("pool", torch.eye(latent_channels).repeat(num_families, 1, 1))
 
     def measure(self, z: Tensor, domain: Domain) -> Tensor:

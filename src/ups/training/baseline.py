@@ -9,7 +9,7 @@ from ups.data.samples import LatentSamples, domains
 from ups.models.baselines import grid_model
 from ups.run import Run
 from ups.training.inputs import open_cache, set_amplitude
-from ups.training.operator import step_loss
+from ups.training.operator import set_error, step_loss
 from ups.training.stage import Stage
 from ups.training.steady import steady_loss
 from ups.training.symmetry import augmented
@@ -28,7 +28,7 @@ def build(config: BaselineConfig, run: Run) -> Stage:
         loss = augmented(loss, cache, run)
     train = LatentSamples(cache, "train", horizon=config.unroll.horizon)
     valid = LatentSamples(cache, "valid")
-    return Stage(model, settings, loss, train, valid, train.num_tokens)
+    return Stage(model, settings, loss, train, valid, train.num_tokens, validated=set_error)
 
 
 def _settings(config: BaselineConfig, cache: LatentCache) -> dict[str, Any]:

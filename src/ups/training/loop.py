@@ -62,9 +62,14 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             if stage.terms is not None and (done == 1 or done % config.log_every == 0 or done == config.steps):
                 _record(run, ranks, done, _term_metrics(stage.terms, ranks))
             if done % config.validate_every == 0 or done == config.steps:
-                metrics = validate(stage, update.average, config, run, ranks)
-                _record(run, ranks, done, metrics)
-                progress.add_validation(metrics["valid_loss"], update, keep_best=config.patience is not None)
+                losses = validate(stage, update.average, config, run, ranks)
+                valid_loss = sum(losses.values()) / len(losses)
+                by_key = {f"valid_loss/{key}": loss for key, loss in losses.items()}
+                _record(run, ranks, done, {"valid_loss": valid_loss, **by_key})
+                if stage.validated is not None:
+                    for model in (update.model, update.average):
+                        stage.validated(model, losses)
+                progress.add_validation(valid_loss, update, keep_best=config.patience is not None)
                 clock.restart()
             if done == config.steps:
                 break
@@ -91,8 +96,8 @@ class StopRequest:
 
 @torch.no_grad()
 def validate(stage: Stage, model: torch.nn.Module, config: TrainingSection, run: Run, ranks: Ranks) -> dict[str, float]:
-    """Mean loss over one fixed batch per key of the validation split, and over the keys."""
-    metrics = {}
+    """Mean loss over one fixed batch per key of the validation split."""
+    losses = {}
     for position, (key, samples) in enumerate(fixed_batches(stage.valid.num_samples, stage.batch_sizes(config))):
         run.alive(ranks.rank).touch()
         share = ranks.share(len(samples))
@@ -101,8 +106,8 @@ def validate(stage: Stage, model: torch.nn.Module, config: TrainingSection, run:
         batch = stage.valid.load(key, samples[place]).to(ranks.device)
         draw = Draw((config.seed, 3, position), len(samples), place, ranks.device)
         total = stage.loss(model, batch, draw).sum() * (share.start < share.stop)
-        metrics[f"valid_loss/{key}"] = ranks.total(total).item() / len(samples)
-    return {"valid_loss": sum(metrics.values()) / len(metrics), **metrics}
+        losses[key] = ranks.total(total).item() / len(samples)
+    return losses
 
 
 def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks) -> Progress:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ups.config import BaselineConfig, Noise, OperatorConfig, Terms, Unroll
 from ups.data.loader import LatentBatch
+from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentSamples
 from ups.models.amplitude import Amplitude
 from ups.models.codec import Codec, codec_from
@@ -42,6 +43,7 @@ def build(config: OperatorConfig, run: Run) -> Stage:
         valid=LatentSamples(cache, "valid"),
         num_tokens=train.num_tokens,
         terms=terms.values if terms else None,
+        validated=set_error,
     )
 
 
@@ -53,17 +55,20 @@ def weighted_terms(config: Terms, codec: Codec) -> WeightedTerms | None:
 def step_loss(
     amplitude: Amplitude, config: OperatorConfig | BaselineConfig, terms: WeightedTerms | None = None
 ) -> Loss:
-    """Mean error of h steps from z with a little noise on it, in units of what a step changes; h = 1 in validation.
+    """Mean error of h steps from z, in units of what a step changes; in validation h = 1.
 
-    L = 1/h sum_k RMS((z_k - z_ref_k) / unit(z_ref_(k-1))), z_k = model(z_(k-1)), mean over fields; in training each
-    step adds its `terms`.
+    L = 1/h sum_k RMS((z_k - z_ref_k) / unit(z_ref_(k-1))), z_k = model(z_(k-1)), mean over fields; in training z
+    has a little noise on it, and each step adds its `terms`.
     """
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
         horizon = 1 if draw.step is None else horizon_at(draw.step, config.steps, config.unroll)
         states = batch.states(horizon)
         units = [amplitude.unit(state, batch.domain) for state in states[:-1]]
-        z = states[0] + units[0] * noise(config.noise, draw, states[0].shape)
+        z = states[0]
+        if draw.step is not None:
+            error = amplitude.error[batch.domain.family]
+            z = z + units[0] * noise(config.noise, error, draw, z.shape)
         errors = []
         for before, z_ref, unit in zip(states[:-1], states[1:], units, strict=True):
             z_pred = model(z, batch.coefficients, batch.condition, batch.domain)
@@ -76,10 +81,18 @@ def step_loss(
     return loss
 
 
-def noise(config: Noise, draw: Draw, shape: torch.Size) -> Tensor:
-    """Normal numbers of the shape (B, N, D): std sigma, or sigma |n| with another normal n for every sample."""
-    std = config.std * draw.normal(1, 1).abs() if config.varied else config.std
-    return std * draw.normal(*shape[1:])
+def noise(config: Noise, error: Tensor, draw: Draw, shape: torch.Size) -> Tensor:
+    """Normal numbers of the shape (B, N, D), of a std that may vary with the sample and a model's own error."""
+    white = draw.normal(*shape[1:])
+    if config.own_error == 0:
+        return config.std * white
+    return (config.std + config.own_error * error * draw.normal(1, 1).abs()) * white
+
+
+def set_error(model: nn.Module, losses: dict[str, float]) -> None:
+    """Keep what validation found for each family: the noise follows it."""
+    for family, loss in losses.items():
+        model.amplitude.error[list(FAMILIES).index(family)] = loss
 
 
 def horizon_at(step: int, steps: int, unroll: Unroll) -> int:

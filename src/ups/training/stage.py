@@ -19,7 +19,8 @@ class Stage:
 
     `loss(model, batch, draw)` gives one value per sample, (B,), and touches the model only by calling it. `settings`
     are the model's constructor arguments, `num_tokens` the tokens of one snapshot of each key. In `terms` a loss
-    that has further terms leaves the latest value of each, 0-d tensors, for the metrics.
+    that has further terms leaves the latest value of each, 0-d tensors, for the metrics. `validated` gets the model and
+    the loss of each key after every validation; what it keeps is in buffers of the model, so that a resumed run has it.
     """
 
     model: nn.Module
@@ -29,6 +30,7 @@ class Stage:
     valid: Samples
     num_tokens: dict[str, int]
     terms: dict[str, Tensor] | None = None
+    validated: Callable[[nn.Module, dict[str, float]], None] | None = None
 
     def batch_sizes(self, config: TrainingSection) -> dict[str, int]:
         """Snapshots per global batch of each key."""
