@@ -18,7 +18,7 @@ STEPS, NUM_KILLS = 24, 10
 def trained(encoded: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], tuple[Path, Path]]:
     """`trained(stage, n)`: a data root with what the stage needs, and its run folder on n ranks, undisturbed."""
     ready = shutil.copytree(encoded, tmp_path_factory.mktemp("ready") / "root")
-    for stage in ("operator", "diffusion"):
+    for stage in ("operator", "steady", "diffusion"):
         train(ready, stage)
     folders: dict[tuple[str, int], Path] = {}
 
