@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.evaluation.test_compare import records
 from ups.config import SeedsConfig
 from ups.errors import ConfigFault, DataFault
 from ups.pipelines.seeds.nodes import compare_seeds
@@ -14,16 +15,10 @@ BASELINES = {"persistence": 1.0, "linear": 0.5, "unet": 0.3, "fno": 0.2}
 
 def report(root: Path, operator: float | None, dataset: str = "flow", **baselines: float) -> str:
     """What `full` and `baselines` leave behind in a data root, both horizons alike."""
-    where = {"dataset": dataset, "family": "burgers_1d", "metric": "nRMSE"}
-
-    def records(errors: dict[str, float | None]) -> str:
-        keys = [(method, horizon, value) for method, value in errors.items() for horizon in ("one_step", "rollout")]
-        return json.dumps([where | {"method": m, "horizon": h, "value": v} for m, h, v in keys])
-
     folder = root / "08_reporting"
     folder.mkdir(parents=True)
-    (folder / "metrics.json").write_text(records({"operator": operator}))
-    (folder / "baseline_metrics.json").write_text(records(BASELINES | baselines))
+    (folder / "metrics.json").write_text(json.dumps(records(dataset, {"operator": operator})))
+    (folder / "baseline_metrics.json").write_text(json.dumps(records(dataset, BASELINES | baselines)))
     return str(root)
 
 

@@ -3,13 +3,13 @@
 import json
 from collections import defaultdict
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import fmean
 from typing import Any
 
 from ups.config import BASE, EvaluationConfig
 from ups.data.pdebench import FAMILIES
 from ups.evaluation.evaluate import held_out
-from ups.evaluation.markdown import number, ratio, table
+from ups.evaluation.markdown import geometric_mean, number, ratio, table
 from ups.evaluation.predict import HORIZONS
 from ups.evaluation.score import Trained, score_subjects
 
@@ -57,8 +57,7 @@ def compare(rows: list[dict[str, Any]], seconds_per_step: dict[str, float]) -> l
 
 
 def _relative(errors: dict[str, float | None], base: dict[str, float | None]) -> float | None:
-    ratios = [ratio(errors[family], base[family]) for family in base]
-    return geometric_mean(one for one in ratios if one is not None) if None not in ratios else None
+    return geometric_mean([ratio(errors[family], base[family]) for family in base])
 
 
 def ablation_text(rows: list[dict[str, Any]]) -> str:

@@ -1,8 +1,7 @@
 """The table that compares: families x methods, one step and rollout, cost, and everything relative to the FNO."""
 
 from collections.abc import Iterator, Sequence
-from math import exp, isnan, log
-from statistics import fmean
+from math import isnan
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -11,7 +10,7 @@ from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation import OFF
 from ups.evaluation.costs import FRAME
-from ups.evaluation.markdown import number, ratio, table
+from ups.evaluation.markdown import geometric_mean, number, ratio, table
 from ups.evaluation.plots import colour_of, new_figure
 
 BASELINES = ("persistence", "linear", "unet", "fno")
@@ -126,11 +125,6 @@ def best(values: dict[str, float | None], names: Sequence[str]) -> float | None:
     """The smallest known error among some methods; None where none is finite."""
     known = [value for name in names if (value := values.get(name)) is not None and value < _ABSENT]
     return min(known, default=None)
-
-
-def geometric_mean(values: Sequence[float | None]) -> float | None:
-    """None where one of them is not finite, or zero."""
-    return exp(fmean(log(value) for value in values)) if all(values) else None
 
 
 def _shown(value: float | None) -> str:

@@ -1,6 +1,8 @@
 """Tables of reports as Markdown, and the numbers in them, of which None is one that is not finite."""
 
 from collections.abc import Iterable, Sequence
+from math import exp, log
+from statistics import fmean
 from typing import Any
 
 
@@ -18,3 +20,8 @@ def number(value: float | None) -> str:
 def ratio(value: float | None, reference: float | None) -> float | None:
     """Value / reference; None where one of them is, or the reference is zero."""
     return value / reference if value is not None and reference else None
+
+
+def geometric_mean(values: Sequence[float | None]) -> float | None:
+    """None where one of them is not finite, or zero."""
+    return exp(fmean(log(value) for value in values)) if all(values) else None

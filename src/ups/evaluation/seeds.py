@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from statistics import mean, stdev
 
 from ups.errors import DataFault
-from ups.evaluation.compare import HORIZONS, STRONG, WITHOUT_SAMPLING, Errors, best, geometric_mean
-from ups.evaluation.markdown import number, ratio, table
+from ups.evaluation.compare import HORIZONS, STRONG, WITHOUT_SAMPLING, Errors, best
+from ups.evaluation.markdown import geometric_mean, number, ratio, table
 
 NOTE = (
     "nRMSE on the test split, mean ± standard deviation over seeds; then ours over the better of FNO and U-Net for "
