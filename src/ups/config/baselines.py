@@ -27,7 +27,8 @@ class BaselinesConfig(Section):
 
     Each family gets the time in which the multi-task model was trained, divided by the number of families, times
     `shares` of its kind. The learning rate is that of `learning_rates` with the lowest validation loss after
-    `trial_share` of these steps; the trials are not counted.
+    `trial_share` of these steps; the trials are not counted. Every run validates after each `validate_share` of its
+    steps, or `recipe.validate_every` where that is less: noise that follows a model's own error needs to know it.
     """
 
     recipe: Recipe
@@ -37,6 +38,7 @@ class BaselinesConfig(Section):
     learning_rates: Annotated[list[PositiveFloat], Field(min_length=1)]
     trial_share: Fraction
     warmup_share: Fraction
+    validate_share: Fraction
     shares: dict[Literal["fno", "unet", "linear"], PositiveFloat]
     fno: FNOModel
     unet: UNetModel

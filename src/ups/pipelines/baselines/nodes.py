@@ -218,8 +218,10 @@ def compare(
 
 def _baseline(config: BaselinesConfig, kind: str, family: str, steps: int, learning_rate: float) -> BaselineConfig:
     steps = max(1, steps)
+    between = max(1, round(config.validate_share * steps))
     return BaselineConfig(
-        **config.recipe.model_dump(),
+        **config.recipe.model_dump(exclude={"validate_every"}),
+        validate_every=min(config.recipe.validate_every, between),
         steps=steps,
         learning_rate=learning_rate,
         warmup_steps=round(config.warmup_share * steps),
