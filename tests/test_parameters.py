@@ -38,6 +38,11 @@ def base() -> dict[str, Any]:
     return load("base")
 
 
+def typed() -> Parameters:
+    """The same as sections."""
+    return Parameters.model_validate({name: value for name, value in base().items() if not name.startswith("_")})
+
+
 def changed(name: str, value: Any) -> dict[str, Any]:
     """The base parameters with one of them set, or removed where the value is `...`."""
     parameters = copy.deepcopy(base())
@@ -210,7 +215,8 @@ WRONG = [
     ("corrector.student.num_steps", []),
     ("corrector.student.min_wall_time", 0.0),
     ("seed", -1),
-    ("seeds.data_roots", ["data", "data"]),
+    ("seed", 5),
+    ("seeds.data_roots", ["data", "data/"]),
     ("selection.sampler", "operator"),
     ("selection.sizes", []),
     ("selection.sizes", [8, 4]),
@@ -331,9 +337,18 @@ def test_the_ablation_has_a_base():
     assert "need different names" in refusal(changed("ablation.variants.1.name", "base"))
 
 
+@pytest.mark.parametrize(("steps", "between"), [(0, 1), (10, 1), (100, 4), (100_000, 250)])
+def test_baselines_validate_early_enough(steps: int, between: int):
+    """Noise that follows the model's own error is there in short runs too: validation comes 25 times at least."""
+    config = typed().baselines
+    section = config.section("unet", "burgers_1d", steps, 0.01)
+    assert (section.steps, section.validate_every, section.model) == (max(1, steps), between, config.unet)
+    assert section.model_dump().items() >= config.recipe.model_dump(exclude={"validate_every"}).items()
+
+
 def test_overrides_change_only_what_they_name():
     """A variant is the operator's section, inner sections too, but for its overrides, the steps and the seed."""
-    parameters = Parameters.model_validate({name: value for name, value in base().items() if not name.startswith("_")})
+    parameters = typed()
     variant = Variant(name="any", overrides={"conserve": False, "model": {"modes": 3}})
     section = parameters.ablation.section(variant, 7, parameters.operator).model_dump()
     expected = parameters.operator.model_dump() | {"conserve": False, "steps": parameters.ablation.steps, "seed": 7}

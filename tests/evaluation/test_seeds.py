@@ -56,8 +56,20 @@ def test_one_seed_is_not_enough(tmp_path: Path, number: int):
 
 def test_a_root_without_comparison_is_named(tmp_path: Path):
     """The file that is missing, and what makes it."""
-    with pytest.raises(DataFault, match=r"b/08_reporting/metrics\.json does not exist yet"):
-        compare_seeds(SeedsConfig(data_roots=[report(tmp_path / "a", 0.1), str(tmp_path / "b")]))
+    roots = [report(tmp_path / name, 0.1) for name in "ab"]
+    (tmp_path / "b/08_reporting/baseline_metrics.json").unlink()
+    remedy = r"--pipeline full`, then `kedro run --pipeline baselines`, both with --params data_root=\S*/b,seed=N"
+    with pytest.raises(DataFault, match=rf"b/08_reporting/baseline_metrics\.json does not exist: run .*{remedy}"):
+        compare_seeds(SeedsConfig(data_roots=roots))
+
+
+def test_the_same_seed_twice_is_refused(tmp_path: Path):
+    """Errors that agree to the last bit are of one seed, whatever the baselines had."""
+    roots = [report(tmp_path / "a", 0.1), report(tmp_path / "b", 0.1, fno=0.3)]
+    with pytest.raises(
+        DataFault, match=r"/a and \S*/b have the same errors: run one of them anew with --params seed=N"
+    ):
+        compare_seeds(SeedsConfig(data_roots=roots))
 
 
 def test_other_datasets_are_refused(tmp_path: Path):

@@ -32,9 +32,9 @@ def unroll(horizon: int = H, *, pushforward: bool = False, start: float = 0.5) -
     return Unroll(horizon=horizon, pushforward=pushforward, start=start)
 
 
-def configured(how: Unroll, std: float = 0.0) -> OperatorConfig:
-    """The section of an operator that is unrolled so."""
-    return section(noise=noisy(std), steps=STEPS, unroll=how.model_dump())
+def configured(how: Unroll, std: float = 0.0, own_error: float = 0.0) -> OperatorConfig:
+    """The section of an operator that is unrolled so, and trained with this noise."""
+    return section(noise=noisy(std, own_error), steps=STEPS, unroll=how.model_dump())
 
 
 def noise_rms(std: float, own_error: float, error: float) -> Tensor:
@@ -136,6 +136,20 @@ def test_a_horizon_of_one_is_the_loss_of_one_step_bit_for_bit(step: int | None):
         assert torch.equal(values, expected)
         found = gradients_of(values, model)
         assert all(map(torch.equal, found, gradients))
+
+
+def test_the_loss_has_noise_of_the_error_of_its_own_family():
+    """The state is z + unit (std + own_error |n| e) n', with e of the batch's family, not of another."""
+    one, model, draw = batch(), operator(), drawn(7)
+    amplitude = model.amplitude
+    amplitude.error.fill_(9.0)
+    amplitude.error[DOMAIN.family] = 0.2
+    unit = amplitude.unit(one.z, DOMAIN)
+    white = draw.normal(N, D)
+    z = one.z + unit * ((0.1 + 1.5 * 0.2 * draw.normal(1, 1).abs()) * white)
+    error = (model(z, one.coefficients, one.condition, DOMAIN) - one.z_next) / unit
+    values = step_loss(amplitude, configured(unroll(1), std=0.1, own_error=1.5))(model, one, drawn(7))
+    torch.testing.assert_close(values, field_rms(error, DOMAIN.family).mean(1))
 
 
 def test_the_unrolled_loss_has_its_exact_value():

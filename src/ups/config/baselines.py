@@ -10,11 +10,13 @@ from ups.config.models import FNOModel, LinearModel, UNetModel
 from ups.config.sections import Fraction, Section
 from ups.config.training import Recipe, TrainingSection
 
+Kind = Literal["fno", "unet", "linear"]
+
 
 class BaselineConfig(TrainingSection):
     """Stage `baseline`: a reference model of one family on its grid, trained as the operator or the steady model is."""
 
-    kind: Literal["fno", "unet", "linear"]
+    kind: Kind
     family: FamilyName
     model: FNOModel | UNetModel | LinearModel
     noise: Noise
@@ -39,9 +41,27 @@ class BaselinesConfig(Section):
     trial_share: Fraction
     warmup_share: Fraction
     validate_share: Fraction
-    shares: dict[Literal["fno", "unet", "linear"], PositiveFloat]
+    shares: dict[Kind, PositiveFloat]
     fno: FNOModel
     unet: UNetModel
     linear: LinearModel
     pace_seconds: PositiveFloat
     pace_rounds: PositiveInt
+
+    def section(self, kind: Kind, family: FamilyName, steps: int, learning_rate: float) -> BaselineConfig:
+        """The section of a baseline that trains for so many steps, one at least."""
+        steps = max(1, steps)
+        between = max(1, round(self.validate_share * steps))
+        return BaselineConfig(
+            **self.recipe.model_dump(exclude={"validate_every"}),
+            validate_every=min(self.recipe.validate_every, between),
+            steps=steps,
+            learning_rate=learning_rate,
+            warmup_steps=round(self.warmup_share * steps),
+            kind=kind,
+            family=family,
+            model=getattr(self, kind),
+            noise=self.noise,
+            symmetries=self.symmetries,
+            unroll=self.unroll,
+        )

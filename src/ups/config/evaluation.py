@@ -1,5 +1,6 @@
 """How the trained models predict, choose and are judged."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -117,7 +118,7 @@ class SeedsConfig(Section):
 
     @model_validator(mode="after")
     def _check_roots(self) -> "SeedsConfig":
-        if len(set(self.data_roots)) < len(self.data_roots):
+        if len({Path(root) for root in self.data_roots}) < len(self.data_roots):
             raise ValueError(f"seeds.data_roots must differ, got {', '.join(self.data_roots)}")
         return self
 

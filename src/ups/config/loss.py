@@ -11,8 +11,8 @@ class Noise(Section):
     """Normal noise on the states from which training steps, in units of one step's change.
 
     Its std is `std` + `own_error` |n| e with a normal n for every sample and the family's validation error e, the last
-    one: a network then meets states as exact as the data and states as wrong as its own predictions, which keeps
-    rollouts stable where it errs and costs nothing where it does not.
+    one, 0 before the first: a network then meets states nearly as exact as the data and states as wrong as its own
+    predictions, which keeps rollouts stable where it errs and costs little where it does not.
     """
 
     std: NonNegative

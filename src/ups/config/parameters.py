@@ -55,6 +55,10 @@ class Parameters(Section):
             raise ValueError("source = folder needs the folder of PDEBench files: --params raw_root=DIR")
         if self.split.valid_fraction + self.split.test_fraction >= 1:
             raise ValueError("split.valid_fraction + split.test_fraction must stay below 1: training needs a share too")
+        if self.seed not in (self.simulate.seed, self.split.seed, self.operator.seed):
+            raise ValueError(
+                f"seed = {self.seed} reaches no section: set it by --params seed={self.seed}, or in globals.yml of conf"
+            )
         for variant in self.ablation.variants:
             self._check_variant(variant)
         return self

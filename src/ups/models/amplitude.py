@@ -19,8 +19,8 @@ class Amplitude(nn.Module):
     - `growth`: the largest factor by which one step may raise the RMS of the rest: no faster than training showed;
     - `largest`: the RMS that the rest may have, per field: much less than `spread` where peaks are rare;
     - `pool` (families, D, D): averages over the channels of each field;
-    - `error` (families): what the model last missed in validation, in units of a step's change; training noise follows
-      it.
+    - `error` (families): what the model last missed in validation, in units of a step's change, 0 before the first;
+      training noise follows it.
 
     The amplitude a (B, 1, D) of a state is the RMS of its fluctuation over `fluctuation`, one value per field, kept in
     [0.2, 20]. Decaying and scaled solutions then look alike to a network (reversible instance normalization as in

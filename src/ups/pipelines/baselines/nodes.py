@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import (
-    BaselineConfig,
     BaselinesConfig,
     CodecConfig,
     EvaluationConfig,
@@ -64,7 +63,7 @@ def measure_pace(
     }
     for kind in config.shares:
         for family in _families(fields):
-            section = _baseline(config, kind, family, steps=1, learning_rate=min(config.learning_rates))
+            section = config.section(kind, family, steps=1, learning_rate=min(config.learning_rates))
             content = section.model_dump(mode="json")
             stages[f"{kind}/{family}"] = {"stage": "baseline", "config": content, "inputs": {"latent_cache": fields}}
     return seconds_per_step("pace", stages, config, launch, data_root, raw)
@@ -103,12 +102,12 @@ def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:
             allowed = config.shares[kind] * seconds[family] / pace["seconds_per_step"][f"{kind}/{family}"]
             trials = {}
             for rate in config.learning_rates:
-                short = _baseline(config, kind, family, round(config.trial_share * allowed), rate)
+                short = config.section(kind, family, round(config.trial_share * allowed), rate)
                 trial = train_stage("baseline", short, inputs, launch, data_root)
                 trials[rate] = last_validation(data_root / trial["path"])
             best = min(trials, key=lambda rate: trials[rate])
             log.info("%s of %s: learning rate %g of %s", kind, family, best, trials)
-            section = _baseline(config, kind, family, round(allowed), best)
+            section = config.section(kind, family, round(allowed), best)
             receipts[family] = train_stage("baseline", section, inputs, launch, data_root) | {"learning_rate": best}
         return receipts
 
@@ -214,24 +213,6 @@ def compare(
     )
     text = comparison(errors, costs, note) + "\n" + uncertainty(metrics)
     return text, {"comparison.png": png(draw_comparison(errors))}
-
-
-def _baseline(config: BaselinesConfig, kind: str, family: str, steps: int, learning_rate: float) -> BaselineConfig:
-    steps = max(1, steps)
-    between = max(1, round(config.validate_share * steps))
-    return BaselineConfig(
-        **config.recipe.model_dump(exclude={"validate_every"}),
-        validate_every=min(config.recipe.validate_every, between),
-        steps=steps,
-        learning_rate=learning_rate,
-        warmup_steps=round(config.warmup_share * steps),
-        kind=kind,
-        family=family,
-        model=getattr(config, kind),
-        noise=config.noise,
-        symmetries=config.symmetries,
-        unroll=config.unroll,
-    )
 
 
 def _families(fields: Receipt) -> list[str]:
