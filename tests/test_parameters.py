@@ -216,6 +216,7 @@ WRONG = [
     ("corrector.student.min_wall_time", 0.0),
     ("seed", -1),
     ("seed", 5),
+    ("ablation.variants.0.overrides", {"steps": 9}),
     ("seeds.data_roots", ["data", "data/"]),
     ("selection.sampler", "operator"),
     ("selection.sizes", []),

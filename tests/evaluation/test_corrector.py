@@ -131,7 +131,10 @@ def test_a_denoiser_that_knows_nothing_is_off(decide: Callable[..., dict]):
     """Noise unrelated to the truth is never switched on, nor is the student then tried."""
     decision = decide(fresh(0.0, 0.5), noise, flow_end(0.0, 0.5))
     assert decision["families"] == {FAMILY: {"diffusion": {"mode": "off"}, "consistency": {"mode": "off"}}}
-    assert {one["method"] for one in decision["report"][FAMILY]["candidates"]} == {"diffusion"}
+    report = decision["report"][FAMILY]
+    assert report["decision"] == decision["families"][FAMILY]
+    assert {one["method"] for one in report["candidates"]} == {"diffusion"}
+    assert all("max_crps" in one["exceeded"] for one in report["candidates"])
     assert corrections(decision) == {}
 
 
@@ -211,7 +214,7 @@ def test_rank(better: tuple, worse: tuple):
             1.0,
             1.0,
             miscalibration,
-            qualifies,
+            [] if qualifies else ["max_crps"],
         )
         for crps, miscalibration, qualifies in (better, worse)
     )

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from ups.config.sections import Section, Seed, Steps
 from ups.config.training import OperatorConfig
@@ -15,6 +15,13 @@ class Variant(Section):
 
     name: Annotated[str, Field(pattern=r"^\w+$")]
     overrides: dict[str, Any]
+
+    @field_validator("overrides")
+    @classmethod
+    def _check_overrides(cls, overrides: dict[str, Any]) -> dict[str, Any]:
+        for name in {"steps", "seed"} & overrides.keys():
+            raise ValueError(f"{name} is the same for all variants")
+        return overrides
 
 
 class AblationConfig(Section):

@@ -44,7 +44,7 @@ class Candidate:
       geometric mean
     - `nrmse`, `high_band`: nRMSE and highest band error of the ensemble's mean, over the operator's; the worst
     - `miscalibration`: |log spread_skill|, the mean
-    - `qualifies`: on is better than off
+    - `exceeded`: the limits that it does not keep; without any, on is better than off
     """
 
     method: str
@@ -55,7 +55,12 @@ class Candidate:
     nrmse: float
     high_band: float
     miscalibration: float
-    qualifies: bool
+    exceeded: list[str]
+
+    @property
+    def qualifies(self) -> bool:
+        """Whether on is better than off."""
+        return not self.exceeded
 
     @property
     def rank(self) -> tuple[bool, float, float]:
@@ -91,12 +96,12 @@ class Validation:
         worst_crps, worst_nrmse = float(crps.max()), _worst_ratio(scores, reference, "nRMSE")
         worst_high_band = _worst_ratio(scores, reference, HIGH_BAND)
         miscalibration = _values(scores, "spread_skill").log().abs()
-        limits = (
-            (worst_crps, config.max_crps),
-            (worst_nrmse, config.max_nrmse),
-            (worst_high_band, config.max_high_band),
-            (float(miscalibration.max()), math.log(config.max_miscalibration)),
-        )
+        kept = {
+            "max_crps": worst_crps <= config.max_crps,
+            "max_nrmse": worst_nrmse <= config.max_nrmse,
+            "max_high_band": worst_high_band <= config.max_high_band,
+            "max_miscalibration": float(miscalibration.max()) <= math.log(config.max_miscalibration),
+        }
         return Candidate(
             method=method,
             correction=correction,
@@ -106,7 +111,7 @@ class Validation:
             nrmse=worst_nrmse,
             high_band=worst_high_band,
             miscalibration=float(miscalibration.mean()),
-            qualifies=all(value <= limit for value, limit in limits),
+            exceeded=[limit for limit, is_kept in kept.items() if not is_kept],
         )
 
     @torch.no_grad()

@@ -27,6 +27,7 @@ NUM_ROUNDS = 5
 NUM_TRAJECTORIES = 4
 ALL_AT_ONCE = 2**62
 FRAME = "milliseconds_per_frame"
+OURS = ("codec", "operator", "steady")
 STAGES_OF = {
     "operator": ("codec", "operator"),
     "diffusion": ("codec", "operator", "steady", "diffusion"),
@@ -45,11 +46,16 @@ def total_costs(
     device: str,
     raw: Path,
 ) -> dict[str, Any]:
-    """{"methods": {method: {"training_seconds", "parameters", "milliseconds_per_frame", "speed_up_over_solver"}}}.
+    """What training, keeping and using each method costs.
 
-    The last two are geometric means over families; {"milliseconds_per_frame": {family: {method: value}}} has them all.
-    Receipts of `baselines` are by kind and family. What a method trains on is counted: the corrector's operator
-    and steady model, their codec.
+    Receipts of `baselines` are by kind and family.
+
+    Returns:
+        - "methods": {method: {"training_seconds", "parameters", "datasets", "milliseconds_per_frame", "over_fno",
+          "speed_up_over_solver"}}; the last three are geometric means over the datasets that the method is for, so
+          many of them. What a method trains on is counted: the corrector's operator and steady model, their codec;
+        - "training_seconds": {"ours" or kind: seconds}, without the corrector's;
+        - "milliseconds_per_frame": {dataset: {method or "solver": value}}.
     """
     ours, where = trained.emulator(device), torch.device(device)
     on_grid = {subject.dataset.name: subject for subject in held_out(fields, raw, "test")}
@@ -60,21 +66,38 @@ def total_costs(
             kind: grid_emulator(family, receipts[family], points, device, trained.data_root)
             for kind, receipts in baselines.items()
         }
-        frames[family] = milliseconds_per_frame(ours, subject, references, on_grid[subject.dataset.name], where)
+        frames[subject.dataset.name] = milliseconds_per_frame(
+            ours, subject, references, on_grid[subject.dataset.name], where
+        )
     folders = {name: [trained.data_root / r["path"] for r in receipts.values()] for name, receipts in baselines.items()}
     known = {n: trained.data_root / r["path"] for n, r in trained.stages.items() if "untrained" not in r}
     folders |= {method: [known[s] for s in stages if s in known] for method, stages in STAGES_OF.items()}
     methods = {
         method: {
-            "training_seconds": sum(training_seconds(folder) for folder in paths),
+            "training_seconds": _seconds(paths),
             "parameters": sum(_num_parameters(folder) for folder in paths),
-            FRAME: _mean([times[method] for times in frames.values() if method in times]),
-            "speed_up_over_solver": _mean([t["solver"] / t[method] for t in frames.values() if method in t]),
+            **frame_costs(method, [times for times in frames.values() if method in times]),
         }
         for method, paths in folders.items()
         if any(method in times for times in frames.values())
     }
-    return {"methods": methods, FRAME: frames}
+    seconds = {"ours": _seconds([known[stage] for stage in OURS if stage in known])}
+    seconds |= {kind: _seconds(folders[kind]) for kind in baselines}
+    return {"methods": methods, "training_seconds": seconds, FRAME: frames}
+
+
+def _seconds(folders: list[Path]) -> float:
+    return sum(training_seconds(folder) for folder in folders)
+
+
+def frame_costs(method: str, frames: list[dict[str, float]]) -> dict[str, float]:
+    """Of a method, on the datasets that it is for; ratios are of times on the same dataset."""
+    return {
+        "datasets": len(frames),
+        FRAME: _mean([times[method] for times in frames]),
+        "over_fno": _mean([times[method] / times["fno"] for times in frames]),
+        "speed_up_over_solver": _mean([times["solver"] / times[method] for times in frames]),
+    }
 
 
 def _num_parameters(folder: Path) -> int:
