@@ -40,9 +40,11 @@ class ParameterHooks:
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
+        parameters = dict(context.config_loader["parameters"])
         try:
             refuse_under_torchrun()
-            check_parameters(dict(context.config_loader["parameters"]))
+            check_parameters(parameters)
+            check_places(parameters, context.config_loader["catalog"])
         except Fault as fault:
             raise fault_exit(fault) from None
 
@@ -114,6 +116,21 @@ def check_parameters(parameters: dict[str, Any]) -> None:
         Parameters.model_validate({name: value for name, value in parameters.items() if not name.startswith("_")})
     except ValidationError as error:
         raise ConfigFault("; ".join(_explain(problem) for problem in error.errors())) from None
+
+
+def check_places(parameters: dict[str, Any], catalog: dict[str, Any]) -> None:
+    """Check that the catalog has the places that the parameters name, for it cannot read parameters.
+
+    Raises:
+        ConfigFault: a place is set among the parameters of an environment, where it would be obeyed by halves.
+    """
+    for name, entry in {"data_root": "data_root", "raw_root": "raw"}.items():
+        given, used = parameters[name], catalog[entry]["filepath"]
+        if given not in (None, used):
+            raise ConfigFault(
+                f"{name} = {given} does not reach the catalog, which has {used}: set it by --params {name}={given}, "
+                f"or in globals.yml of the environment, not in its parameters"
+            )
 
 
 def _explain(problem: dict[str, Any]) -> str:
