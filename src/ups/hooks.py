@@ -2,8 +2,10 @@
 
 import atexit
 import difflib
+import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,7 +16,8 @@ from kedro.framework.hooks import hook_impl
 from pydantic import BaseModel, ValidationError
 
 from ups.config import Parameters
-from ups.errors import ConfigFault, Fault, Preempted
+from ups.errors import ConfigFault, Fault, Preempted, StorageFault
+from ups.files import REMEDY, UNUSABLE, storage_faults
 from ups.launch import refuse_under_torchrun
 from ups.torchrun import is_watching, stop_requested
 
@@ -52,7 +55,8 @@ class ParameterHooks:
 class TrackingHooks:
     """One MLflow run per `kedro run`: FINISHED, FAILED on an error, KILLED when interrupted.
 
-    A fault, wherever it arose, ends the command with its exit code and one line.
+    A fault, wherever it arose, ends the command with its exit code and one line; any other error is a defect of ours,
+    whose one line stands below its traceback.
     """
 
     def __init__(self) -> None:
@@ -68,7 +72,11 @@ class TrackingHooks:
 
         names = run_params["pipeline_names"] or ["__default__"]
         tags = {"pipeline": ",".join(names), "env": run_params["env"] or "base"}
-        tracking.open_run(",".join(names), self._data_root, tags)
+        try:
+            with storage_faults(self._data_root):
+                tracking.open_run(",".join(names), self._data_root, tags)
+        except Fault as fault:
+            raise fault_exit(fault) from None
         atexit.register(tracking.close_run, "KILLED")
         signal.signal(signal.SIGTERM, _stop)
         signal.signal(signal.SIGINT, _stop)
@@ -85,8 +93,7 @@ class TrackingHooks:
 
         fault = _fault_behind(error)
         tracking.close_run("KILLED" if isinstance(fault, Preempted) else "FAILED")
-        if fault is not None:
-            raise fault_exit(fault) from error
+        raise fault_exit(fault or _defect(error)) from error
 
 
 def _stop(number: int, _: FrameType | None) -> None:
@@ -100,10 +107,19 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 
 def _fault_behind(error: BaseException | None) -> Fault | None:
-    """The fault that Kedro may have wrapped, as it does when a dataset cannot be loaded."""
+    """The fault that Kedro may have wrapped, as when a dataset cannot be loaded; a full or closed disk is one too."""
     while error is not None and not isinstance(error, Fault):
+        if isinstance(error, OSError) and error.errno in UNUSABLE:
+            return StorageFault(f"{error.filename or 'a file'}: {os.strerror(error.errno)}; {REMEDY}")
         error = error.__cause__
     return error
+
+
+def _defect(error: BaseException) -> Fault:
+    """The fault of an error that only we can have made; its traceback is printed, for it alone says where."""
+    traceback.print_exception(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return Fault(f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})")
 
 
 def check_parameters(parameters: dict[str, Any]) -> None:
