@@ -2,16 +2,18 @@
 
 import copy
 import math
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kedro.config import OmegaConfigLoader
 
 from ups.config import Parameters, Variant
 from ups.errors import ConfigFault
-from ups.hooks import check_parameters
+from ups.hooks import check_parameters, check_places
 from ups.settings import CONFIG_LOADER_ARGS
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -19,10 +21,14 @@ NAN, INF = math.nan, math.inf
 DATASET = "simulate.datasets.0"
 
 
+def loader(environment: str, given: dict[str, Any], conf: Path = CONF) -> OmegaConfigLoader:
+    """The configuration of an environment as `kedro run --env` reads it, with `given` as `--params`."""
+    return OmegaConfigLoader(str(conf), env=environment, runtime_params=given, **CONFIG_LOADER_ARGS)
+
+
 def load(environment: str, **given: Any) -> dict[str, Any]:
     """The parameters of an environment, merged as `kedro run --env` merges them, and `given` as with `--params`."""
-    loader = OmegaConfigLoader(str(CONF), env=environment, runtime_params=given, **CONFIG_LOADER_ARGS)
-    return dict(loader["parameters"])
+    return dict(loader(environment, given)["parameters"])
 
 
 def seeds(section: Any) -> list[int]:
@@ -82,6 +88,48 @@ def test_sample_environment_asks_for_a_folder(monkeypatch: pytest.MonkeyPatch):
     """Without a folder of PDEBench files the environment `sample` says how to name one."""
     monkeypatch.delenv("UPS_SAMPLE_DATA", raising=False)
     assert "--params raw_root=DIR" in refusal(load("sample"))
+
+
+@pytest.mark.parametrize("given", [{}, {"data_root": "elsewhere"}, {"data_root": "elsewhere", "raw_root": "files"}])
+@pytest.mark.parametrize("environment", ["base", "smoke", "sample", "pdebench", "accuracy", "conditions"])
+@pytest.mark.parametrize("variable", [None, "folder"])
+def test_parameters_and_catalog_have_the_same_places(
+    environment: str, given: dict[str, str], variable: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    """What is read and written is where the parameters say, in every environment and with `--params`."""
+    monkeypatch.delenv("UPS_SAMPLE_DATA", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("UPS_SAMPLE_DATA", variable)
+    config = loader(environment, given)
+    check_places(config["parameters"], config["catalog"])
+    assert config["parameters"]["data_root"] == config["catalog"]["data_root"]["filepath"]
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """The folder of the user's own environment, in a copy of `conf`."""
+    return shutil.copytree(CONF, tmp_path / "conf") / "local"
+
+
+@pytest.mark.parametrize("name", ["data_root", "raw_root"])
+def test_a_place_among_the_parameters_is_refused(local: Path, name: str):
+    """A place set in parameters.yml, which the catalog cannot read, is refused with the remedy; `--params` is none."""
+    (local / "parameters.yml").write_text(yaml.safe_dump({"source": "folder", "raw_root": None, name: "my/files"}))
+    config = loader("local", {}, local.parent)
+    with pytest.raises(ConfigFault, match=rf"{name} = my/files .* --params {name}=my/files, or in globals.yml"):
+        check_places(config["parameters"], config["catalog"])
+    config = loader("local", {name: "given"}, local.parent)
+    check_places(config["parameters"], config["catalog"])
+
+
+def test_globals_set_the_places(local: Path):
+    """Both places in globals.yml of an environment reach parameters and catalog, and `--params` is stronger."""
+    (local / "globals.yml").write_text(yaml.safe_dump({"data_root": "mine", "raw_root": "my/files"}))
+    for given, raw in (({}, "my/files"), ({"raw_root": "given"}, "given")):
+        config = loader("local", given, local.parent)
+        parameters, catalog = config["parameters"], config["catalog"]
+        assert parameters["data_root"] == catalog["data_root"]["filepath"] == "mine"
+        assert parameters["raw_root"] == catalog["raw"]["filepath"] == raw
 
 
 WRONG = [

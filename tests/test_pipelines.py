@@ -318,6 +318,19 @@ def test_a_wrong_parameter_stops_before_any_work(tmp_path: Path, params: str, cu
     assert not (tmp_path / "root").exists()
 
 
+@pytest.mark.parametrize(
+    "store", [{}, {"MLFLOW_TRACKING_URI": "sqlite:///{}/mlflow.db"}], ids=["embedded", "own store"]
+)
+def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path, store: dict[str, str]):
+    """A data root below a file ends with exit code 6 and one line that names it."""
+    (tmp_path / "file").touch()
+    own = {name: uri.format(tmp_path) for name, uri in store.items()}
+    completed = _kedro_run(tmp_path / "file/root", "--nodes", "list_folder", **own)
+    assert completed.returncode == 6
+    assert completed.stderr.startswith(f"FAULT 6 storage: {tmp_path / 'file/root'}: Not a directory; ")
+    assert completed.stderr.count("\n") == 1 and "Traceback" not in completed.stdout
+
+
 def test_torchrun_is_refused(tmp_path: Path):
     """`kedro run` below torchrun, where every rank would orchestrate, ends with exit code 2 and the remedy."""
     completed = _kedro_run(tmp_path / "root", *FULL, RANK="0", WORLD_SIZE="2")

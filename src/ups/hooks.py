@@ -2,8 +2,10 @@
 
 import atexit
 import difflib
+import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,7 +16,8 @@ from kedro.framework.hooks import hook_impl
 from pydantic import BaseModel, ValidationError
 
 from ups.config import Parameters
-from ups.errors import ConfigFault, Fault, Preempted
+from ups.errors import ConfigFault, Fault, Preempted, StorageFault
+from ups.files import REMEDY, UNUSABLE, storage_faults
 from ups.launch import refuse_under_torchrun
 from ups.torchrun import is_watching, stop_requested
 
@@ -40,9 +43,11 @@ class ParameterHooks:
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
+        parameters = dict(context.config_loader["parameters"])
         try:
             refuse_under_torchrun()
-            check_parameters(dict(context.config_loader["parameters"]))
+            check_parameters(parameters)
+            check_places(parameters, context.config_loader["catalog"])
         except Fault as fault:
             raise fault_exit(fault) from None
 
@@ -50,7 +55,8 @@ class ParameterHooks:
 class TrackingHooks:
     """One MLflow run per `kedro run`: FINISHED, FAILED on an error, KILLED when interrupted.
 
-    A fault, wherever it arose, ends the command with its exit code and one line.
+    A fault, wherever it arose, ends the command with its exit code and one line; any other error is a defect of ours,
+    whose one line stands below its traceback.
     """
 
     def __init__(self) -> None:
@@ -66,7 +72,11 @@ class TrackingHooks:
 
         names = run_params["pipeline_names"] or ["__default__"]
         tags = {"pipeline": ",".join(names), "env": run_params["env"] or "base"}
-        tracking.open_run(",".join(names), self._data_root, tags)
+        try:
+            with storage_faults(self._data_root):
+                tracking.open_run(",".join(names), self._data_root, tags)
+        except Fault as fault:
+            raise fault_exit(fault) from None
         atexit.register(tracking.close_run, "KILLED")
         signal.signal(signal.SIGTERM, _stop)
         signal.signal(signal.SIGINT, _stop)
@@ -83,8 +93,7 @@ class TrackingHooks:
 
         fault = _fault_behind(error)
         tracking.close_run("KILLED" if isinstance(fault, Preempted) else "FAILED")
-        if fault is not None:
-            raise fault_exit(fault) from error
+        raise fault_exit(fault or _defect(error)) from error
 
 
 def _stop(number: int, _: FrameType | None) -> None:
@@ -98,10 +107,19 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 
 def _fault_behind(error: BaseException | None) -> Fault | None:
-    """The fault that Kedro may have wrapped, as it does when a dataset cannot be loaded."""
+    """The fault that Kedro may have wrapped, as when a dataset cannot be loaded; a full or closed disk is one too."""
     while error is not None and not isinstance(error, Fault):
+        if isinstance(error, OSError) and error.errno in UNUSABLE:
+            return StorageFault(f"{error.filename or 'a file'}: {os.strerror(error.errno)}; {REMEDY}")
         error = error.__cause__
     return error
+
+
+def _defect(error: BaseException) -> Fault:
+    """The fault of an error that only we can have made; its traceback is printed, for it alone says where."""
+    traceback.print_exception(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return Fault(f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})")
 
 
 def check_parameters(parameters: dict[str, Any]) -> None:
@@ -114,6 +132,21 @@ def check_parameters(parameters: dict[str, Any]) -> None:
         Parameters.model_validate({name: value for name, value in parameters.items() if not name.startswith("_")})
     except ValidationError as error:
         raise ConfigFault("; ".join(_explain(problem) for problem in error.errors())) from None
+
+
+def check_places(parameters: dict[str, Any], catalog: dict[str, Any]) -> None:
+    """Check that the catalog has the places that the parameters name, for it cannot read parameters.
+
+    Raises:
+        ConfigFault: a place is set among the parameters of an environment, where it would be obeyed by halves.
+    """
+    for name, entry in {"data_root": "data_root", "raw_root": "raw"}.items():
+        given, used = parameters[name], catalog[entry]["filepath"]
+        if given not in (None, used):
+            raise ConfigFault(
+                f"{name} = {given} does not reach the catalog, which has {used}: set it by --params {name}={given}, "
+                f"or in globals.yml of the environment, not in its parameters"
+            )
 
 
 def _explain(problem: dict[str, Any]) -> str:
