@@ -47,7 +47,7 @@ class Shifts:
         return lambda z: 1.5 * shift(z, torch.tensor(0.025), 1.0)
 
     def consistency_step(self, setting: Setting, correction: Correction, generator: torch.Generator):
-        def step(z: Tensor) -> Tensor:
+        def step(z: Tensor, origins: Tensor | None = None) -> Tensor:
             size = 0.2 * torch.rand(len(z), 1, 1, generator=generator)
             return shift(z, torch.tensor(0.025), 1.0) + size * torch.randn(z.shape, generator=generator)
 
@@ -141,7 +141,7 @@ class Diverges(Shifts):
     """The same, but half of the candidates are NaN after a step."""
 
     def consistency_step(self, setting: Setting, correction: Correction, generator: torch.Generator):
-        def step(z: Tensor) -> Tensor:
+        def step(z: Tensor, origins: Tensor | None = None) -> Tensor:
             is_lost = torch.rand(len(z), 1, 1, generator=generator) < 0.5
             return shift(z, torch.tensor(0.025), 1.0).masked_fill(is_lost, torch.nan)
 

@@ -11,9 +11,9 @@ from ups.config import SelectionConfig
 from ups.emulator import Correction, Emulator, Setting
 from ups.evaluation.rewards import Physics, violations
 from ups.evaluation.scorer import Scorer, fit_weights, log_ratios, mean_reference, rank_correlation
-from ups.evaluation.selection import Step, beam_search, best_of, candidates, weighted_mean
+from ups.evaluation.selection import beam_search, best_of, candidates, weighted_mean
 from ups.metrics.errors import nRMSE
-from ups.rollout import rollout
+from ups.rollout import NoisyStep, rollout
 
 DIVERGED = 1e3  # the nRMSE that stands for all above it and for what is not finite
 Batch = tuple[Tensor, Setting]  # truth (B, T + 1, C, *grid)
@@ -24,7 +24,7 @@ Key = tuple[str, int]  # way to choose, number of members
 class Sampler:
     """How to make the random step for a setting, and its network evaluations."""
 
-    step_of: Callable[[Setting, torch.Generator], Step]
+    step_of: Callable[[Setting, torch.Generator], NoisyStep]
     evaluations: int
 
 
