@@ -12,9 +12,10 @@ from ups.config import SelectionConfig
 from ups.data.dataset import Dataset
 from ups.emulator import Correction, Setting
 from ups.evaluation.rewards import Physics
-from ups.evaluation.select import MIN_TRAJECTORIES, decide
+from ups.evaluation.select import decide
 from ups.evaluation.selection_report import selection_figure, selection_text
 from ups.evaluation.trials import DIVERGED, Outcome, Trial, sampler_of, trajectory_error
+from ups.metrics.bootstrap import MIN_TRAJECTORIES
 from ups.models.domain import Domain
 from ups.solvers.transient import shift
 
@@ -131,9 +132,11 @@ def test_selection_is_off_where_a_rival_is_as_good(rivals: dict[str, float]):
 
 
 def test_selection_is_off_where_too_few_trajectories_speak_for_it():
-    """One trajectory less than it takes leaves it off."""
+    """One trajectory less than an interval takes leaves it off, with gains that have none."""
     assert decide(errors(best=0.8, count=MIN_TRAJECTORIES), seed=0)["is_on"]
-    assert not decide(errors(best=0.8, count=MIN_TRAJECTORIES - 1), seed=0)["is_on"]
+    decision = decide(errors(best=0.8, count=MIN_TRAJECTORIES - 1), seed=0)
+    assert not decision["is_on"]
+    assert all(set(gain) == {"value"} and gain["value"] > 0 for gain in decision["gains"].values())
 
 
 @dataclass(frozen=True)

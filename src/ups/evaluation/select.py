@@ -23,7 +23,6 @@ from ups.progress import ProgressBar
 from ups.solvers import SIMULATED_FAMILIES
 
 CHOOSING = ("best", "weighted", "beam")
-MIN_TRAJECTORIES = 8  # of a family; an interval over fewer says nothing about the rest
 
 
 @torch.no_grad()
@@ -70,7 +69,7 @@ def decide(errors: dict[Key, Tensor], seed: int) -> dict[str, Any]:
     """Whether to choose, and how, from validation errors (N,) of the trajectories of a family.
 
     The way with the smallest mean error is on if it beats the mean of as many members, a single member and the operator
-    alone: the 95 % interval of each paired difference lies above 0.
+    alone: the 95 % interval of each paired difference lies above 0. Too few trajectories for an interval prove nothing.
     """
     ways = [key for key in errors if key[0] in CHOOSING and key[1] > 1]
     num_trajectories = len(next(iter(errors.values())))
@@ -78,10 +77,8 @@ def decide(errors: dict[Key, Tensor], seed: int) -> dict[str, Any]:
         return {"is_on": False, "num_trajectories": num_trajectories}
     method, size = min(ways, key=lambda key: float(errors[key].mean()))
     gains = _gains(errors, (method, size), seed)
-    is_better = all(gain["low"] > 0 for gain in gains.values())
-    is_on = is_better and num_trajectories >= MIN_TRAJECTORIES
     return {
-        "is_on": is_on,
+        "is_on": all("low" in gain and gain["low"] > 0 for gain in gains.values()),
         "method": method,
         "num_members": size,
         "gains": gains,
@@ -94,9 +91,14 @@ def _gains(errors: dict[Key, Tensor], chosen: Key, seed: int) -> dict[str, dict[
     gains = {}
     for rival in (("mean", chosen[1]), ("single", 1), ("operator", 1)):
         difference = errors[rival] - errors[chosen]
-        low, high = bootstrap_interval(difference, mean, seed)
-        gains[rival[0]] = {"value": float(difference.mean()), "low": low, "high": high}
+        gains[rival[0]] = {"value": float(difference.mean()), **_interval(difference, seed)}
     return gains
+
+
+def _interval(values: Tensor, seed: int) -> dict[str, float]:
+    """The ends "low" and "high" of the 95 % interval of the mean; none of them for too few values."""
+    ends = bootstrap_interval(values, mean, seed)
+    return {} if ends is None else dict(zip(("low", "high"), ends, strict=True))
 
 
 def _transient(subjects: list[Subject], max_trajectories: int) -> list[Subject]:
@@ -128,19 +130,17 @@ def _worth(outcome: Outcome, scorer: Scorer, ratios: dict[str, float], seed: int
     A candidate that diverged leaves no ratio.
     """
     rho = torch.cat(outcome.rank_correlations)
-    low, high = bootstrap_interval(rho, mean, seed)
     rewards = {
         name: {"weight": scorer.weights[name], "ratio_to_truth": ratio if math.isfinite(ratio) else None}
         for name, ratio in ratios.items()
     }
-    return {"rank_correlation": {"value": float(rho.mean()), "low": low, "high": high}, "rewards": rewards}
+    return {"rank_correlation": {"value": float(rho.mean()), **_interval(rho, seed)}, "rewards": rewards}
 
 
 def _records(subject: Subject, split: str, outcome: Outcome, trial: Trial) -> list[dict[str, Any]]:
     """One record per way to choose; `evaluations` and `seconds` are per trajectory."""
     num_steps, records = len(subject.dataset.times) - 1, []
     for (method, size), errors in outcome.errors.items():
-        low, high = bootstrap_interval(errors, mean, trial.config.seed)
         record = {
             "family": subject.dataset.family,
             "dataset": subject.dataset.name,
@@ -150,8 +150,7 @@ def _records(subject: Subject, split: str, outcome: Outcome, trial: Trial) -> li
             "evaluations": num_steps * (1 if method == "operator" else size * trial.sampler.evaluations),
             "seconds": outcome.seconds[method, size] / len(errors),
             "nRMSE": float(errors.mean()),
-            "low": low,
-            "high": high,
+            **_interval(errors, trial.config.seed),
             "num_trajectories": len(errors),
         }
         records.append(record)

@@ -92,11 +92,14 @@ def _curves(records: list[dict[str, Any]]) -> list[str]:
     columns = ("dataset", "split", "way", "members", "evaluations", "seconds", "nRMSE")
     keys = ("dataset", "split", "method", "num_members", "evaluations")
     rows = [
-        [*(r[key] for key in keys), f"{r['seconds']:.2g}", f"{r['nRMSE']:.4g} [{r['low']:.4g}, {r['high']:.4g}]"]
-        for r in records
+        [*(r[key] for key in keys), f"{r['seconds']:.2g}", f"{r['nRMSE']:.4g}{_interval(r, '.4g')}"] for r in records
     ]
     return table(columns, rows, num_names=3)
 
 
 def _gain(gain: dict[str, float]) -> str:
-    return f"{gain['value']:.2g} [{gain['low']:.2g}, {gain['high']:.2g}]"
+    return f"{gain['value']:.2g}{_interval(gain, '.2g')}"
+
+
+def _interval(found: dict[str, Any], digits: str) -> str:
+    return f" [{found['low']:{digits}}, {found['high']:{digits}}]" if "low" in found else ""
