@@ -3,16 +3,22 @@
 import math
 from dataclasses import dataclass
 from math import pi
+from pathlib import Path
 
+import h5py
 import pytest
 import torch
 from torch import Tensor
 
+from tests.data.conftest import write_file
 from ups.config import SelectionConfig
 from ups.data.dataset import Dataset
+from ups.data.layouts import POSITIONS
+from ups.data.trajectories import describe
 from ups.emulator import Correction, Setting
+from ups.evaluation.evaluate import Subject
 from ups.evaluation.rewards import Physics
-from ups.evaluation.select import decide
+from ups.evaluation.select import by_initial_condition, decide, initial_conditions
 from ups.evaluation.selection_report import selection_figure, selection_text
 from ups.evaluation.trials import DIVERGED, Outcome, Trial, sampler_of, trajectory_error
 from ups.metrics.bootstrap import MIN_TRAJECTORIES
@@ -137,6 +143,43 @@ def test_selection_is_off_where_too_few_trajectories_speak_for_it():
     decision = decide(errors(best=0.8, count=MIN_TRAJECTORIES - 1), seed=0)
     assert not decision["is_on"]
     assert all(set(gain) == {"value"} and gain["value"] > 0 for gain in decision["gains"].values())
+
+
+def test_an_initial_condition_counts_once():
+    """Errors 1, 2 of the conditions a, b and 5, 7 of b, c have the means 1, 3.5, 7."""
+    key, (a, b, c) = ("single", 1), (("waves", i) for i in range(3))
+    parts = [([a, b], {key: torch.tensor([1.0, 2.0])}), ([b, c], {key: torch.tensor([5.0, 7.0])})]
+    assert by_initial_condition(parts)[key].tolist() == [1.0, 3.5, 7.0]
+
+
+@pytest.mark.parametrize("count", [MIN_TRAJECTORIES - 2, MIN_TRAJECTORIES])
+def test_datasets_that_start_alike_prove_no_more_than_one(count: int):
+    """Three datasets with the same initial conditions and errors are decided on like one of them."""
+    part = ([("waves", i) for i in range(count)], errors(best=0.8, count=count))
+    one, three = (decide(by_initial_condition([part] * num), seed=0) for num in (1, 3))
+    assert three["is_on"] == one["is_on"] == (count == MIN_TRAJECTORIES)
+    assert three["num_initial_conditions"] == count
+    assert all(three["gains"][rival] == pytest.approx(gain) for rival, gain in one["gains"].items())
+
+
+def test_equal_positions_start_alike_but_for_batches(tmp_path: Path):
+    """Positions count in the published file, whatever part of it is here; batch files have conditions of their own."""
+
+    def keep_some(file: h5py.File) -> None:
+        file[POSITIONS] = [2, 5, 9]
+
+    write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta0.1.hdf5", count=10)
+    write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta0.2.hdf5", count=3, edit=keep_some)
+    write_file(tmp_path, "incompressible_ns_2d", count=3)
+    datasets = describe(tmp_path, [path.name for path in tmp_path.iterdir()])
+    found = {
+        name: initial_conditions(Subject(tmp_path, dataset, (0, 2), [], SETTING.domain))
+        for name, dataset in datasets.items()
+    }
+    whole, some = found["1D_Advection_Sols_beta0.1"], found["1D_Advection_Sols_beta0.2"]
+    assert whole == [("advection_1d", 0), ("advection_1d", 2)] and some == [("advection_1d", 2), ("advection_1d", 9)]
+    (batch,) = (name for name, dataset in datasets.items() if dataset.family == "incompressible_ns_2d")
+    assert found[batch] == [(batch, 0), (batch, 2)]
 
 
 @dataclass(frozen=True)
