@@ -212,3 +212,16 @@ def test_the_report_holds_for_nothing():
     """Where no family can be selected for, there is still a text and a page."""
     assert selection_text({"families": {}, "datasets": {}, "records": []}).startswith("# Choosing")
     assert selection_figure([])[:4] == b"\x89PNG"
+
+
+def test_the_report_says_how_many_initial_conditions_there_are():
+    """A family that is better but off has its number beside the least, and gains without an interval."""
+    families = {
+        "burgers_1d": decide(errors(best=0.8, count=MIN_TRAJECTORIES - 1), seed=0),
+        "advection_1d": decide(errors(best=0.8), seed=0),
+    }
+    text = selection_text({"families": families, "datasets": {}, "records": []})
+    few, enough = (next(line for line in text.splitlines() if name in line) for name in families)
+    assert f"fewer than {MIN_TRAJECTORIES} have none" in text
+    assert f"| off | best | 4 | {MIN_TRAJECTORIES - 1} |" in few and "[" not in few
+    assert "| on | best | 4 | 32 |" in enough and enough.count("[") == 3

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from ups.evaluation.figures import png
 from ups.evaluation.markdown import number, table
+from ups.metrics.bootstrap import MIN_TRAJECTORIES
 
 STYLES = {  # colour, marker
     "mean": ("#1f77b4", "o"),
@@ -60,17 +61,20 @@ def _draw_curves(panel: Axes, records: list[dict[str, Any]]) -> None:
 def _decisions(families: dict[str, Any]) -> list[str]:
     lines = [
         "On where the best way of choosing on the validation split beats the mean of as many members, a single member",
-        "and the operator alone; gains are differences in nRMSE with their 95 % interval over trajectories.",
+        "and the operator alone: gains are differences in nRMSE, and the 95 % intervals of all three lie above 0.",
+        "Intervals are over initial conditions, each with the mean over the family's datasets that start from it;",
+        f"fewer than {MIN_TRAJECTORIES} have none, and leave choosing off.",
         "",
     ]
-    columns = ("family", "split", "choosing", "way", "members", "over mean", "over single", "over operator")
+    rivals = ("mean", "single", "operator")
+    columns = ("family", "split", "choosing", "way", "members", "initial conditions", *(f"over {r}" for r in rivals))
     rows = []
     for family, decision in families.items():
         way = ["on" if decision["is_on"] else "off", decision.get("method", ""), decision.get("num_members", "")]
-        for split, name in (("valid", "gains"), ("test", "test_gains")):
-            if name in decision:
-                gains = [_gain(decision[name][rival]) for rival in ("mean", "single", "operator")]
-                rows.append([family, split, *way, *gains])
+        for split, prefix in (("valid", ""), ("test", "test_")):
+            if f"{prefix}gains" in decision:
+                gains = [_gain(decision[f"{prefix}gains"][rival]) for rival in rivals]
+                rows.append([family, split, *way, decision[f"{prefix}num_initial_conditions"], *gains])
     return lines + table(columns, rows, num_names=4)
 
 
