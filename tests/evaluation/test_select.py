@@ -225,3 +225,11 @@ def test_the_report_says_how_many_initial_conditions_there_are():
     assert f"fewer than {MIN_TRAJECTORIES} have none" in text
     assert f"| off | best | 4 | {MIN_TRAJECTORIES - 1} |" in few and "[" not in few
     assert "| on | best | 4 | 32 |" in enough and enough.count("[") == 3
+
+
+def test_the_report_has_no_number_for_what_cannot_be_told():
+    """A reward without a ratio to the truth's is there with its weight alone."""
+    rewards = {"residual": {"weight": 0.5, "ratio_to_truth": 12.0}, "mass": {"weight": 0.25, "ratio_to_truth": None}}
+    worth = {"sampler": "diffusion", "corrector": "sample", "rank_correlation": {"value": 0.5}, "rewards": rewards}
+    text = selection_text({"families": {}, "datasets": {"waves": worth}, "records": []})
+    assert "| residual 0.5 (12), mass 0.25 (no number) | 0.5 |" in text

@@ -1,6 +1,5 @@
 """Whether choosing among candidates helps: decided per family on the validation split, confirmed on the test split."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -157,16 +156,10 @@ def _batches(subject: Subject, trial: Trial) -> Iterator[Batch]:
     return batches(trial.emulator, subject, trial.config.batch_tokens // trial.num_members, trial.device)
 
 
-def _worth(outcome: Outcome, scorer: Scorer, ratios: dict[str, float], seed: int) -> dict[str, Any]:
-    """Rank correlation of score and error with its interval, and per reward its weight and ratio to the truth's.
-
-    A candidate that diverged leaves no ratio.
-    """
+def _worth(outcome: Outcome, scorer: Scorer, ratios: dict[str, float | None], seed: int) -> dict[str, Any]:
+    """Rank correlation of score and error with its interval, and per reward its weight and ratio to the truth's."""
     rho = torch.cat(outcome.rank_correlations)
-    rewards = {
-        name: {"weight": scorer.weights[name], "ratio_to_truth": ratio if math.isfinite(ratio) else None}
-        for name, ratio in ratios.items()
-    }
+    rewards = {name: {"weight": scorer.weights[name], "ratio_to_truth": ratio} for name, ratio in ratios.items()}
     return {"rank_correlation": {"value": float(rho.mean()), **_interval(rho, seed)}, "rewards": rewards}
 
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from ups.evaluation.figures import png
 from ups.evaluation.markdown import number, table
 from ups.metrics.bootstrap import MIN_TRAJECTORIES
+from ups.metrics.errors import EPS
 
 STYLES = {  # colour, marker
     "mean": ("#1f77b4", "o"),
@@ -81,15 +82,20 @@ def _decisions(families: dict[str, Any]) -> list[str]:
 def _rewards(datasets: dict[str, Any]) -> list[str]:
     lines = [
         "Rank correlation of score and error among the candidates of a trajectory; of each reward its weight and, in",
-        "brackets, the candidates' violation over that of the truth.",
+        "brackets, the candidates' violation over that of the truth: no number where the truth's is below what can be",
+        f"told ({EPS:g}), or a candidate diverged.",
         "",
     ]
     rows = []
     for name, worth in datasets.items():
-        rewards = [f"{r} {v['weight']:.2g} ({number(v['ratio_to_truth'])})" for r, v in worth["rewards"].items()]
+        rewards = [f"{r} {v['weight']:.2g} ({_ratio(v['ratio_to_truth'])})" for r, v in worth["rewards"].items()]
         drawn = f"{worth['sampler']}, {worth['corrector']}"
         rows.append([name, drawn, ", ".join(rewards), _gain(worth["rank_correlation"])])
     return lines + table(("dataset", "candidates, corrector", "rewards", "rank correlation"), rows, num_names=3)
+
+
+def _ratio(ratio: float | None) -> str:
+    return "no number" if ratio is None else number(ratio)
 
 
 def _curves(records: list[dict[str, Any]]) -> list[str]:
