@@ -16,6 +16,7 @@ from ups.data.dataset import Dataset
 from ups.data.layouts import POSITIONS
 from ups.data.trajectories import describe
 from ups.emulator import Correction, Setting
+from ups.evaluation import trials
 from ups.evaluation.evaluate import Subject
 from ups.evaluation.rewards import Physics
 from ups.evaluation.select import by_initial_condition, decide, initial_conditions
@@ -70,14 +71,16 @@ def truth() -> Tensor:
     return (2 * pi * (x - 0.5 * torch.tensor(DATASET.times)[:, None, None] - phase)).sin()
 
 
+def trial_of(emulator: Shifts) -> Trial:
+    """Candidates of this emulator on the waves."""
+    sampler = sampler_of(emulator, "consistency", Correction("sample", 5.0, 0.02, 1, 1.0, 0.0))
+    return Trial(emulator, Physics.of(DATASET), sampler, CONFIG, torch.device("cpu"))
+
+
 @pytest.fixture(scope="module")
 def outcome() -> Outcome:
     """What every way to choose reaches on noisy shifts."""
-    emulator, correction = Shifts(), Correction("sample", 5.0, 0.02, 1, 1.0, 0.0)
-    trial = Trial(
-        emulator, Physics.of(DATASET), sampler_of(emulator, "consistency", correction), CONFIG, torch.device("cpu")
-    )
-    u_ref, batches = truth(), [(truth(), SETTING)]
+    trial, u_ref, batches = trial_of(Shifts()), truth(), [(truth(), SETTING)]
     scorer, ratios = trial.fit(batches)
     assert ratios["residual"] > 1 and scorer.weights["residual"] > 0 and len(u_ref) == 10
     return trial.run(batches, scorer)
@@ -89,6 +92,22 @@ def test_every_way_has_errors_and_seconds_of_every_trajectory(outcome: Outcome):
     assert set(outcome.errors) == ways | {("operator", 1), ("single", 1), ("beam", 4)} == set(outcome.seconds)
     assert all(len(errors) == 10 and errors.isfinite().all() for errors in outcome.errors.values())
     assert all(seconds > 0 for seconds in outcome.seconds.values())
+
+
+def test_no_way_pays_for_the_comparison_with_the_truth(monkeypatch: pytest.MonkeyPatch):
+    """A clock that only the comparison moves shows no time at all."""
+    clock = [0.0]
+
+    def compared(u: Tensor, u_ref: Tensor) -> Tensor:
+        clock[0] += 1.0
+        return trajectory_error(u, u_ref)
+
+    monkeypatch.setattr(trials, "trajectory_error", compared)
+    monkeypatch.setattr(Trial, "_now", lambda trial: clock[0])
+    trial, batches = trial_of(Shifts()), [(truth(), SETTING)]
+    scorer, _ = trial.fit(batches)
+    seconds = trial.run(batches, scorer).seconds
+    assert clock[0] > 0 and set(seconds.values()) == {0.0}
 
 
 def test_ways_agree_where_there_is_nothing_to_choose(outcome: Outcome):
@@ -196,9 +215,7 @@ class Diverges(Shifts):
 
 def test_diverged_candidates_are_never_chosen():
     """Where half of the candidates are lost, errors stay numbers, and the best is no worse than any that is left."""
-    emulator, correction = Diverges(), Correction("sample", 5.0, 0.02, 1, 1.0, 0.0)
-    sampler = sampler_of(emulator, "consistency", correction)
-    trial = Trial(emulator, Physics.of(DATASET), sampler, CONFIG, torch.device("cpu"))
+    trial = trial_of(Diverges())
     scorer, _ = trial.fit([(truth(), SETTING)])
     outcome = trial.run([(truth(), SETTING)], scorer)
     assert all(errors.isfinite().all() for errors in outcome.errors.values())

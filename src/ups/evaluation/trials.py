@@ -103,7 +103,8 @@ class Trial:
         z_0 = self.emulator.encode(u_ref[:, 0], setting.family)
         z = rollout(self.emulator.plain_step(setting), z_0, u_ref.shape[1] - 1)
         u = self.emulator.decode(z, setting.family)
-        outcome.add(("operator", 1), trajectory_error(u, u_ref), self._now() - started)
+        made = self._now()
+        outcome.add(("operator", 1), trajectory_error(u, u_ref), made - started)
 
     def _members(
         self, outcome: "Outcome", u_ref: Tensor, setting: Setting, scorer: Scorer, generator: torch.Generator
@@ -139,7 +140,8 @@ class Trial:
         z_0, num_steps = self.emulator.encode(u_ref[:, 0], setting.family), u_ref.shape[1] - 1
         z = beam_search(step, score, z_0, num_steps, width=beam.width, num_candidates=beam.candidates)
         u = self.emulator.decode(z, setting.family)
-        outcome.add(("beam", size), trajectory_error(u, u_ref), self._now() - started)
+        made = self._now()
+        outcome.add(("beam", size), trajectory_error(u, u_ref), made - started)
 
 
 @dataclass
