@@ -95,3 +95,14 @@ def test_memory_is_the_correlation_of_neighbouring_steps(memory: float):
     correlation = torch.corrcoef(y)
     assert correlation[0, 1:].tolist() == pytest.approx([memory, memory**2], abs=0.03)
     assert y.std(1).tolist() == pytest.approx([1.0] * 3, abs=0.04)
+
+
+@pytest.mark.parametrize(("num_steps", "student"), [(60, False), (1, True), (2, True)])
+def test_noise_goes_on_from_where_a_state_comes_from(num_steps: int, student: bool):
+    """Noise that is all remembered gives every state the residual of its row of the last call."""
+    emulator, generator = make_emulator(posterior_mean(0.0, 1.0), flow_end(0.0, 1.0)), torch.Generator().manual_seed(3)
+    make = emulator.consistency_step if student else emulator.diffusion_step
+    step, z = make(SETTING, replace(SAMPLE, num_steps=num_steps, memory=1.0), generator), state()
+    origins = torch.randint(NUM_MEMBERS, (NUM_MEMBERS,), generator=generator)
+    z_next = step(z)
+    assert torch.allclose(step(z, origins), z_next[origins], atol=1e-5)

@@ -9,6 +9,7 @@ from torch import Tensor
 from ups.data.pdebench import FAMILIES
 from ups.diffusion.losses import Denoise
 from ups.diffusion.samplers import (
+    Draw,
     consistency_grid,
     consistency_sampler,
     karras_grid,
@@ -20,6 +21,7 @@ from ups.models.denoiser import Denoiser, predict
 from ups.models.domain import Domain
 from ups.models.operator import Operator
 from ups.models.steady import SteadyModel
+from ups.rollout import NoisyStep
 
 
 @dataclass(frozen=True)
@@ -89,41 +91,37 @@ class Emulator:
         assert model is not None
         return lambda z: model(z, setting.coefficients, setting.condition, setting.domain)
 
-    def diffusion_step(
-        self, setting: Setting, correction: Correction, generator: torch.Generator
-    ) -> Callable[[Tensor], Tensor]:
+    def diffusion_step(self, setting: Setting, correction: Correction, generator: torch.Generator) -> NoisyStep:
         """Map z -> z_next with a residual sampled by the denoiser."""
         assert self.denoiser is not None
         sigmas = karras_grid(correction.num_steps, correction.sigma_min, correction.sigma)
         draw = remembered_noise(1, correction.memory, generator)
 
-        def sample(denoise: Denoise, z: Tensor) -> Tensor:
-            return correction.spread * multistep_sampler(denoise, correction.sigma * draw(z)[0], sigmas)
+        def sample(denoise: Denoise, noise: Tensor) -> Tensor:
+            return correction.spread * multistep_sampler(denoise, correction.sigma * noise[0], sigmas)
 
-        return self._corrected(self.denoiser, setting, sample)
+        return self._corrected(self.denoiser, setting, draw, sample)
 
-    def consistency_step(
-        self, setting: Setting, correction: Correction, generator: torch.Generator
-    ) -> Callable[[Tensor], Tensor]:
+    def consistency_step(self, setting: Setting, correction: Correction, generator: torch.Generator) -> NoisyStep:
         """Map z -> z_next with a residual sampled by the student in one or two evaluations."""
         assert self.student is not None
         sigmas = consistency_grid(correction.num_steps, correction.sigma)
         draw = remembered_noise(correction.num_steps, correction.memory, generator)
 
-        def sample(denoise: Denoise, z: Tensor) -> Tensor:
-            return correction.spread * consistency_sampler(denoise, draw(z), sigmas)
+        def sample(denoise: Denoise, noises: Tensor) -> Tensor:
+            return correction.spread * consistency_sampler(denoise, noises, sigmas)
 
-        return self._corrected(self.student, setting, sample)
+        return self._corrected(self.student, setting, draw, sample)
 
     def _corrected(
-        self, denoiser: Denoiser, setting: Setting, sample: Callable[[Denoise, Tensor], Tensor]
-    ) -> Callable[[Tensor], Tensor]:
+        self, denoiser: Denoiser, setting: Setting, draw: Draw, sample: Callable[[Denoise, Tensor], Tensor]
+    ) -> NoisyStep:
         model, condition, domain = self.model(setting.family), setting.condition, setting.domain
         assert model is not None
 
-        def corrected_step(z: Tensor) -> Tensor:
+        def corrected_step(z: Tensor, origins: Tensor | None = None) -> Tensor:
             context = predict(model, z, setting.coefficients, condition, domain)
-            y = sample(lambda x, sigma: denoiser(x, sigma, context, condition, domain), z)
+            y = sample(lambda x, sigma: denoiser(x, sigma, context, condition, domain), draw(z, origins))
             return model.amplitude.clip(context.z_pred + denoiser.units(context, domain) * y, z, domain)
 
         return corrected_step

@@ -4,7 +4,14 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from ups.evaluation.scorer import Scorer, fit_weights, log_ratios, mean_reference, rank_correlation
+from ups.evaluation.scorer import (
+    Scorer,
+    fit_weights,
+    log_ratios,
+    mean_reference,
+    rank_correlation,
+    ratios_to_truth,
+)
 from ups.metrics.errors import EPS
 
 
@@ -36,6 +43,18 @@ def test_members_may_lead():
     values, reference = {"a": torch.rand(4, 2, 3, 2)}, {"a": torch.rand(3, 2) + 1}
     both = log_ratios(values, reference)["a"]
     assert torch.equal(both[1], log_ratios({"a": values["a"][1]}, reference)["a"])
+
+
+def test_ratios_to_a_truth_that_violates_nothing_have_no_number():
+    """2 and 4 times the truth's are 3; ten times a truth below the floor is nothing, and so is what diverged."""
+    truth = {"a": torch.tensor([[1.0], [2.0]]), "low": torch.full((2, 1), EPS / 50), "lost": torch.ones(2, 1)}
+    values = {
+        "a": torch.tensor([[[2.0], [8.0]]]),
+        "low": 10 * truth["low"][None],
+        "lost": torch.full((1, 2, 1), torch.nan),
+    }
+    reference = mean_reference([{name: value[None] for name, value in truth.items()}])
+    assert ratios_to_truth(values, reference) == {"a": 3.0, "low": None, "lost": None}
 
 
 def test_rank_correlation_is_spearmans():

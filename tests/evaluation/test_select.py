@@ -3,18 +3,26 @@
 import math
 from dataclasses import dataclass
 from math import pi
+from pathlib import Path
 
+import h5py
 import pytest
 import torch
 from torch import Tensor
 
+from tests.data.conftest import write_file
 from ups.config import SelectionConfig
 from ups.data.dataset import Dataset
+from ups.data.layouts import POSITIONS
+from ups.data.trajectories import describe
 from ups.emulator import Correction, Setting
+from ups.evaluation import trials
+from ups.evaluation.evaluate import Subject
 from ups.evaluation.rewards import Physics
-from ups.evaluation.select import MIN_TRAJECTORIES, decide
+from ups.evaluation.select import by_initial_condition, decide, initial_conditions
 from ups.evaluation.selection_report import selection_figure, selection_text
 from ups.evaluation.trials import DIVERGED, Outcome, Trial, sampler_of, trajectory_error
+from ups.metrics.bootstrap import MIN_TRAJECTORIES
 from ups.models.domain import Domain
 from ups.solvers.transient import shift
 
@@ -47,7 +55,7 @@ class Shifts:
         return lambda z: 1.5 * shift(z, torch.tensor(0.025), 1.0)
 
     def consistency_step(self, setting: Setting, correction: Correction, generator: torch.Generator):
-        def step(z: Tensor) -> Tensor:
+        def step(z: Tensor, origins: Tensor | None = None) -> Tensor:
             size = 0.2 * torch.rand(len(z), 1, 1, generator=generator)
             return shift(z, torch.tensor(0.025), 1.0) + size * torch.randn(z.shape, generator=generator)
 
@@ -63,14 +71,16 @@ def truth() -> Tensor:
     return (2 * pi * (x - 0.5 * torch.tensor(DATASET.times)[:, None, None] - phase)).sin()
 
 
+def trial_of(emulator: Shifts) -> Trial:
+    """Candidates of this emulator on the waves."""
+    sampler = sampler_of(emulator, "consistency", Correction("sample", 5.0, 0.02, 1, 1.0, 0.0))
+    return Trial(emulator, Physics.of(DATASET), sampler, CONFIG, torch.device("cpu"))
+
+
 @pytest.fixture(scope="module")
 def outcome() -> Outcome:
     """What every way to choose reaches on noisy shifts."""
-    emulator, correction = Shifts(), Correction("sample", 5.0, 0.02, 1, 1.0, 0.0)
-    trial = Trial(
-        emulator, Physics.of(DATASET), sampler_of(emulator, "consistency", correction), CONFIG, torch.device("cpu")
-    )
-    u_ref, batches = truth(), [(truth(), SETTING)]
+    trial, u_ref, batches = trial_of(Shifts()), truth(), [(truth(), SETTING)]
     scorer, ratios = trial.fit(batches)
     assert ratios["residual"] > 1 and scorer.weights["residual"] > 0 and len(u_ref) == 10
     return trial.run(batches, scorer)
@@ -82,6 +92,22 @@ def test_every_way_has_errors_and_seconds_of_every_trajectory(outcome: Outcome):
     assert set(outcome.errors) == ways | {("operator", 1), ("single", 1), ("beam", 4)} == set(outcome.seconds)
     assert all(len(errors) == 10 and errors.isfinite().all() for errors in outcome.errors.values())
     assert all(seconds > 0 for seconds in outcome.seconds.values())
+
+
+def test_no_way_pays_for_the_comparison_with_the_truth(monkeypatch: pytest.MonkeyPatch):
+    """A clock that only the comparison moves shows no time at all."""
+    clock = [0.0]
+
+    def compared(u: Tensor, u_ref: Tensor) -> Tensor:
+        clock[0] += 1.0
+        return trajectory_error(u, u_ref)
+
+    monkeypatch.setattr(trials, "trajectory_error", compared)
+    monkeypatch.setattr(Trial, "_now", lambda trial: clock[0])
+    trial, batches = trial_of(Shifts()), [(truth(), SETTING)]
+    scorer, _ = trial.fit(batches)
+    seconds = trial.run(batches, scorer).seconds
+    assert clock[0] > 0 and set(seconds.values()) == {0.0}
 
 
 def test_ways_agree_where_there_is_nothing_to_choose(outcome: Outcome):
@@ -131,9 +157,48 @@ def test_selection_is_off_where_a_rival_is_as_good(rivals: dict[str, float]):
 
 
 def test_selection_is_off_where_too_few_trajectories_speak_for_it():
-    """One trajectory less than it takes leaves it off."""
+    """One trajectory less than an interval takes leaves it off, with gains that have none."""
     assert decide(errors(best=0.8, count=MIN_TRAJECTORIES), seed=0)["is_on"]
-    assert not decide(errors(best=0.8, count=MIN_TRAJECTORIES - 1), seed=0)["is_on"]
+    decision = decide(errors(best=0.8, count=MIN_TRAJECTORIES - 1), seed=0)
+    assert not decision["is_on"]
+    assert all(set(gain) == {"value"} and gain["value"] > 0 for gain in decision["gains"].values())
+
+
+def test_an_initial_condition_counts_once():
+    """Errors 1, 2 of the conditions a, b and 5, 7 of b, c have the means 1, 3.5, 7."""
+    key, (a, b, c) = ("single", 1), (("waves", i) for i in range(3))
+    parts = [([a, b], {key: torch.tensor([1.0, 2.0])}), ([b, c], {key: torch.tensor([5.0, 7.0])})]
+    assert by_initial_condition(parts)[key].tolist() == [1.0, 3.5, 7.0]
+
+
+@pytest.mark.parametrize("count", [MIN_TRAJECTORIES - 2, MIN_TRAJECTORIES])
+def test_datasets_that_start_alike_prove_no_more_than_one(count: int):
+    """Three datasets with the same initial conditions and errors are decided on like one of them."""
+    part = ([("waves", i) for i in range(count)], errors(best=0.8, count=count))
+    one, three = (decide(by_initial_condition([part] * num), seed=0) for num in (1, 3))
+    assert three["is_on"] == one["is_on"] == (count == MIN_TRAJECTORIES)
+    assert three["num_initial_conditions"] == count
+    assert all(three["gains"][rival] == pytest.approx(gain) for rival, gain in one["gains"].items())
+
+
+def test_equal_positions_start_alike_but_for_batches(tmp_path: Path):
+    """Positions count in the published file, whatever part of it is here; batch files have conditions of their own."""
+
+    def keep_some(file: h5py.File) -> None:
+        file[POSITIONS] = [2, 5, 9]
+
+    write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta0.1.hdf5", count=10)
+    write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta0.2.hdf5", count=3, edit=keep_some)
+    write_file(tmp_path, "incompressible_ns_2d", count=3)
+    datasets = describe(tmp_path, [path.name for path in tmp_path.iterdir()])
+    found = {
+        name: initial_conditions(Subject(tmp_path, dataset, (0, 2), [], SETTING.domain))
+        for name, dataset in datasets.items()
+    }
+    whole, some = found["1D_Advection_Sols_beta0.1"], found["1D_Advection_Sols_beta0.2"]
+    assert whole == [("advection_1d", 0), ("advection_1d", 2)] and some == [("advection_1d", 2), ("advection_1d", 9)]
+    (batch,) = (name for name, dataset in datasets.items() if dataset.family == "incompressible_ns_2d")
+    assert found[batch] == [(batch, 0), (batch, 2)]
 
 
 @dataclass(frozen=True)
@@ -141,7 +206,7 @@ class Diverges(Shifts):
     """The same, but half of the candidates are NaN after a step."""
 
     def consistency_step(self, setting: Setting, correction: Correction, generator: torch.Generator):
-        def step(z: Tensor) -> Tensor:
+        def step(z: Tensor, origins: Tensor | None = None) -> Tensor:
             is_lost = torch.rand(len(z), 1, 1, generator=generator) < 0.5
             return shift(z, torch.tensor(0.025), 1.0).masked_fill(is_lost, torch.nan)
 
@@ -150,9 +215,7 @@ class Diverges(Shifts):
 
 def test_diverged_candidates_are_never_chosen():
     """Where half of the candidates are lost, errors stay numbers, and the best is no worse than any that is left."""
-    emulator, correction = Diverges(), Correction("sample", 5.0, 0.02, 1, 1.0, 0.0)
-    sampler = sampler_of(emulator, "consistency", correction)
-    trial = Trial(emulator, Physics.of(DATASET), sampler, CONFIG, torch.device("cpu"))
+    trial = trial_of(Diverges())
     scorer, _ = trial.fit([(truth(), SETTING)])
     outcome = trial.run([(truth(), SETTING)], scorer)
     assert all(errors.isfinite().all() for errors in outcome.errors.values())
@@ -166,3 +229,24 @@ def test_the_report_holds_for_nothing():
     """Where no family can be selected for, there is still a text and a page."""
     assert selection_text({"families": {}, "datasets": {}, "records": []}).startswith("# Choosing")
     assert selection_figure([])[:4] == b"\x89PNG"
+
+
+def test_the_report_says_how_many_initial_conditions_there_are():
+    """A family that is better but off has its number beside the least, and gains without an interval."""
+    families = {
+        "burgers_1d": decide(errors(best=0.8, count=MIN_TRAJECTORIES - 1), seed=0),
+        "advection_1d": decide(errors(best=0.8), seed=0),
+    }
+    text = selection_text({"families": families, "datasets": {}, "records": []})
+    few, enough = (next(line for line in text.splitlines() if name in line) for name in families)
+    assert f"fewer than {MIN_TRAJECTORIES} have none" in text
+    assert f"| off | best | 4 | {MIN_TRAJECTORIES - 1} |" in few and "[" not in few
+    assert "| on | best | 4 | 32 |" in enough and enough.count("[") == 3
+
+
+def test_the_report_has_no_number_for_what_cannot_be_told():
+    """A reward without a ratio to the truth's is there with its weight alone."""
+    rewards = {"residual": {"weight": 0.5, "ratio_to_truth": 12.0}, "mass": {"weight": 0.25, "ratio_to_truth": None}}
+    worth = {"sampler": "diffusion", "corrector": "sample", "rank_correlation": {"value": 0.5}, "rewards": rewards}
+    text = selection_text({"families": {}, "datasets": {"waves": worth}, "records": []})
+    assert "| residual 0.5 (12), mass 0.25 (no number) | 0.5 |" in text

@@ -1,8 +1,10 @@
 """Choosing among candidates: each trajectory gets its own best, and a good score is never made worse by more."""
 
+import pytest
 import torch
 from torch import Tensor
 
+from ups.diffusion.samplers import remembered_noise
 from ups.evaluation.selection import beam_search, best_of, candidates, weighted_mean
 from ups.rollout import rollout
 
@@ -10,7 +12,7 @@ from ups.rollout import rollout
 def noisy_step(seed: int):
     """Halve the latents and add noise, of its own for every row."""
     generator = torch.Generator().manual_seed(seed)
-    return lambda z: z / 2 + torch.randn(z.shape, generator=generator)
+    return lambda z, origins=None: z / 2 + torch.randn(z.shape, generator=generator)
 
 
 def distance(z: Tensor) -> Tensor:
@@ -89,7 +91,7 @@ def test_a_beam_finds_the_path_that_is_best_in_the_end():
     """A cheap first step that leads to a costly second one is left for the other, by a beam of two and not of one."""
     cost = {1: 0.0, 2: 1.0, 11: 9.0, 12: 8.0, 21: 5.0, 22: 2.0}
 
-    def step(z: Tensor) -> Tensor:
+    def step(z: Tensor, origins: Tensor | None = None) -> Tensor:
         return 10 * z + torch.tensor([1.0, 2.0, 1.0, 2.0] if z.any() else [1.0, 3.0, 3.0, 2.0])[: len(z), None, None]
 
     def score(z: Tensor, z_next: Tensor, t: int) -> Tensor:
@@ -107,7 +109,7 @@ def test_beams_of_trajectories_do_not_mix():
     wanted = torch.tensor([0.0, 1.0, 3.0])
 
     def found(rows: list[int]) -> Tensor:
-        def step(z: Tensor) -> Tensor:
+        def step(z: Tensor, origins: Tensor | None = None) -> Tensor:
             return z + torch.arange(4.0).repeat_interleave(len(rows))[:, None, None] / 100
 
         def score(z: Tensor, z_next: Tensor, t: int) -> Tensor:
@@ -117,3 +119,20 @@ def test_beams_of_trajectories_do_not_mix():
         return beam_search(step, score, z_0, 3, width=2, num_candidates=2)
 
     assert torch.equal(found([0, 1, 2]), torch.cat([found([0]), found([1]), found([2])]))
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize("width", [1, 4])
+def test_noise_follows_the_path_that_is_kept(memory: float, width: int):
+    """Along the chosen path noises n steps apart have the correlation memory^n, whoever was in their place before."""
+    generator = torch.Generator().manual_seed(0)
+    draw = remembered_noise(1, memory, generator)
+
+    def score(z: Tensor, z_next: Tensor, t: int) -> Tensor:
+        return torch.rand(len(z), generator=generator)
+
+    z = beam_search(
+        lambda z, origins=None: draw(z, origins)[0], score, torch.zeros(50, 40, 10), 3, width=width, num_candidates=3
+    )
+    correlation = torch.corrcoef(z[:, 1:].transpose(0, 1).flatten(1))
+    assert correlation[0, 1:].tolist() == pytest.approx([memory, memory**2], abs=0.03)

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from ups.metrics.bootstrap import BLOCK, bootstrap_interval, mean, median
+from ups.metrics import bootstrap
+from ups.metrics.bootstrap import BLOCK, MIN_TRAJECTORIES, bootstrap_interval, mean, median
 
 
 @pytest.mark.parametrize("level", [0.8, 0.95])
@@ -15,6 +16,28 @@ def test_interval_covers_the_mean_at_its_level(level: float):
     intervals = [bootstrap_interval(values, mean, seed, level) for seed, values in enumerate(draws)]
     coverage = sum(low <= 1.0 <= high for low, high in intervals) / len(intervals)
     assert coverage == pytest.approx(level, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("num_trajectories", "normal", "skewed"), [(2, 0.50, 0.42), (5, 0.84, 0.72), (8, 0.88, 0.79), (26, 0.93, 0.87)]
+)
+def test_coverage_by_number_of_trajectories(
+    num_trajectories: int, normal: float, skewed: float, monkeypatch: pytest.MonkeyPatch
+):
+    """Intervals of 95 % hold the mean of 1,000 normal and log-normal samples as often as the docstring says."""
+    monkeypatch.setattr(bootstrap, "MIN_TRAJECTORIES", 2)
+    draws = torch.randn(1000, num_trajectories, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for values, expected, mean_value in ((draws, normal, 0.0), (draws.exp(), skewed, math.exp(0.5))):
+        intervals = [bootstrap_interval(sample, mean, seed) for seed, sample in enumerate(values)]
+        coverage = sum(low <= mean_value <= high for low, high in intervals) / len(intervals)
+        assert coverage == pytest.approx(expected, abs=0.04)
+
+
+def test_few_trajectories_have_no_interval():
+    """One less than MIN_TRAJECTORIES has none, however alike they are."""
+    values = torch.ones(MIN_TRAJECTORIES, dtype=torch.float64)
+    assert bootstrap_interval(values, mean, seed=0) == (1.0, 1.0)
+    assert bootstrap_interval(values[1:], mean, seed=0) is None
 
 
 def test_interval_of_normal_values_is_the_known_one():
@@ -27,7 +50,7 @@ def test_interval_of_normal_values_is_the_known_one():
 
 def test_interval_is_reproducible_and_scales():
     """The same seed draws the same trajectories, so twice the values have twice the interval."""
-    values = torch.rand(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = torch.rand(9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     low, high = bootstrap_interval(values, mean, seed=3)
     assert bootstrap_interval(values, mean, seed=3) == (low, high)
     assert bootstrap_interval(2 * values, mean, seed=3) == pytest.approx((2 * low, 2 * high))
@@ -42,7 +65,7 @@ def test_many_trajectories_are_drawn_in_blocks():
 
 def test_interval_of_a_diverged_trajectory_is_not_finite():
     """One NaN is in some resamples, and the interval does not hide it."""
-    low, high = bootstrap_interval(torch.tensor([1.0, math.nan, 2.0]), mean, seed=0)
+    low, high = bootstrap_interval(torch.tensor([1.0, math.nan, *range(8)]), mean, seed=0)
     assert math.isnan(low) and math.isnan(high)
 
 

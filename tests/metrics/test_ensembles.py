@@ -95,6 +95,14 @@ def test_rank_histogram_equals_plain_loops():
     assert torch.allclose(rank_histogram(members, u_ref), expected)
 
 
+def test_ranks_of_many_members():
+    """A truth below, among and above 300 members has rank 0, 137 and 300."""
+    members = torch.arange(300.0).reshape(300, 1, 1, 1, 1).expand(-1, 1, 1, 1, 3)
+    ranks = rank_histogram(members, torch.tensor([-1.0, 136.5, 300.0]).reshape(1, 1, 1, 3))[0, 0, 0]
+    assert ranks.nonzero().flatten().tolist() == [0, 137, 300]
+    assert torch.allclose(ranks[[0, 137, 300]], torch.full((3,), 1 / 3))
+
+
 def test_equal_members_and_truth_are_flat():
     """Where members and truth are all the same, as on a wall, nothing speaks against calibration."""
     ranks = rank_histogram(torch.ones(4, 1, 1, 1, 6), torch.ones(1, 1, 1, 6))

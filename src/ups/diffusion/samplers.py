@@ -11,6 +11,8 @@ from ups.diffusion.losses import Denoise
 RHO = 7.0
 SECOND_SIGMA = 1.64  # of consistency sampling, for data of unit variance
 
+Draw = Callable[[Tensor, Tensor | None], Tensor]  # see `remembered_noise`
+
 
 def karras_grid(num_steps: int, sigma_min: float, sigma_max: float) -> Tensor:
     """Noise levels sigma_0 = sigma_max > ... > sigma_(N-1) = sigma_min, then 0; arXiv:2206.00364, eq. 5."""
@@ -71,18 +73,21 @@ def consistency_sampler(denoise: Denoise, noises: Tensor, sigmas: Tensor) -> Ten
     return y
 
 
-def remembered_noise(num_draws: int, memory: float, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+def remembered_noise(num_draws: int, memory: float, generator: torch.Generator) -> Draw:
     """Unit noise (num_draws, *z.shape) for states z, call after call n <- memory n + sqrt(1 - memory^2) fresh noise.
 
     A residual that changes slowly along a trajectory is not drawn anew at every step; `memory` is the correlation of
-    neighbouring draws, between 0 and 1.
+    neighbouring draws, between 0 and 1. State i remembers the noise of row i of the last call, or of `origins[i]`.
     """
     noise: Tensor | None = None
 
-    def draw(z: Tensor) -> Tensor:
+    def draw(z: Tensor, origins: Tensor | None = None) -> Tensor:
         nonlocal noise
         fresh = torch.randn(num_draws, *z.shape, generator=generator, device=z.device)
-        noise = fresh if noise is None else memory * noise + math.sqrt(1 - memory**2) * fresh
+        if noise is not None:
+            remembered = noise if origins is None else noise[:, origins]
+            fresh = memory * remembered + math.sqrt(1 - memory**2) * fresh
+        noise = fresh
         return noise
 
     return draw

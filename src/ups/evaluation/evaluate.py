@@ -66,8 +66,8 @@ def evaluate(
 
     Returns:
         Records {"family", "dataset", "method", "metric", "horizon", "value", "num_trajectories"}, and "low", "high" for
-        metrics with a confidence interval over trajectories (95 %); a number that is not finite is None. Those of the
-        correctors say in which "mode" they were; one that is "off" has the scores without it.
+        metrics with a confidence interval over trajectories (95 %), where these are enough; a number that is not finite
+        is None. Those of the correctors say in which "mode" they were; one that is "off" has the scores without it.
     """
     records = []
     for subject in subjects:

@@ -1,5 +1,6 @@
 """One score per trajectory from its violations: how implausible it is, fitted on validation trajectories."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,18 @@ def log_ratios(values: Violations, reference: Violations, start: int = 0) -> dic
         usual = reference[name][start : start + value.shape[-2]]
         terms[name] = (value / usual).log1p().mean(dim=-1)
     return terms
+
+
+def ratios_to_truth(values: Violations, reference: Violations) -> dict[str, float | None]:
+    """Mean of v_r / v_r* over candidates (..., T, C_r), steps and channels.
+
+    None where it is not finite, or where some v_r* is at its floor: the truth violates less than can be told.
+    """
+    ratios = {}
+    for name, value in values.items():
+        ratio = float((value / reference[name]).mean())
+        ratios[name] = ratio if math.isfinite(ratio) and (reference[name] > EPS).all() else None
+    return ratios
 
 
 def fit_weights(terms: dict[str, Tensor], errors: Tensor) -> dict[str, float]:

@@ -9,12 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ups.rollout import rollout
-
-Step = Callable[[Tensor], Tensor]
+from ups.rollout import NoisyStep, rollout
 
 
-def candidates(step: Step, z_0: Tensor, num_steps: int, num_members: int) -> Tensor:
+def candidates(step: NoisyStep, z_0: Tensor, num_steps: int, num_members: int) -> Tensor:
     """Rollouts (K, B, num_steps + 1, ...) of K members from the same z_0 (B, ...), which they begin with."""
     z = rollout(step, z_0.repeat(num_members, *[1] * (z_0.ndim - 1)), num_steps)
     return z.unflatten(0, (num_members, -1))
@@ -38,7 +36,7 @@ def weighted_mean(members: Tensor, scores: Tensor) -> Tensor:
 
 
 def beam_search(
-    step: Step,
+    step: NoisyStep,
     score: Callable[[Tensor, Tensor, int], Tensor],
     z_0: Tensor,
     num_steps: int,
@@ -50,20 +48,23 @@ def beam_search(
 
     Every step makes `num_candidates` successors of each of the W kept states, scores them by
     score(z, z_next, t) -> (W K B,) for the step t = 0, 1, ..., and keeps for each trajectory the W of smallest sum.
-    `step` always gets W K B states, trajectories innermost.
+    `step` always gets W K B states, trajectories innermost, and the rows of its last call that they come from: the
+    noise of a successor goes on from that of the state it succeeds.
     """
     num_trajectories = len(z_0)
     rows = torch.arange(num_trajectories, device=z_0.device)
     states, totals = torch.stack([z_0] * width), torch.zeros(width, num_trajectories, device=z_0.device)
     history: list[tuple[Tensor, Tensor]] = []
+    origins: Tensor | None = None
     for t in range(num_steps):
         z = states.repeat_interleave(num_candidates, dim=0).flatten(0, 1)
-        z_next = step(z)
+        z_next = step(z, origins)
         added = score(z, z_next, t).unflatten(0, (-1, num_trajectories)).nan_to_num(nan=torch.inf)
         sums = totals.repeat_interleave(num_candidates, dim=0) + added
         kept = sums.argsort(dim=0, stable=True)[:width]
         states, totals = z_next.unflatten(0, (-1, num_trajectories))[kept, rows], sums.gather(0, kept)
         history.append((states, kept // num_candidates))
+        origins = (kept * num_trajectories + rows).repeat_interleave(num_candidates, dim=0).flatten()
     return torch.stack([z_0, *_followed(history, rows)], dim=1)
 
 

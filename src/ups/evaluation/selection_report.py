@@ -8,6 +8,8 @@ from matplotlib.figure import Figure
 
 from ups.evaluation.figures import png
 from ups.evaluation.markdown import number, table
+from ups.metrics.bootstrap import MIN_TRAJECTORIES
+from ups.metrics.errors import EPS
 
 STYLES = {  # colour, marker
     "mean": ("#1f77b4", "o"),
@@ -60,43 +62,54 @@ def _draw_curves(panel: Axes, records: list[dict[str, Any]]) -> None:
 def _decisions(families: dict[str, Any]) -> list[str]:
     lines = [
         "On where the best way of choosing on the validation split beats the mean of as many members, a single member",
-        "and the operator alone; gains are differences in nRMSE with their 95 % interval over trajectories.",
+        "and the operator alone: gains are differences in nRMSE, and the 95 % intervals of all three lie above 0.",
+        "Intervals are over initial conditions, each with the mean over the family's datasets that start from it;",
+        f"fewer than {MIN_TRAJECTORIES} have none, and leave choosing off.",
         "",
     ]
-    columns = ("family", "split", "choosing", "way", "members", "over mean", "over single", "over operator")
+    rivals = ("mean", "single", "operator")
+    columns = ("family", "split", "choosing", "way", "members", "initial conditions", *(f"over {r}" for r in rivals))
     rows = []
     for family, decision in families.items():
         way = ["on" if decision["is_on"] else "off", decision.get("method", ""), decision.get("num_members", "")]
-        for split, name in (("valid", "gains"), ("test", "test_gains")):
-            if name in decision:
-                gains = [_gain(decision[name][rival]) for rival in ("mean", "single", "operator")]
-                rows.append([family, split, *way, *gains])
+        for split, prefix in (("valid", ""), ("test", "test_")):
+            if f"{prefix}gains" in decision:
+                gains = [_gain(decision[f"{prefix}gains"][rival]) for rival in rivals]
+                rows.append([family, split, *way, decision[f"{prefix}num_initial_conditions"], *gains])
     return lines + table(columns, rows, num_names=4)
 
 
 def _rewards(datasets: dict[str, Any]) -> list[str]:
     lines = [
         "Rank correlation of score and error among the candidates of a trajectory; of each reward its weight and, in",
-        "brackets, the candidates' violation over that of the truth.",
+        "brackets, the candidates' violation over that of the truth: no number where the truth's is below what can be",
+        f"told ({EPS:g}), or a candidate diverged.",
         "",
     ]
     rows = []
     for name, worth in datasets.items():
-        rewards = [f"{r} {v['weight']:.2g} ({number(v['ratio_to_truth'])})" for r, v in worth["rewards"].items()]
+        rewards = [f"{r} {v['weight']:.2g} ({_ratio(v['ratio_to_truth'])})" for r, v in worth["rewards"].items()]
         drawn = f"{worth['sampler']}, {worth['corrector']}"
         rows.append([name, drawn, ", ".join(rewards), _gain(worth["rank_correlation"])])
     return lines + table(("dataset", "candidates, corrector", "rewards", "rank correlation"), rows, num_names=3)
+
+
+def _ratio(ratio: float | None) -> str:
+    return "no number" if ratio is None else number(ratio)
 
 
 def _curves(records: list[dict[str, Any]]) -> list[str]:
     columns = ("dataset", "split", "way", "members", "evaluations", "seconds", "nRMSE")
     keys = ("dataset", "split", "method", "num_members", "evaluations")
     rows = [
-        [*(r[key] for key in keys), f"{r['seconds']:.2g}", f"{r['nRMSE']:.4g} [{r['low']:.4g}, {r['high']:.4g}]"]
-        for r in records
+        [*(r[key] for key in keys), f"{r['seconds']:.2g}", f"{r['nRMSE']:.4g}{_interval(r, '.4g')}"] for r in records
     ]
     return table(columns, rows, num_names=3)
 
 
 def _gain(gain: dict[str, float]) -> str:
-    return f"{gain['value']:.2g} [{gain['low']:.2g}, {gain['high']:.2g}]"
+    return f"{gain['value']:.2g}{_interval(gain, '.2g')}"
+
+
+def _interval(found: dict[str, Any], digits: str) -> str:
+    return f" [{found['low']:{digits}}, {found['high']:{digits}}]" if "low" in found else ""

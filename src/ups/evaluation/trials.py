@@ -10,10 +10,17 @@ from torch import Tensor
 from ups.config import SelectionConfig
 from ups.emulator import Correction, Emulator, Setting
 from ups.evaluation.rewards import Physics, violations
-from ups.evaluation.scorer import Scorer, fit_weights, log_ratios, mean_reference, rank_correlation
-from ups.evaluation.selection import Step, beam_search, best_of, candidates, weighted_mean
+from ups.evaluation.scorer import (
+    Scorer,
+    fit_weights,
+    log_ratios,
+    mean_reference,
+    rank_correlation,
+    ratios_to_truth,
+)
+from ups.evaluation.selection import beam_search, best_of, candidates, weighted_mean
 from ups.metrics.errors import nRMSE
-from ups.rollout import rollout
+from ups.rollout import NoisyStep, rollout
 
 DIVERGED = 1e3  # the nRMSE that stands for all above it and for what is not finite
 Batch = tuple[Tensor, Setting]  # truth (B, T + 1, C, *grid)
@@ -24,7 +31,7 @@ Key = tuple[str, int]  # way to choose, number of members
 class Sampler:
     """How to make the random step for a setting, and its network evaluations."""
 
-    step_of: Callable[[Setting, torch.Generator], Step]
+    step_of: Callable[[Setting, torch.Generator], NoisyStep]
     evaluations: int
 
 
@@ -59,7 +66,7 @@ class Trial:
         values = violations(self.physics, members.flatten(0, 1), _repeated(u_ref[:, 0], len(members)))
         return {name: value.unflatten(0, members.shape[:2]) for name, value in values.items()}
 
-    def fit(self, batches: Iterable[Batch]) -> tuple[Scorer, dict[str, float]]:
+    def fit(self, batches: Iterable[Batch]) -> tuple[Scorer, dict[str, float | None]]:
         """The scorer of these trajectories, and the candidates' mean violations over those of the truth."""
         truth, predicted, errors = [], [], []
         generator = self._generator(0)
@@ -71,8 +78,8 @@ class Trial:
         joined = {name: torch.cat([values[name] for values in predicted], dim=1) for name in predicted[0]}
         reference = mean_reference(truth)
         terms = {name: term.mean(-1) for name, term in log_ratios(joined, reference).items()}
-        ratios = {name: float((value / reference[name]).mean()) for name, value in joined.items()}
-        return Scorer(reference, fit_weights(terms, torch.cat(errors, dim=1))), ratios
+        weights = fit_weights(terms, torch.cat(errors, dim=1))
+        return Scorer(reference, weights), ratios_to_truth(joined, reference)
 
     def run(self, batches: Iterable[Batch], scorer: Scorer) -> "Outcome":
         """Errors and costs of every way to choose, among candidates that `fit` has not seen."""
@@ -96,7 +103,8 @@ class Trial:
         z_0 = self.emulator.encode(u_ref[:, 0], setting.family)
         z = rollout(self.emulator.plain_step(setting), z_0, u_ref.shape[1] - 1)
         u = self.emulator.decode(z, setting.family)
-        outcome.add(("operator", 1), trajectory_error(u, u_ref), self._now() - started)
+        made = self._now()
+        outcome.add(("operator", 1), trajectory_error(u, u_ref), made - started)
 
     def _members(
         self, outcome: "Outcome", u_ref: Tensor, setting: Setting, scorer: Scorer, generator: torch.Generator
@@ -132,7 +140,8 @@ class Trial:
         z_0, num_steps = self.emulator.encode(u_ref[:, 0], setting.family), u_ref.shape[1] - 1
         z = beam_search(step, score, z_0, num_steps, width=beam.width, num_candidates=beam.candidates)
         u = self.emulator.decode(z, setting.family)
-        outcome.add(("beam", size), trajectory_error(u, u_ref), self._now() - started)
+        made = self._now()
+        outcome.add(("beam", size), trajectory_error(u, u_ref), made - started)
 
 
 @dataclass

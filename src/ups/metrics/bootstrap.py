@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+MIN_TRAJECTORIES = 8  # for an interval, and for what is decided by one
 BLOCK = 2**21  # resampled values at a time
 
 
@@ -14,11 +15,15 @@ def bootstrap_interval(
     seed: int,
     level: float = 0.95,
     num_resamples: int = 1000,
-) -> tuple[float, float]:
+) -> tuple[float, float] | None:
     """Percentile interval of `statistic`, which maps (R, N) to (R,), for one value per trajectory, (N,).
 
     The same seed and number of trajectories give the same resamples, so that intervals of two methods belong together.
+    There is none for fewer than MIN_TRAJECTORIES, whose resamples differ too little: a 95 % interval holds the mean of
+    normal (log-normal) values in 50 (42) % of all cases for N = 2, 84 (72) for 5, 88 (79) for 8 and 93 (87) for 26.
     """
+    if len(values) < MIN_TRAJECTORIES:
+        return None
     generator = torch.Generator().manual_seed(seed)
     size = max(1, BLOCK // len(values))
     statistics = [

@@ -55,8 +55,8 @@ def rank_histogram(members: Tensor, u_ref: Tensor) -> Tensor:
     A truth that equals some members counts in equal parts for every rank it could have, which is what ties broken at
     random amount to. Snapshots with a value that is not finite have NaN.
     """
-    below = sum((member < u_ref).to(torch.uint8) for member in members)
-    highest = below + sum((member == u_ref).to(torch.uint8) for member in members)
+    below = sum((member < u_ref).to(torch.int16) for member in members)
+    highest = below + sum((member == u_ref).to(torch.int16) for member in members)
     weight = 1 / (highest - below + 1).to(u_ref.dtype)
     axes = tuple(range(3, u_ref.ndim))
     shares = [

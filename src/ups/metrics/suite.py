@@ -20,7 +20,7 @@ COMPAT = "pdebench_compat/"
 
 @dataclass(frozen=True)
 class Score:
-    """A metric with its 95 % confidence interval over trajectories, for those that are statistics over them."""
+    """A metric, with its 95 % confidence interval where it is a statistic over enough trajectories."""
 
     value: float
     interval: tuple[float, float] | None
@@ -92,11 +92,7 @@ class ScoreSuite:
         values |= {f"{COMPAT}{name}": value for name, value in self._compat.compute().items()}
         if "CRPS" in trajectories:
             values |= self._ensemble.compute()
-        intervals = {
-            name: bootstrap_interval(trajectories[name], statistics[name], self.seed)
-            for name in trajectories
-            if self.corrected.num_trajectories > 1
-        }
+        intervals = {name: bootstrap_interval(trajectories[name], statistics[name], self.seed) for name in trajectories}
         return {name: Score(value, intervals.get(name)) for name, value in values.items()}
 
     def ranks(self) -> Tensor | None:
