@@ -6,7 +6,6 @@ if __name__ == "__main__":
     die_with_parent()
 
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -24,7 +23,7 @@ from ups.training.update import Update
 
 
 class Contender:
-    """A stage that takes some of its training steps at a time; the first of every key, which may compile, is over."""
+    """A stage that takes training steps of every key in turn; the first of each, which may compile, is over."""
 
     def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
         self.learning_rate = config.learning_rate
@@ -33,39 +32,46 @@ class Contender:
             Update(stage, config, run, ranks, inject),
             Batches(stage, config, run, ranks, inject),
         )
-        self.step = 0
-        self._take(self.batches.first_of_each_key())
+        self.steps = self.batches.first_of_each_key()
+        self.seconds(1)
 
-    def seconds(self, steps: int) -> float:
-        """How long `steps` more steps take, each."""
+    def seconds(self, repeats: int) -> list[float]:
+        """How long the first step of each key takes, the mean over `repeats` of it."""
+        return [self._seconds_of(step, repeats) for step in self.steps]
+
+    def expected(self, seconds: list[float]) -> float:
+        """The mean over training, in which some keys are drawn more often than others."""
+        sampler = self.batches.sampler
+        drawn = dict(zip(sampler.keys, sampler.probabilities, strict=True))
+        return sum(float(drawn[sampler.draw(step)[0]]) * each for step, each in zip(self.steps, seconds, strict=True))
+
+    def _seconds_of(self, step: int, repeats: int) -> float:
         started = time.perf_counter()
-        self._take(range(self.step, self.step + steps))
-        self.step += steps
-        return (time.perf_counter() - started) / steps
-
-    def _take(self, steps: Iterable[int]) -> None:
-        for step in steps:
+        for _ in range(repeats):
             outcome = self.update(self.batches.read(step), self.learning_rate, stop=False, save=False)
         if outcome.loss is not None:
             outcome.loss.item()  # a GPU has now finished
+        return (time.perf_counter() - started) / repeats
 
 
 def pace(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
     """Answer {name: seconds per step}, the median over rounds, for the stages that `question.json` describes.
 
+    Steps of one key differ little, those of several by far: every key is timed, and weighted by how often it is drawn.
+
     {"seconds": of steps per round, "rounds": of turns, "stages": {name: {"stage", "config", "inputs"}}}.
     """
     question = read_json(run.folder / QUESTION)
     contenders = {name: _contender(asked, run, ranks) for name, asked in question["stages"].items()}
-    steps = {
-        name: ranks.from_first(max(1, round(question["seconds"] / contender.seconds(1))))
+    repeats = {
+        name: ranks.from_first(max(1, round(question["seconds"] / sum(contender.seconds(1)))))
         for name, contender in contenders.items()
     }
     measured: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(question["rounds"]):
         for name, contender in contenders.items():
             run.alive(ranks.rank).touch()
-            measured[name].append(contender.seconds(steps[name]))
+            measured[name].append(contender.expected(contender.seconds(repeats[name])))
     if ranks.rank == 0:
         write_json(run.folder / ANSWER, {name: median(seconds) for name, seconds in measured.items()})
     ranks.barrier()
