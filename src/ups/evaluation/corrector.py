@@ -48,11 +48,7 @@ def choose_for_family(validation: Validation) -> tuple[dict[str, Any], dict[str,
         decision["consistency"], report["accept"] = _decision(student), accept(validation, teacher, student)
         tried += students
     candidates = [_finite(asdict(candidate)) for candidate in tried]
-    return decision, report | {
-        "decision": decision,
-        "plain": _finite(validation.plain),
-        "candidates": candidates,
-    }
+    return decision, report | {"decision": decision, "plain": _finite(validation.plain), "candidates": candidates}
 
 
 def try_diffusion(validation: Validation) -> list[Candidate]:

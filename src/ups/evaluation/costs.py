@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from ups.data.latent_cache import LatentCache
 from ups.emulator import Emulator, Setting
 from ups.evaluation.baselines import grid_emulator
 from ups.evaluation.evaluate import Subject, batches, held_out
+from ups.evaluation.markdown import geometric_mean
 from ups.evaluation.predict import corrected_stepper, correctors, initial_state, plain_method, plain_stepper, targets
 from ups.evaluation.score import Trained
 from ups.files import WEIGHTS
@@ -61,14 +61,12 @@ def total_costs(
     on_grid = {subject.dataset.name: subject for subject in held_out(fields, raw, "test")}
     frames: dict[str, dict[str, float]] = {}
     for subject in held_out(trained.cache(), raw, "test"):
-        family = subject.dataset.family
+        name, family = subject.dataset.name, subject.dataset.family
         references = {
             kind: grid_emulator(family, receipts[family], points, device, trained.data_root)
             for kind, receipts in baselines.items()
         }
-        frames[subject.dataset.name] = milliseconds_per_frame(
-            ours, subject, references, on_grid[subject.dataset.name], where
-        )
+        frames[name] = milliseconds_per_frame(ours, subject, references, on_grid[name], where)
     folders = {name: [trained.data_root / r["path"] for r in receipts.values()] for name, receipts in baselines.items()}
     known = {n: trained.data_root / r["path"] for n, r in trained.stages.items() if "untrained" not in r}
     folders |= {method: [known[s] for s in stages if s in known] for method, stages in STAGES_OF.items()}
@@ -90,23 +88,18 @@ def _seconds(folders: list[Path]) -> float:
     return sum(training_seconds(folder) for folder in folders)
 
 
-def frame_costs(method: str, frames: list[dict[str, float]]) -> dict[str, float]:
+def frame_costs(method: str, frames: list[dict[str, float]]) -> dict[str, float | None]:
     """Of a method, on the datasets that it is for; ratios are of times on the same dataset."""
     return {
         "datasets": len(frames),
-        FRAME: _mean([times[method] for times in frames]),
-        "over_fno": _mean([times[method] / times["fno"] for times in frames]),
-        "speed_up_over_solver": _mean([times["solver"] / times[method] for times in frames]),
+        FRAME: geometric_mean([times[method] for times in frames]),
+        "over_fno": geometric_mean([times[method] / times["fno"] for times in frames]),
+        "speed_up_over_solver": geometric_mean([times["solver"] / times[method] for times in frames]),
     }
 
 
 def _num_parameters(folder: Path) -> int:
     return sum(value.numel() for value in load(folder / WEIGHTS)["weights"].values())
-
-
-def _mean(values: list[float]) -> float:
-    """Geometric."""
-    return float(np.exp(np.mean(np.log(values))))
 
 
 @torch.no_grad()

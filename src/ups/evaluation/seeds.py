@@ -65,7 +65,7 @@ def _rows(runs: list[Errors], datasets: list[str], horizon: str) -> Iterator[lis
 
 
 def _ours(errors: Errors) -> Errors:
-    """Those that no baseline has, without what is off."""
+    """Those of the operator and the steady model."""
     return {key: value for key, value in errors.items() if key[1] in WITHOUT_SAMPLING}
 
 
@@ -76,6 +76,7 @@ def _nrmse(errors: Errors, dataset: str, horizon: str) -> dict[str, float | None
 
 def _spread(values: list[float | None]) -> str:
     known = [value for value in values if value is not None]
-    return (
-        f"{number(mean(known))} ± {number(float(f'{stdev(known):.1g}'))}" if len(known) == len(values) else number(None)
-    )
+    if len(known) < len(values):
+        return number(None)
+    one_digit = float(f"{stdev(known):.1g}")
+    return f"{number(mean(known))} ± {number(one_digit)}"
