@@ -71,6 +71,7 @@ def test_correlation_leaves_constant_truths_out():
     u_pred[:, :, 0] = 0.1
     assert correlation(u_pred, u_ref).item() == pytest.approx(0.0, abs=1e-6)
     assert correlation(u_pred, torch.ones_like(u_ref)).item() == 1.0
+    assert correlation(torch.full_like(u_ref, torch.nan), torch.ones_like(u_ref)).isnan()
 
 
 def test_correlation_time_of_a_drifting_phase():

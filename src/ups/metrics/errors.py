@@ -50,7 +50,7 @@ def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """Pearson correlation over space, averaged over channels: (B, T, C, *grid) -> (B, T).
 
     Channels whose truth varies less than EPS of its RMS do not count; where no channel counts the correlation is 1.
-    A prediction that is constant in space correlates with nothing.
+    A prediction that is constant in space correlates with nothing; one that is not finite has no correlation, NaN.
     """
     deviation, deviation_ref = centred(u_pred), centred(u_ref)
     std, std_ref = rms(deviation), rms(deviation_ref)
@@ -58,7 +58,8 @@ def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     varies = std_ref > EPS * rms(u_ref).clamp_min(EPS)
     rho = torch.where(varies, covariance / (std * std_ref).clamp_min(torch.finfo(std.dtype).tiny), 0.0).sum(-1)
     num_varying = varies.sum(-1)
-    return torch.where(num_varying > 0, rho / num_varying.clamp_min(1), 1.0)
+    rho = torch.where(num_varying > 0, rho / num_varying.clamp_min(1), 1.0)
+    return torch.where(std.isfinite().all(-1), rho, torch.nan)
 
 
 def correlation_time(u_pred: Tensor, u_ref: Tensor, threshold: float = 0.8) -> Tensor:

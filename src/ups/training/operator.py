@@ -83,10 +83,8 @@ def step_loss(
 
 def noise(config: Noise, error: Tensor, draw: Draw, shape: torch.Size) -> Tensor:
     """Normal numbers of the shape (B, N, D), of a std that may vary with the sample and a model's own error."""
-    white = draw.normal(*shape[1:])
-    if config.own_error == 0:
-        return config.std * white
-    return (config.std + config.own_error * error * draw.normal(1, 1).abs()) * white
+    white, spread = draw.normal(*shape[1:]), draw.normal(1, 1).abs()
+    return (config.std + config.own_error * error * spread) * white
 
 
 def set_error(model: nn.Module, losses: dict[str, float]) -> None:
