@@ -1,8 +1,11 @@
 """How a command ends: with the exit code and the line of what went wrong."""
 
 import errno
+from collections.abc import Callable
 
+import numpy as np
 import pytest
+import torch
 from kedro.io import DatasetError
 
 from ups import tracking
@@ -44,6 +47,22 @@ def test_a_full_disk_is_no_defect(name: str | None, monkeypatch: pytest.MonkeyPa
         ending = end(error, monkeypatch)
         assert ending.exit_code == 6
         assert ending.message.startswith(f"FAULT 6 storage: {name or 'a file'}: No space left on device; ")
+
+
+def refuse(_: int) -> None:
+    """Python's own error, which says nothing."""
+    raise MemoryError
+
+
+@pytest.mark.parametrize("allocate", [torch.empty, np.empty, refuse])
+def test_memory_run_out_is_no_defect(allocate: Callable[[int], object], monkeypatch: pytest.MonkeyPatch):
+    """An evaluation that gets no memory ends the command with exit code 5 and says which parameters to lower."""
+    with pytest.raises((RuntimeError, MemoryError)) as caught:
+        allocate(1 << 58)
+    ending = end(caught.value, monkeypatch)
+    assert ending.exit_code == 5
+    assert ending.message.startswith("FAULT 5 out of memory: ")
+    assert "lower `batch_tokens`" in ending.message
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ from kedro.framework.hooks import hook_impl
 from pydantic import BaseModel, ValidationError
 
 from ups.config import Parameters
-from ups.errors import ConfigFault, Fault, Preempted, StorageFault
+from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
 from ups.files import REMEDY, UNUSABLE, storage_faults
 from ups.launch import refuse_under_torchrun
 from ups.torchrun import is_watching, stop_requested
+
+LESS_MEMORY = "lower `batch_tokens` or `ensemble_size` of the section, `corrector`, `evaluation` or `selection`"
 
 
 class FaultExit(click.ClickException):
@@ -107,12 +109,21 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 
 def _fault_behind(error: BaseException | None) -> Fault | None:
-    """The fault that Kedro may have wrapped, as when a dataset cannot be loaded; a full or closed disk is one too."""
+    """The fault that Kedro may have wrapped, as when a dataset cannot be loaded; no disk or no memory is one too."""
     while error is not None and not isinstance(error, Fault):
         if isinstance(error, OSError) and error.errno in UNUSABLE:
             return StorageFault(f"{error.filename or 'a file'}: {os.strerror(error.errno)}; {REMEDY}")
+        if _is_out_of_memory(error):
+            what = str(error).partition("\n")[0] or "no memory is left"
+            return OutOfMemory(f"{what}; {LESS_MEMORY}")
         error = error.__cause__
     return error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    from ups.training.memory import is_out_of_memory
+
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_out_of_memory(error))
 
 
 def _defect(error: BaseException) -> Fault:
