@@ -10,8 +10,10 @@ import torch
 from ups.benchmark.fields import FieldSteps
 from ups.benchmark.records import loop_records, record, throughput
 from ups.benchmark.report import benchmark_figure, benchmark_text
+from ups.benchmark.spectra import looped_spectrum
 from ups.data.latent_cache import LatentCache
 from ups.data.samples import LatentSamples
+from ups.metrics.spectra import error_spectra
 from ups.models.codec import codec_from
 from ups.models.weights import load_model
 
@@ -38,6 +40,7 @@ NAMES = {
     "activation_checkpointing_over_plain",
     "activation_checkpointing_memory_over_plain",
     "prefetch_over_none",
+    "fRMSE_spectrum_over_loop",
 }
 MACHINE = {"cpu", "cores", "memory_gib", "gpu", "torch", "python", "threads", "date", "seed", "git"}
 
@@ -90,6 +93,12 @@ def test_batches_on_the_fly_are_those_of_the_cache(latents: tuple[Path, dict[str
         assert one.domain == other.domain
         for name in ("z", "z_next", "coefficients", "condition"):
             torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-4, atol=1e-5)
+
+
+def test_the_loop_over_modes_gives_the_same_spectrum():
+    """What metrics are timed against computes the same shells."""
+    error = torch.randn(2, 3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(looped_spectrum(error), error_spectra(error)[1])
 
 
 def _side(seconds: list[float], **facts: Any) -> dict[str, Any]:

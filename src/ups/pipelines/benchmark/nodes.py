@@ -13,7 +13,7 @@ from ups.config import (
     SimulateConfig,
     SplitConfig,
 )
-from ups.launch import device
+from ups.launch import device, limit_threads
 from ups.pipelines.data.nodes import describe_datasets, fit_normalization, simulate_pdebench
 from ups.pipelines.training.nodes import encode_latents, train_codec
 from ups.receipts import Receipt
@@ -55,6 +55,7 @@ def measure_speed(
     from ups.benchmark.measure import measure
 
     launch = launch.model_copy(update={"num_processes": 1, "num_nodes": 1, "micro_batch_tokens": None})
+    limit_threads(launch)
     where, folder = device(launch), benchmark_root / "06_models" / "operator"
     section, raw = operator.model_dump(mode="json"), benchmark_root / "01_raw"
     run = Run(folder, "operator", "benchmark", section, data, launch, where, benchmark_root, raw)
