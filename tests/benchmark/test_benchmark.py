@@ -40,7 +40,8 @@ NAMES = {
     "activation_checkpointing_over_plain",
     "activation_checkpointing_memory_over_plain",
     "prefetch_over_none",
-    "fRMSE_spectrum_over_loop",
+    "fRMSE_of_snapshot_over_loop",
+    "fRMSE_of_trajectory_over_loop",
 }
 MACHINE = {"cpu", "cores", "memory_gib", "gpu", "torch", "python", "threads", "date", "seed", "git"}
 

@@ -1,5 +1,7 @@
 """The comparison: refused without baselines, ours is one method, ratios and means are right."""
 
+import math
+
 import pytest
 
 from ups.errors import DataFault
@@ -82,6 +84,15 @@ def test_what_is_not_finite_is_said():
     assert counts == {"a": 3, "b": 0}
     assert sum(line.startswith("| geometric mean") and line.count("not finite") == 2 for line in lines) == 2
     assert len(draw_comparison(errors).axes) == 2
+
+
+def test_a_method_that_is_off_everywhere_is_not_drawn():
+    """The figure's legend names only methods with a number."""
+    errors = errors_of(records("a", ERRORS), [])
+    off = {key: math.nan if key[1] == "diffusion" else value for key, value in errors.items()}
+    for found, expected in ((errors, set(ERRORS)), (off, set(ERRORS) - {"diffusion"})):
+        names = draw_comparison(found).axes[0].get_legend().get_texts()
+        assert {name.get_text() for name in names} == expected
 
 
 def test_logged_seconds_are_those_of_the_contenders():

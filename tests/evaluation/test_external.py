@@ -67,6 +67,20 @@ def test_the_test_split_as_a_folder_has_the_scores_of_the_test_split(trained: Pa
     assert {r["method"] for r in records if r["family"] == "advection_1d"} == TRANSIENT
 
 
+def test_figures_leave_out_what_is_off(trained: Path):
+    """A corrector that is on is drawn; one that is off, whose scores are the operator's, would only hide that."""
+    cache, given = receipt(trained, "latent_cache"), stages(trained)
+    on = {"families": {name: {"diffusion": HOW, "consistency": {"mode": "off"}} for name in TRAINED}}
+    records, arrays = evaluate(cache, config(None), LAUNCH, trained / "01_raw", trained, **given, corrector=on)
+    assert {r["method"] for r in records if r["family"] == "advection_1d"} == TRANSIENT
+    for dataset, family in arrays["datasets"].items():
+        with np.load(trained / arrays["path"] / f"{dataset}.npz") as found:
+            curves = {name.removeprefix("curve/") for name in found if name.startswith("curve/")}
+            assert f"rollout/{'steady' if family == 'darcy_2d' else 'operator'}" in found
+            assert not any("consistency" in name for name in found)
+        assert curves == (STEADY if family == "darcy_2d" else TRANSIENT) - {"consistency"}
+
+
 def test_other_resolutions_and_parameters_are_scored(trained: Path, tmp_path: Path):
     """On a finer grid with another parameter all methods have finite scores, and those that are known are right."""
     path = write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta3.0.hdf5", count=3, grid=(32,))

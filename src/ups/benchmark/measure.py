@@ -8,7 +8,7 @@ from statistics import median
 from ups.benchmark import pairs
 from ups.benchmark.pairs import ALL_SWITCHES, CACHE, CACHED_TRAINING, CHECKPOINTING, CHECKPOINTS, Pair
 from ups.benchmark.records import Record, Sides, loop_records, memory, record, throughput
-from ups.benchmark.spectra import spectra_record
+from ups.benchmark.spectra import spectra_records
 from ups.benchmark.starts import FOREVER, import_seconds, start_seconds
 from ups.config import BenchmarkConfig
 from ups.jobs import ask
@@ -33,7 +33,7 @@ def measure(run: Run, config: BenchmarkConfig, num_gpus: int) -> list[Record]:
     records += [*_scaling(run, families, config, num_gpus), *_starts(run, config)]
     records += [throughput(name, found[name]) for name in (CACHE, CACHED_TRAINING, ALL_SWITCHES)]
     records += [throughput(name, sides) for name, sides in found.items() if name in single]
-    records.append(spectra_record(config.rounds, config.seed))
+    records += spectra_records(config.rounds, config.seed)
     return [*records, memory("activation_checkpointing_memory_over_plain", found[CHECKPOINTING])]
 
 

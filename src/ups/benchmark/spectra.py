@@ -12,19 +12,23 @@ from torch import Tensor
 from ups.benchmark.records import Record, record
 from ups.metrics.spectra import error_spectra
 
-SHAPE = (1, 20, 2, 128, 128)  # the error of a trajectory of two fields
+SHAPES = {"snapshot": (1, 1, 1, 128, 128), "trajectory": (1, 20, 2, 128, 128)}
 
 
-def spectra_record(rounds: int, seed: int) -> Record:
-    """Snapshots per second of `error_spectra`, which gives the full spectrum too, against the loop; both in turns."""
-    error = torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+def spectra_records(rounds: int, seed: int) -> list[Record]:
+    """Spectra per second of `error_spectra`, which gives the full one too, against the loop; both in turns."""
+    return [_record(f"fRMSE_of_{name}_over_loop", shape, rounds, seed) for name, shape in SHAPES.items()]
+
+
+def _record(name: str, shape: tuple[int, ...], rounds: int, seed: int) -> Record:
+    error = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     seconds: tuple[list[float], list[float]] = ([], [])
     sides = (error_spectra, looped_spectrum)
     for number in range(rounds + 1):
         for position in (0, 1) if number % 2 == 0 else (1, 0):
             seconds[position].append(_seconds(sides[position], error))
-    fast, slow = (SHAPE[1] / median(side[1:]) for side in seconds)  # the first round warms up
-    return record("fRMSE_spectrum_over_loop", fast, "snapshots/s", slow)
+    fast, slow = (math.prod(shape[:3]) / median(side[1:]) for side in seconds)  # the first round warms up
+    return record(name, fast, "spectra/s", slow)
 
 
 def looped_spectrum(error: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The table that compares: families x methods, one step and rollout, cost, and everything relative to the FNO."""
 
 from collections.abc import Iterator, Sequence
-from math import isnan
+from math import isfinite, isnan
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -107,7 +107,8 @@ def _frame_rows(frames: dict[str, dict[str, float]]) -> Iterator[list[str]]:
 def draw_comparison(errors: Errors) -> Figure:
     """One panel per horizon: nRMSE over the datasets, the methods beside each other."""
     datasets = sorted({dataset for dataset, _, _ in errors})
-    methods = _methods(errors)
+    numbers = {method for (_, method, _), value in errors.items() if value is not None and isfinite(value)}
+    methods = [method for method in _methods(errors) if method in numbers]
     figure = new_figure(12, 8)
     panels = figure.subplots(len(HORIZONS), 1, sharex=True)
     for panel, (horizon, title) in zip(panels, HORIZONS.items(), strict=True):

@@ -18,6 +18,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
 from ups.data.trajectories import TrajectoryReader
 from ups.emulator import Emulator, Setting
+from ups.evaluation import OFF
 from ups.evaluation.predict import Predictions, mode, predict, targets
 from ups.metrics.spectra import radial_spectrum
 from ups.metrics.suite import ScoreSuite, Truth
@@ -84,9 +85,9 @@ def evaluate(
                 suite = suites.setdefault((method, horizon), _suite(dataset, config.seed))
                 u_0 = u_ref[:, 0] if horizon == "rollout" and not steady else None
                 suite.update(prediction.u, truth, u_0, prediction.ensemble)
-            example = example or _example(u_ref, predictions)
+            example = example or _example(u_ref, _drawn(predictions, emulator, dataset.family))
             advance(len(u_ref))
-        arrays = example | _arrays(suites)
+        arrays = example | _arrays(_drawn(suites, emulator, dataset.family))
         np.savez_compressed(folder / f"{dataset.name}.npz", times=np.array(dataset.times), **arrays)
         for (method, horizon), suite in suites.items():
             how = mode(emulator, method, dataset.family)
@@ -120,6 +121,11 @@ def batches(
                 given = torch.from_numpy(np.stack([reader.read_coefficients(index) for index in chosen]))
                 coefficients = emulator.encode(given.to(device), family.name, "coefficients")
             yield u_ref, Setting(family.name, subject.domain, coefficients, condition)
+
+
+def _drawn(found: dict[tuple[str, str], Any], emulator: Emulator, family: str) -> dict[tuple[str, str], Any]:
+    """What figures show: a corrector that is off would hide what it equals."""
+    return {key: value for key, value in found.items() if mode(emulator, key[0], family) != OFF}
 
 
 def _example(u_ref: Tensor, predictions: Predictions) -> dict[str, np.ndarray]:
