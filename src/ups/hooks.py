@@ -21,7 +21,7 @@ from ups.files import REMEDY, UNUSABLE, storage_faults
 from ups.launch import refuse_under_torchrun
 from ups.torchrun import is_watching, stop_requested
 
-LESS_MEMORY = "lower `batch_tokens` or `ensemble_size` of the section, `corrector`, `evaluation` or `selection`"
+LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evaluation` or `selection`"
 
 
 class FaultExit(click.ClickException):
@@ -121,9 +121,11 @@ def _fault_behind(error: BaseException | None) -> Fault | None:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
+    if not isinstance(error, RuntimeError):
+        return isinstance(error, MemoryError)
     from ups.training.memory import is_out_of_memory
 
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_out_of_memory(error))
+    return is_out_of_memory(error)
 
 
 def _defect(error: BaseException) -> Fault:

@@ -1,15 +1,13 @@
 """What vectorised metrics spare: the spectrum of PDEBench's fRMSE against a loop over its modes."""
 
 import math
-import time
-from collections.abc import Callable
 from itertools import product
-from statistics import median
 
 import torch
 from torch import Tensor
 
 from ups.benchmark.records import Record, record
+from ups.evaluation.costs import in_turns
 from ups.metrics.spectra import error_spectra
 
 SHAPES = {"snapshot": (1, 1, 1, 128, 128), "trajectory": (1, 20, 2, 128, 128)}
@@ -22,13 +20,10 @@ def spectra_records(rounds: int, seed: int) -> list[Record]:
 
 def _record(name: str, shape: tuple[int, ...], rounds: int, seed: int) -> Record:
     error = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    seconds: tuple[list[float], list[float]] = ([], [])
-    sides = (error_spectra, looped_spectrum)
-    for number in range(rounds + 1):
-        for position in (0, 1) if number % 2 == 0 else (1, 0):
-            seconds[position].append(_seconds(sides[position], error))
-    fast, slow = (math.prod(shape[:3]) / median(side[1:]) for side in seconds)  # the first round warms up
-    return record(name, fast, "spectra/s", slow)
+    sides = {"fast": lambda: error_spectra(error), "loop": lambda: looped_spectrum(error)}
+    seconds = in_turns(sides, rounds, error.device)
+    num_spectra = math.prod(shape[:3])
+    return record(name, num_spectra / seconds["fast"], "spectra/s", num_spectra / seconds["loop"])
 
 
 def looped_spectrum(error: Tensor) -> Tensor:
@@ -41,9 +36,3 @@ def looped_spectrum(error: Tensor) -> Tensor:
         if shell < num_shells:
             shells[..., shell] += error_hat[..., k[0], k[1]].abs().square()
     return shells
-
-
-def _seconds(spectrum: Callable[[Tensor], object], error: Tensor) -> float:
-    start = time.perf_counter()
-    spectrum(error)
-    return time.perf_counter() - start

@@ -107,8 +107,8 @@ def _frame_rows(frames: dict[str, dict[str, float]]) -> Iterator[list[str]]:
 def draw_comparison(errors: Errors) -> Figure:
     """One panel per horizon: nRMSE over the datasets, the methods beside each other."""
     datasets = sorted({dataset for dataset, _, _ in errors})
-    numbers = {method for (_, method, _), value in errors.items() if value is not None and isfinite(value)}
-    methods = [method for method in _methods(errors) if method in numbers]
+    errors = {key: value for key, value in errors.items() if value is not None and isfinite(value)}
+    methods = _methods(errors)
     figure = new_figure(12, 8)
     panels = figure.subplots(len(HORIZONS), 1, sharex=True)
     for panel, (horizon, title) in zip(panels, HORIZONS.items(), strict=True):

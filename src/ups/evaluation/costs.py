@@ -117,13 +117,13 @@ def milliseconds_per_frame(
         contenders |= _rollouts(name, emulator, replace(on_grid, trajectories=chosen), device)
     contenders["solver"] = _solution(subject)
     num_frames = max(1, len(subject.dataset.times) - 1) * len(chosen)
-    return {name: 1e3 * seconds / num_frames for name, seconds in _in_turns(contenders, device).items()}
+    return {name: 1e3 * seconds / num_frames for name, seconds in in_turns(contenders, NUM_ROUNDS, device).items()}
 
 
-def _in_turns(contenders: dict[str, Predict], device: torch.device) -> dict[str, float]:
+def in_turns(contenders: dict[str, Predict], rounds: int, device: torch.device) -> dict[str, float]:
     """Median seconds of each over rounds; one round before them warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(1 + NUM_ROUNDS):
+    for _ in range(1 + rounds):
         for name, predict in contenders.items():
             started = time.perf_counter()
             predict()
