@@ -1,5 +1,6 @@
 """Steps with residuals drawn by the exact denoiser of a Gaussian, for which theory gives mean and spread."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -7,15 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.backbones import small
 from tests.evaluation.corrected import DOMAIN, FAMILY, NUM_POINTS, Denoise, flow_end, make_emulator, posterior_mean
 from ups.data.pdebench import FAMILIES
+from ups.diffusion.samplers import Normal, independent
 from ups.emulator import Correction, Setting
 from ups.models.denoiser import predict
 from ups.models.domain import Domain
+from ups.models.operator import Operator
+from ups.models.sizes import Sizes
+from ups.training.compiling import why_not_compiled
 
 NUM_MEMBERS = 400
 SETTING = Setting(FAMILY, DOMAIN, torch.zeros(NUM_MEMBERS, NUM_POINTS, 0), torch.zeros(NUM_MEMBERS, 1))
 SAMPLE = Correction("sample", 80.0, 0.002, 60, 1.0, 0.0)
+
+
+def normal(seed: int) -> Normal:
+    """Noise of a seed, every row by itself."""
+    return independent(torch.Generator().manual_seed(seed))
 
 
 def state() -> Tensor:
@@ -25,9 +36,9 @@ def state() -> Tensor:
 
 def residuals(correction: Correction, denoise: Denoise, student: Denoise | None = None, num_steps: int = 1) -> Tensor:
     """Residuals that a corrector adds, one step after the other from the same state: (num_steps, members, N)."""
-    emulator, generator = make_emulator(denoise, student), torch.Generator().manual_seed(3)
+    emulator = make_emulator(denoise, student)
     make = emulator.diffusion_step if student is None else emulator.consistency_step
-    step, z = make(SETTING, correction, generator), state()
+    step, z = make(SETTING, correction, normal(3)), state()
     context = predict(emulator.operator, z, SETTING.coefficients, SETTING.condition, DOMAIN)
     return torch.stack([(step(z) - context.z_pred)[..., 0] / context.unit[..., 0] for _ in range(num_steps)])
 
@@ -62,7 +73,7 @@ def test_number_of_evaluations(num_steps: int, student: bool):
     model, make = (
         (emulator.student, emulator.consistency_step) if student else (emulator.denoiser, emulator.diffusion_step)
     )
-    make(SETTING, Correction("refine", 2.0, 0.002, num_steps, 1.0, 0.0), torch.Generator())(state())
+    make(SETTING, Correction("refine", 2.0, 0.002, num_steps, 1.0, 0.0), normal(0))(state())
     levels = [level[0].item() for level in model.levels]
     assert len(levels) == num_steps and levels[0] == 2.0 and levels == sorted(set(levels), reverse=True)
 
@@ -73,11 +84,11 @@ def test_steady_solutions_get_residuals_of_their_own(correction: Correction):
     solution = torch.linspace(-1, 1, NUM_POINTS)[:, None].expand(NUM_MEMBERS, -1, -1)
     domain = Domain(list(FAMILIES).index("darcy_2d"), (8, 4), (False, False))
     setting = Setting("darcy_2d", domain, solution, torch.zeros(NUM_MEMBERS, 1))
-    emulator, generator = make_emulator(posterior_mean(0.8, 0.5), flow_end(0.8, 0.5)), torch.Generator().manual_seed(3)
+    emulator = make_emulator(posterior_mean(0.8, 0.5), flow_end(0.8, 0.5))
     make = emulator.diffusion_step if correction.num_steps > 1 else emulator.consistency_step
     zero = torch.zeros_like(solution)
     assert torch.equal(emulator.plain_step(setting)(zero), solution)
-    y = (make(setting, correction, generator)(zero) - solution) / solution[0].std(correction=0)
+    y = (make(setting, correction, normal(3))(zero) - solution) / solution[0].std(correction=0)
     assert y.mean().item() == pytest.approx(0.8, abs=0.02)
     assert y.std().item() == pytest.approx(0.5, abs=0.02)
 
@@ -102,7 +113,30 @@ def test_noise_goes_on_from_where_a_state_comes_from(num_steps: int, student: bo
     """Noise that is all remembered gives every state the residual of its row of the last call."""
     emulator, generator = make_emulator(posterior_mean(0.0, 1.0), flow_end(0.0, 1.0)), torch.Generator().manual_seed(3)
     make = emulator.consistency_step if student else emulator.diffusion_step
-    step, z = make(SETTING, replace(SAMPLE, num_steps=num_steps, memory=1.0), generator), state()
+    step, z = make(SETTING, replace(SAMPLE, num_steps=num_steps, memory=1.0), independent(generator)), state()
     origins = torch.randint(NUM_MEMBERS, (NUM_MEMBERS,), generator=generator)
     z_next = step(z)
     assert torch.allclose(step(z, origins), z_next[origins], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_compiled_emulator_makes_the_same_steps():
+    """Whatever the number of states; what the models are otherwise stays."""
+    if (reason := why_not_compiled(torch.device("cpu"))) is not None:
+        pytest.skip(reason)
+    families = [1] * len(FAMILIES)
+    sizes = Sizes(families, families, latent_channels=1, coefficient_channels=0, num_conditions=1)
+    operator = Operator(sizes, small())
+    with torch.no_grad():
+        for p in operator.parameters():
+            p.copy_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    eager = replace(make_emulator(posterior_mean(0.0, 1.0)), operator=operator)
+    compiled = replace(eager, operator=copy.deepcopy(operator), denoiser=None, steady=None)
+    compiled.compile()
+    for count in (1, 3):
+        setting = replace(SETTING, coefficients=SETTING.coefficients[:count], condition=torch.ones(count, 1))
+        z = torch.randn(count, NUM_POINTS, 1, generator=torch.Generator().manual_seed(count))
+        with torch.no_grad():
+            found, expected = (emulator.plain_step(setting)(z) for emulator in (compiled, eager))
+        assert not torch.allclose(expected, z, atol=1e-2)
+        assert torch.allclose(found, expected, atol=1e-5)

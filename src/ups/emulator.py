@@ -10,6 +10,7 @@ from ups.data.pdebench import FAMILIES
 from ups.diffusion.losses import Denoise
 from ups.diffusion.samplers import (
     Draw,
+    Normal,
     consistency_grid,
     consistency_sampler,
     karras_grid,
@@ -22,6 +23,8 @@ from ups.models.domain import Domain
 from ups.models.operator import Operator
 from ups.models.steady import SteadyModel
 from ups.rollout import NoisyStep
+
+MAX_GRAPHS = 64
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,16 @@ class Emulator:
     steady: SteadyModel | None
     corrections: dict[tuple[str, str], Correction]
 
+    def compile(self) -> None:
+        """Compile every model, whole and in place: when a batch of a new shape or family first comes, and then stay so.
+
+        Unlike the blocks that training compiles one by one, so that few graphs serve all families.
+        """
+        torch._dynamo.config.recompile_limit = MAX_GRAPHS
+        for model in (self.operator, self.denoiser, self.student, self.steady):
+            if model is not None:
+                model.compile(dynamic=False)
+
     def encode(self, u: Tensor, family: str, kind: str = "fields") -> Tensor:
         """Snapshots (..., C, *grid) to latents (..., N, D)."""
         group = self.codec.groups[group_name(family, kind)]
@@ -91,22 +104,22 @@ class Emulator:
         assert model is not None
         return lambda z: model(z, setting.coefficients, setting.condition, setting.domain)
 
-    def diffusion_step(self, setting: Setting, correction: Correction, generator: torch.Generator) -> NoisyStep:
+    def diffusion_step(self, setting: Setting, correction: Correction, normal: Normal) -> NoisyStep:
         """Map z -> z_next with a residual sampled by the denoiser."""
         assert self.denoiser is not None
         sigmas = karras_grid(correction.num_steps, correction.sigma_min, correction.sigma)
-        draw = remembered_noise(1, correction.memory, generator)
+        draw = remembered_noise(1, correction.memory, normal)
 
         def sample(denoise: Denoise, noise: Tensor) -> Tensor:
             return correction.spread * multistep_sampler(denoise, correction.sigma * noise[0], sigmas)
 
         return self._corrected(self.denoiser, setting, draw, sample)
 
-    def consistency_step(self, setting: Setting, correction: Correction, generator: torch.Generator) -> NoisyStep:
+    def consistency_step(self, setting: Setting, correction: Correction, normal: Normal) -> NoisyStep:
         """Map z -> z_next with a residual sampled by the student in one or two evaluations."""
         assert self.student is not None
         sigmas = consistency_grid(correction.num_steps, correction.sigma)
-        draw = remembered_noise(correction.num_steps, correction.memory, generator)
+        draw = remembered_noise(correction.num_steps, correction.memory, normal)
 
         def sample(denoise: Denoise, noises: Tensor) -> Tensor:
             return correction.spread * consistency_sampler(denoise, noises, sigmas)

@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.diffusion.samplers import consistency_sampler, heun_sampler, karras_grid, multistep_sampler
+from ups.diffusion.samplers import (
+    consistency_sampler,
+    heun_sampler,
+    independent,
+    karras_grid,
+    mirrored,
+    multistep_sampler,
+    remembered_noise,
+)
 
 MEAN, STD = 0.8, 0.5
 SIGMA_MIN, SIGMA_MAX = 0.002, 80.0
@@ -115,3 +123,26 @@ def test_two_consistency_steps_keep_the_gaussian():
     y = consistency_sampler(consistent, noises, torch.tensor([SIGMA_MAX, 1.64]))
     assert y.mean().item() == pytest.approx(MEAN, abs=0.01)
     assert y.std().item() == pytest.approx(STD, abs=0.01)
+
+
+def test_mirrored_noise_comes_in_pairs():
+    """One half of the rows is unit noise, the other its negative, with memory too."""
+    draw = remembered_noise(2, 0.8, mirrored(torch.Generator().manual_seed(0)))
+    for _ in range(3):
+        noise = draw(torch.empty(2000, 5), None)
+        assert noise.shape == (2, 2000, 5)
+        assert torch.equal(noise[:, 1000:], -noise[:, :1000])
+        assert noise[:, :1000].std().item() == pytest.approx(1, abs=0.03)
+
+
+def test_mean_of_mirrored_samples_is_that_of_a_gaussian():
+    """Where the denoiser is linear, two mirrored samples have the mean without error; two independent ones do not."""
+    sigmas = karras_grid(80, SIGMA_MIN, SIGMA_MAX).double()
+    errors = []
+    for normal in (mirrored, independent):
+        noise = normal(torch.Generator().manual_seed(0))(1, 2, 500)[0].double()
+        zero = multistep_sampler(denoise, torch.zeros(1, 500, dtype=torch.float64), sigmas)
+        y = multistep_sampler(denoise, SIGMA_MAX * noise, sigmas)
+        errors.append((y.mean(dim=0) - zero[0]).square().mean().sqrt().item())
+    assert errors[0] < 1e-6
+    assert errors[1] == pytest.approx(STD / math.sqrt(2), rel=0.1)

@@ -21,6 +21,7 @@ COSTS = {
         },
     },
     "milliseconds_per_frame": {"flow": {"fno": 2.0, "unet": 8.0, "operator": 1.0, "diffusion": 0.5, "solver": 7.0}},
+    "compiled": False,
 }
 
 

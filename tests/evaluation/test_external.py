@@ -25,7 +25,7 @@ from ups.files import read_json
 from ups.fingerprint import fingerprint
 from ups.pipelines.evaluation.nodes import evaluate, evaluate_external
 
-EVALUATION = {"seed": 0, "batch_tokens": 64, "ensemble_size": 2}
+EVALUATION = {"seed": 0, "batch_tokens": 64, "ensemble_size": 4}
 LAUNCH = launched(num_processes=1)
 HOW = {"mode": "sample", "sigma": 5.0, "sigma_min": 0.02, "num_steps": 2, "spread": 1.0, "memory": 0.0}
 CORRECTOR = {"families": {name: dict.fromkeys(("diffusion", "consistency"), HOW) for name in TRAINED}}
@@ -132,7 +132,7 @@ def of(root: Path) -> Trained:
 
 def test_the_folder_makes_nothing_stale():
     """The fingerprint of the normal evaluation does not know the folder; that of other members it does."""
-    plain, other = config(None), EvaluationConfig(folder=None, **EVALUATION | {"ensemble_size": 3})
+    plain, other = config(None), EvaluationConfig(folder=None, **EVALUATION | {"ensemble_size": 6})
     digest = fingerprint("ups.rollout", plain, {})
     assert fingerprint("ups.rollout", config(Path("somewhere")), {}) == digest
     assert fingerprint("ups.rollout", other, {}) != digest

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from ups.diffusion.samplers import Normal
 from ups.emulator import Correction, Setting
 from ups.evaluation.predict import HORIZONS, mode, predict
 from ups.metrics.ensembles import ensemble_errors
 from ups.models.domain import Domain
 from ups.rollout import rollout
 
-CONFIG = SimpleNamespace(ensemble_size=3)
+CONFIG = SimpleNamespace(ensemble_size=4)
 CORRECTION = Correction("refine", 1.0, 0.002, 2, 1.0, 0.0)
 ON = {("diffusion", "compressible_ns_1d"): CORRECTION}
 SETTING = Setting("compressible_ns_1d", Domain(0, (8,), (True,)), torch.zeros(2, 3, 0), torch.zeros(2, 1))
@@ -37,9 +38,9 @@ class AddsNoise:
     def plain_step(self, setting: Setting):
         return lambda z: z / 2
 
-    def diffusion_step(self, setting: Setting, correction: Correction, generator: torch.Generator):
+    def diffusion_step(self, setting: Setting, correction: Correction, normal: Normal):
         assert correction == CORRECTION
-        return lambda z: z / 2 + torch.randn(z.shape, generator=generator)
+        return lambda z: z / 2 + normal(1, *z.shape)[0].exp()
 
 
 def fields() -> Tensor:
@@ -60,17 +61,29 @@ def test_one_step_starts_from_the_truth_and_a_rollout_from_its_first_snapshot():
 
 
 def test_ensembles_have_a_mean_and_errors_of_their_members():
-    """The prediction is the mean of the members, each from its own noise, and their errors are those of all times."""
+    """The prediction is the mean of all members, the scores are the means of those of two independent halves.
+
+    The noise of one half is that of the other, negated.
+    """
     u_ref = fields()
     predictions = predict(AddsNoise(), u_ref, SETTING, CONFIG, torch.Generator().manual_seed(7))
-    step = AddsNoise().diffusion_step(SETTING, CORRECTION, torch.Generator().manual_seed(7))
-    one_step = torch.stack([step(u_ref[:, t].repeat(3, 1, 1)) for t in range(4)], 1).unflatten(0, (3, 2))
-    whole = rollout(step, u_ref[:, 0].repeat(3, 1, 1), 4)[:, 1:].unflatten(0, (3, 2))
-    for horizon, members in (("one_step", one_step), ("rollout", whole)):
+    generator = torch.Generator().manual_seed(7)
+    noise = torch.stack([torch.randn(4, 3, 8, generator=generator) for _ in range(8)], 1).unflatten(0, (2, 2))
+    expected: dict[str, list[Tensor]] = {"one_step": [], "rollout": []}
+    for sign in (1, -1):
+        added = (sign * noise).exp()
+        u, path = u_ref[:, 0], []
+        for t in range(4):
+            u = u / 2 + added[:, :, 4 + t]
+            path.append(u)
+        expected["one_step"].append(u_ref[:, :-1] / 2 + added[:, :, :4])
+        expected["rollout"].append(torch.stack(path, 2))
+    for horizon, halves in expected.items():
         prediction = predictions["diffusion", horizon]
-        assert torch.allclose(prediction.u, members.mean(0))
-        expected = vars(ensemble_errors(members, u_ref[:, 1:]))
-        assert all(torch.allclose(values, expected[name]) for name, values in vars(prediction.ensemble).items())
+        assert torch.allclose(prediction.u, torch.cat(halves).mean(0))
+        first, second = (vars(ensemble_errors(half, u_ref[:, 1:])) for half in halves)
+        for name, values in vars(prediction.ensemble).items():
+            assert torch.allclose(values, (first[name] + second[name]) / 2)
 
 
 def test_a_corrector_that_is_off_is_the_operator():

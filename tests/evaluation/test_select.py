@@ -15,6 +15,7 @@ from ups.config import SelectionConfig
 from ups.data.dataset import Dataset
 from ups.data.layouts import POSITIONS
 from ups.data.trajectories import describe
+from ups.diffusion.samplers import Normal
 from ups.emulator import Correction, Setting
 from ups.evaluation import trials
 from ups.evaluation.evaluate import Subject
@@ -54,10 +55,10 @@ class Shifts:
     def plain_step(self, setting: Setting):
         return lambda z: 1.5 * shift(z, torch.tensor(0.025), 1.0)
 
-    def consistency_step(self, setting: Setting, correction: Correction, generator: torch.Generator):
+    def consistency_step(self, setting: Setting, correction: Correction, normal: Normal):
         def step(z: Tensor, origins: Tensor | None = None) -> Tensor:
-            size = 0.2 * torch.rand(len(z), 1, 1, generator=generator)
-            return shift(z, torch.tensor(0.025), 1.0) + size * torch.randn(z.shape, generator=generator)
+            size = 0.2 * torch.special.ndtr(normal(len(z), 1, 1))
+            return shift(z, torch.tensor(0.025), 1.0) + size * normal(*z.shape)
 
         return step
 
@@ -205,9 +206,9 @@ def test_equal_positions_start_alike_but_for_batches(tmp_path: Path):
 class Diverges(Shifts):
     """The same, but half of the candidates are NaN after a step."""
 
-    def consistency_step(self, setting: Setting, correction: Correction, generator: torch.Generator):
+    def consistency_step(self, setting: Setting, correction: Correction, normal: Normal):
         def step(z: Tensor, origins: Tensor | None = None) -> Tensor:
-            is_lost = torch.rand(len(z), 1, 1, generator=generator) < 0.5
+            is_lost = normal(len(z), 1, 1) < 0
             return shift(z, torch.tensor(0.025), 1.0).masked_fill(is_lost, torch.nan)
 
         return step

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.diffusion.samplers import remembered_noise
+from ups.diffusion.samplers import independent, remembered_noise
 from ups.evaluation.selection import beam_search, best_of, candidates, weighted_mean
 from ups.rollout import rollout
 
@@ -126,7 +126,7 @@ def test_beams_of_trajectories_do_not_mix():
 def test_noise_follows_the_path_that_is_kept(memory: float, width: int):
     """Along the chosen path noises n steps apart have the correlation memory^n, whoever was in their place before."""
     generator = torch.Generator().manual_seed(0)
-    draw = remembered_noise(1, memory, generator)
+    draw = remembered_noise(1, memory, independent(generator))
 
     def score(z: Tensor, z_next: Tensor, t: int) -> Tensor:
         return torch.rand(len(z), generator=generator)

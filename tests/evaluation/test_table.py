@@ -7,7 +7,7 @@ from rich.console import Console
 from ups.evaluation.compare import comparison, errors_of
 from ups.evaluation.table import score_table
 
-NO_COSTS = {"methods": {}, "milliseconds_per_frame": {}}
+NO_COSTS = {"methods": {}, "milliseconds_per_frame": {}, "compiled": False}
 
 
 def record(method: str, horizon: str, value: float | None, dataset: str = "burgers", **more: str) -> dict:

@@ -7,6 +7,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from ups.config.sections import Section, Seed
 
+EnsembleSize = Annotated[int, Field(ge=4, multiple_of=2)]
+"""Members of an ensemble, half of which have the noise of the others negated."""
+
 
 class Start(Section):
     """A noise level from which residuals are drawn, and the evaluations from there to `sigma_min`."""
@@ -35,14 +38,13 @@ class CorrectorConfig(Section):
     correlations of a member's noise between neighbouring steps, and then the `spreads`, factors of the drawn residuals.
     A family is on if, for one step and for rollouts, the CRPS is at most `max_crps` of the operator's MAE, and of the
     ensemble's mean the nRMSE at most `max_nrmse` and the error in the highest band of wavenumbers at most
-    `max_high_band` of the operator's. A calibrated ensemble of M that knows no more has sqrt(1 + 1 / M) of both.
-    Its spread-skill must lie between the inverse of `max_miscalibration` and it.
+    `max_high_band` of the operator's. Its spread-skill must lie between the inverse of `max_miscalibration` and it.
     """
 
     seed: Seed
     batch_tokens: PositiveInt
     num_trajectories: PositiveInt
-    ensemble_size: Annotated[int, Field(ge=2)]
+    ensemble_size: EnsembleSize
     sigma_min: PositiveFloat
     sample: Start
     refine: list[Start]
@@ -70,7 +72,7 @@ class EvaluationConfig(Section):
     folder: Annotated[Annotated[str, Field(min_length=1)] | None, Field(exclude=True)]
     seed: Seed
     batch_tokens: PositiveInt
-    ensemble_size: PositiveInt
+    ensemble_size: EnsembleSize
 
 
 class BeamConfig(Section):

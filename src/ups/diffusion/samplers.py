@@ -11,6 +11,8 @@ from ups.diffusion.losses import Denoise
 RHO = 7.0
 SECOND_SIGMA = 1.64  # of consistency sampling, for data of unit variance
 
+Normal = Callable[..., Tensor]  # unit noise of a shape (draws, B, ...): `independent` or `mirrored`
+
 Draw = Callable[[Tensor, Tensor | None], Tensor]  # see `remembered_noise`
 
 
@@ -73,7 +75,25 @@ def consistency_sampler(denoise: Denoise, noises: Tensor, sigmas: Tensor) -> Ten
     return y
 
 
-def remembered_noise(num_draws: int, memory: float, generator: torch.Generator) -> Draw:
+def independent(generator: torch.Generator) -> Normal:
+    """Every row is drawn by itself."""
+    return lambda *shape: torch.randn(*shape, generator=generator, device=generator.device)
+
+
+def mirrored(generator: torch.Generator) -> Normal:
+    """The second half of the B rows, an even number, is the first one negated.
+
+    What is linear in the noise cancels in the mean of such antithetic pairs (Hammersley and Morton 1956).
+    """
+
+    def draw(num_draws: int, num_rows: int, *shape: int) -> Tensor:
+        half = torch.randn(num_draws, num_rows // 2, *shape, generator=generator, device=generator.device)
+        return torch.cat([half, -half], dim=1)
+
+    return draw
+
+
+def remembered_noise(num_draws: int, memory: float, normal: Normal) -> Draw:
     """Unit noise (num_draws, *z.shape) for states z, call after call n <- memory n + sqrt(1 - memory^2) fresh noise.
 
     A residual that changes slowly along a trajectory is not drawn anew at every step; `memory` is the correlation of
@@ -83,7 +103,7 @@ def remembered_noise(num_draws: int, memory: float, generator: torch.Generator) 
 
     def draw(z: Tensor, origins: Tensor | None = None) -> Tensor:
         nonlocal noise
-        fresh = torch.randn(num_draws, *z.shape, generator=generator, device=z.device)
+        fresh = normal(num_draws, *z.shape)
         if noise is not None:
             remembered = noise if origins is None else noise[:, origins]
             fresh = memory * remembered + math.sqrt(1 - memory**2) * fresh

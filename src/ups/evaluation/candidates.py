@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ups.config import CorrectorConfig
+from ups.diffusion.samplers import mirrored
 from ups.emulator import Correction, Emulator
 from ups.evaluation.evaluate import Subject, batches
 from ups.evaluation.predict import (
@@ -129,7 +130,7 @@ class Validation:
 
     def _stepper(self, method: str, correction: Correction) -> Stepper:
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
-        return corrected_stepper(self.emulator, method, correction, self.config.ensemble_size, generator)
+        return corrected_stepper(self.emulator, method, correction, self.config.ensemble_size, mirrored(generator))
 
     def _used(self) -> list[Subject]:
         most = self.config.num_trajectories

@@ -57,7 +57,7 @@ def errors_of(metrics: Records, baseline_metrics: Records) -> Errors:
     return errors
 
 
-def comparison(errors: Errors, costs: dict[str, dict[str, Any]], note: str) -> str:
+def comparison(errors: Errors, costs: dict[str, Any], note: str) -> str:
     """Markdown: a table per horizon, then two of costs; `ours` is the operator, or the steady model."""
     methods = _methods(errors)
     sides = ["ours / fno", "ours / better of fno, unet"]
@@ -65,7 +65,8 @@ def comparison(errors: Errors, costs: dict[str, dict[str, Any]], note: str) -> s
     for horizon, title in HORIZONS.items():
         rows = _error_rows(errors, methods, horizon)
         lines += [f"## {title}: nRMSE on the test split", "", *table(["dataset", *methods, *sides], rows), ""]
-    lines += ["## Cost", "", COST_NOTE, "", *table(["method", *COSTS.values()], _cost_rows(costs["methods"])), ""]
+    told = f"{COST_NOTE} {'All models were compiled.' if costs['compiled'] else 'No model was compiled.'}"
+    lines += ["## Cost", "", told, "", *table(["method", *COSTS.values()], _cost_rows(costs["methods"])), ""]
     frames = ["dataset", "ours", "fno", "unet", "solver", "ours / fno", "solver / ours"]
     return "\n".join([*lines, "## Milliseconds per frame", "", *table(frames, _frame_rows(costs[FRAME])), ""])
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ups.data.latent_cache import LatentCache
+from ups.diffusion.samplers import independent
 from ups.emulator import Emulator, Setting
 from ups.evaluation.baselines import grid_emulator
 from ups.evaluation.evaluate import Subject, batches, held_out
@@ -45,19 +46,24 @@ def total_costs(
     fields: LatentCache,
     device: str,
     raw: Path,
+    *,
+    compiled: bool,
 ) -> dict[str, Any]:
     """What training, keeping and using each method costs.
 
-    Receipts of `baselines` are by kind and family.
+    Receipts of `baselines` are by kind and family. With `compiled` frames are timed with all models compiled.
 
     Returns:
         - "methods": {method: {"training_seconds", "parameters", "datasets", "milliseconds_per_frame", "over_fno",
           "speed_up_over_solver"}}; the last three are geometric means over the datasets that the method is for, so
           many of them. What a method trains on is counted: the corrector's operator and steady model, their codec;
         - "training_seconds": {"ours" or kind: seconds}, without the corrector's;
-        - "milliseconds_per_frame": {dataset: {method or "solver": value}}.
+        - "milliseconds_per_frame": {dataset: {method or "solver": value}};
+        - "compiled".
     """
     ours, where = trained.emulator(device), torch.device(device)
+    if compiled:
+        ours.compile()
     on_grid = {subject.dataset.name: subject for subject in held_out(fields, raw, "test")}
     frames: dict[str, dict[str, float]] = {}
     for subject in held_out(trained.cache(), raw, "test"):
@@ -66,6 +72,9 @@ def total_costs(
             kind: grid_emulator(family, receipts[family], points, device, trained.data_root)
             for kind, receipts in baselines.items()
         }
+        if compiled:
+            for emulator in references.values():
+                emulator.compile()
         frames[name] = milliseconds_per_frame(ours, subject, references, on_grid[name], where)
     folders = {name: [trained.data_root / r["path"] for r in receipts.values()] for name, receipts in baselines.items()}
     known = {n: trained.data_root / r["path"] for n, r in trained.stages.items() if "untrained" not in r}
@@ -81,7 +90,7 @@ def total_costs(
     }
     seconds = {"ours": _seconds([known[stage] for stage in OURS if stage in known])}
     seconds |= {kind: _seconds(folders[kind]) for kind in baselines}
-    return {"methods": methods, "training_seconds": seconds, FRAME: frames}
+    return {"methods": methods, "training_seconds": seconds, FRAME: frames, "compiled": compiled}
 
 
 def _seconds(folders: list[Path]) -> float:
@@ -142,7 +151,7 @@ def _rollouts(name: str, emulator: Emulator, subject: Subject, device: torch.dev
         correction = emulator.corrections.get((method, setting.family))
         if correction is not None:
             generator = torch.Generator(device).manual_seed(0)
-            steppers[method] = corrected_stepper(emulator, method, correction, 1, generator)
+            steppers[method] = corrected_stepper(emulator, method, correction, 1, independent(generator))
 
     def rolling(step_of: Callable[[Setting], Callable[[Tensor], Tensor]]) -> Predict:
         return lambda: emulator.decode(rollout(step_of(setting), z_0, num_steps)[:, 1:], setting.family)

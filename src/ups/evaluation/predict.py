@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ups.config import EvaluationConfig
 from ups.data.pdebench import FAMILIES
+from ups.diffusion.samplers import Normal, mirrored
 from ups.emulator import Correction, Emulator, Setting
 from ups.evaluation import OFF
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
@@ -18,7 +19,11 @@ HORIZONS = ("one_step", "rollout")
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted snapshots (B, T, C, *grid): of an ensemble the mean, and what its members are worth."""
+    """Predicted snapshots (B, T, C, *grid): of an ensemble the mean, and what its members are worth.
+
+    Half of the members have the noise of the others negated, so that the mean is that of antithetic pairs. Within
+    each half they are independent: scores of ensembles are means over the two halves.
+    """
 
     u: Tensor
     ensemble: EnsembleErrors | None = None
@@ -76,7 +81,7 @@ def _by_models(
         methods[method] = plain
         correction = emulator.corrections.get((method, setting.family))
         if correction is not None:
-            stepper = corrected_stepper(emulator, method, correction, num_members, generator)
+            stepper = corrected_stepper(emulator, method, correction, num_members, mirrored(generator))
             methods[method] = advance(emulator, stepper, setting, truth, z_ref)
     return methods
 
@@ -106,11 +111,11 @@ def plain_stepper(emulator: Emulator) -> Stepper:
 
 
 def corrected_stepper(
-    emulator: Emulator, method: str, correction: Correction, num_members: int, generator: torch.Generator
+    emulator: Emulator, method: str, correction: Correction, num_members: int, normal: Normal
 ) -> Stepper:
     """The same with residuals drawn by the denoiser or by the student."""
     make = emulator.diffusion_step if method == "diffusion" else emulator.consistency_step
-    return Stepper(lambda setting: make(setting, correction, generator), num_members)
+    return Stepper(lambda setting: make(setting, correction, normal), num_members)
 
 
 def advance(
@@ -148,6 +153,6 @@ def _prediction(u: Tensor, truth: Tensor) -> Prediction:
     members = u.unflatten(0, (-1, len(truth)))
     if len(members) == 1:
         return Prediction(members[0])
-    times = [slice(t, t + 1) for t in range(truth.shape[1])]
-    parts = [ensemble_errors(members[:, :, t], truth[:, t]) for t in times]
+    halves, times = members.chunk(2), [slice(t, t + 1) for t in range(truth.shape[1])]
+    parts = [EnsembleErrors.mean([ensemble_errors(half[:, :, t], truth[:, t]) for half in halves]) for t in times]
     return Prediction(members.mean(0), EnsembleErrors.joined(parts))

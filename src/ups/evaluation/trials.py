@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ups.config import SelectionConfig
+from ups.diffusion.samplers import independent
 from ups.emulator import Correction, Emulator, Setting
 from ups.evaluation.rewards import Physics, violations
 from ups.evaluation.scorer import (
@@ -38,7 +39,9 @@ class Sampler:
 def sampler_of(emulator: Emulator, name: str, correction: Correction) -> Sampler:
     """The operator corrected by the denoiser, `diffusion`, or by the student, `consistency`."""
     make = emulator.diffusion_step if name == "diffusion" else emulator.consistency_step
-    return Sampler(lambda setting, generator: make(setting, correction, generator), 1 + correction.num_steps)
+    return Sampler(
+        lambda setting, generator: make(setting, correction, independent(generator)), 1 + correction.num_steps
+    )
 
 
 @dataclass(frozen=True)

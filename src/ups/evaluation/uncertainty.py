@@ -12,8 +12,10 @@ COLUMNS = ("dataset", "method", "horizon", "CRPS", "nRMSE", "high band", "spread
 NOTE = (
     "CRPS over the MAE of the operator, which is the CRPS of its one prediction; nRMSE and error in the highest band "
     "of wavenumbers of the ensemble's mean over the operator's, below 1 is better. In a steady family the steady model "
-    "is meant. A calibrated ensemble of M members has spread-skill 1 and coverage (M - 1) / (M + 1): 0.6 for 4, 0.78 "
-    "for 8. Where a method is off it is the operator, and has no line; why is in `corrector.json`."
+    "is meant. Half of the members have the noise of the others negated; within a half they are independent, and CRPS, "
+    "spread-skill and coverage are means over the two halves. Calibrated halves of M members have spread-skill 1 and "
+    "coverage (M - 1) / (M + 1): 0.6 for 4. Where a method is off it is the operator, and has no line; why is in "
+    "`corrector.json`."
 )
 
 

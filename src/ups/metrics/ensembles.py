@@ -24,6 +24,12 @@ class EnsembleErrors:
         names = cls.__dataclass_fields__
         return cls(**{name: torch.cat([getattr(part, name) for part in parts], dim=1) for name in names})
 
+    @classmethod
+    def mean(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
+        """Several ensembles of one size beside the same truth."""
+        names = cls.__dataclass_fields__
+        return cls(**{name: torch.stack([getattr(part, name) for part in parts]).mean(dim=0) for name in names})
+
 
 def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
     """Reduce M > 1 members (M, B, T, C, *grid) beside the truth (B, T, C, *grid) over space."""

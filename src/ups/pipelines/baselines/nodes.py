@@ -167,18 +167,24 @@ def measure_costs(
     **stages: Receipt,
 ) -> dict[str, Any]:
     """Training seconds, parameters and milliseconds per frame of every method, beside the solver of the data."""
+    import torch
+
     from ups.data.latent_cache import LatentCache
     from ups.evaluation.costs import total_costs
     from ups.evaluation.score import Trained
+    from ups.training.compiling import why_not_compiled
 
     baselines = {"fno": fno, "unet": unet, "linear": linear}
     limit_threads(launch)
+    compiled = launch.compile
+    if compiled and (reason := why_not_compiled(torch.device(device(launch)))) is not None:
+        log.warning("frames are timed without compiled models: %s", reason)
+        compiled = False
+    inputs = {"latent_cache": latent_cache, "fields": fields, **stages, **baselines, "timing": {"compiled": compiled}}
     receipt = once(
         "measure_costs",
         data_root / "07_model_output" / "costs",
-        fingerprint(
-            "ups.evaluation.costs", None, {"latent_cache": latent_cache, "fields": fields, **stages, **baselines}
-        ),
+        fingerprint("ups.evaluation.costs", None, inputs),
         lambda folder: total_costs(
             Trained(latent_cache, stages, data_root),
             baselines,
@@ -186,10 +192,11 @@ def measure_costs(
             LatentCache.open(data_root / fields["path"], fields["key"]),
             device(launch),
             raw,
+            compiled=compiled,
         ),
         root=data_root,
     )
-    return {name: receipt[name] for name in ("methods", "training_seconds", "milliseconds_per_frame")}
+    return {name: receipt[name] for name in ("methods", "training_seconds", "milliseconds_per_frame", "compiled")}
 
 
 def compare(
