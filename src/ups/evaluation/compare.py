@@ -33,6 +33,10 @@ COST_NOTE = (
     "own. What a method trains on is counted with it: the corrector's models, their codec."
 )
 
+COMPILED_NOTE = (
+    "Our models were compiled, the baselines were not: torch's compiler has no code for the FNO's complex numbers."
+)
+
 Records = list[dict[str, Any]]
 Errors = dict[tuple[str, str, str], float | None]
 """(dataset, method, horizon) -> nRMSE, NaN where the method is off."""
@@ -65,7 +69,7 @@ def comparison(errors: Errors, costs: dict[str, Any], note: str) -> str:
     for horizon, title in HORIZONS.items():
         rows = _error_rows(errors, methods, horizon)
         lines += [f"## {title}: nRMSE on the test split", "", *table(["dataset", *methods, *sides], rows), ""]
-    told = f"{COST_NOTE} {'All models were compiled.' if costs['compiled'] else 'No model was compiled.'}"
+    told = f"{COST_NOTE} {COMPILED_NOTE if costs['compiled'] else 'No model was compiled.'}"
     lines += ["## Cost", "", told, "", *table(["method", *COSTS.values()], _cost_rows(costs["methods"])), ""]
     frames = ["dataset", "ours", "fno", "unet", "solver", "ours / fno", "solver / ours"]
     return "\n".join([*lines, "## Milliseconds per frame", "", *table(frames, _frame_rows(costs[FRAME])), ""])

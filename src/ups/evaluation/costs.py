@@ -51,7 +51,7 @@ def total_costs(
 ) -> dict[str, Any]:
     """What training, keeping and using each method costs.
 
-    Receipts of `baselines` are by kind and family. With `compiled` frames are timed with all models compiled.
+    Receipts of `baselines` are by kind and family. With `compiled` frames are timed with our models compiled.
 
     Returns:
         - "methods": {method: {"training_seconds", "parameters", "datasets", "milliseconds_per_frame", "over_fno",
@@ -72,9 +72,6 @@ def total_costs(
             kind: grid_emulator(family, receipts[family], points, device, trained.data_root)
             for kind, receipts in baselines.items()
         }
-        if compiled:
-            for emulator in references.values():
-                emulator.compile()
         frames[name] = milliseconds_per_frame(ours, subject, references, on_grid[name], where)
     folders = {name: [trained.data_root / r["path"] for r in receipts.values()] for name, receipts in baselines.items()}
     known = {n: trained.data_root / r["path"] for n, r in trained.stages.items() if "untrained" not in r}

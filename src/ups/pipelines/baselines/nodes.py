@@ -178,7 +178,7 @@ def measure_costs(
     limit_threads(launch)
     compiled = launch.compile
     if compiled and (reason := why_not_compiled(torch.device(device(launch)))) is not None:
-        log.warning("frames are timed without compiled models: %s", reason)
+        log.warning("frames are timed with models that are not compiled: %s", reason)
         compiled = False
     inputs = {"latent_cache": latent_cache, "fields": fields, **stages, **baselines, "timing": {"compiled": compiled}}
     receipt = once(
