@@ -1,7 +1,6 @@
 """The switch of the corrector: on where its draws are worth it on validation trajectories, off where they are not."""
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -140,10 +139,10 @@ def test_a_denoiser_that_knows_nothing_is_off(decide: Callable[..., dict]):
 
 @pytest.mark.parametrize(
     ("limit", "expected"),
-    [("max_crps", 0.564 * 0.5 / 1.017), ("max_nrmse", math.sqrt(9 / 8) * 0.5 / 1.118), ("max_high_band", 1.061)],
+    [("max_crps", 0.564 * 0.5 / 1.017), ("max_nrmse", 0.5 / 1.118), ("max_high_band", 1.0)],
 )
 def test_every_limit_counts(decide: Callable[..., dict], limit: str, expected: float):
-    """The exact denoiser of N(1, 0.5^2) is on where a limit is above what its eight members reach, off where below."""
+    """The exact denoiser of N(1, 0.5^2) is on where a limit is above what its four pairs reach, off where below."""
     for factor, mode in ((0.9, "off"), (1.1, "sample")):
         config = CONFIG.model_copy(update={"refine": [], "memories": [], "spreads": [], limit: factor * expected})
         decision = decide(fresh(1.0, 0.5), BIASED, config=config)
@@ -161,6 +160,14 @@ def test_spread_is_calibrated(decide: Callable[..., dict], std: float, spread: f
     config = CONFIG.model_copy(update={"max_nrmse": 2.0, "max_high_band": 3.0, "refine": [], "memories": [0.0]})
     decision = decide(fresh(0.0, 1.0), posterior_mean(0.0, std), config=config)
     assert decision["families"][FAMILY]["diffusion"]["spread"] == spread
+
+
+@pytest.mark.parametrize(("std", "tried"), [(0.5, {1.0, 1.4}), (1.0, {0.7, 1.0, 1.4}), (2.0, {0.7, 1.0})])
+def test_spreads_that_cannot_calibrate_are_not_tried(decide: Callable[..., dict], std: float, tried: set[float]):
+    """Of a denoiser of half the spread no smaller factor is tried, of one of twice it no larger one."""
+    config = CONFIG.model_copy(update={"max_miscalibration": 1.4, "refine": [], "memories": []})
+    report = decide(fresh(0.0, 1.0), posterior_mean(0.0, std), config=config)["report"][FAMILY]
+    assert {one["correction"]["spread"] for one in report["candidates"]} == tried
 
 
 def test_only_validation_trajectories_are_read(decide: Callable[..., dict]):

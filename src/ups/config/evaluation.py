@@ -35,7 +35,8 @@ class CorrectorConfig(Section):
     """Ways to draw residuals, of which every family gets the best on its validation trajectories, or none.
 
     `sample` starts where noise hides the residual, `refine` lower. On the best start are tried the `memories`,
-    correlations of a member's noise between neighbouring steps, and then the `spreads`, factors of the drawn residuals.
+    correlations of a member's noise between neighbouring steps, and then those of the `spreads`, factors of the drawn
+    residuals, that may calibrate them.
     A family is on if, for one step and for rollouts, the CRPS is at most `max_crps` of the operator's MAE, and of the
     ensemble's mean the nRMSE at most `max_nrmse` and the error in the highest band of wavenumbers at most
     `max_high_band` of the operator's. Its spread-skill must lie between the inverse of `max_miscalibration` and it.

@@ -70,6 +70,12 @@ class Candidate:
         crps, miscalibration = (math.inf if math.isnan(value) else value for value in values)
         return not self.qualifies, crps, miscalibration
 
+    @property
+    def spread_skill(self) -> tuple[float, float]:
+        """The lowest and the highest of datasets and horizons."""
+        values = _values(self.scores, "spread_skill")
+        return float(values.min()), float(values.max())
+
     def worst_over(self, other: "Candidate", metric: str) -> float:
         """The largest ratio of a score to that of another candidate."""
         return _worst_ratio(self.scores, other.scores, metric)

@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict
 from dataclasses import asdict, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from ups.evaluation.candidates import Candidate, Validation
 from ups.evaluation.evaluate import Subject, held_out
 from ups.evaluation.score import Trained
 from ups.progress import ProgressBar
+
+MARGIN = 1.25  # errors grow with the spread too, so that spread-skill grows less
 
 
 def choose(trained: Trained, config: CorrectorConfig, device: str, raw: Path) -> dict[str, Any]:
@@ -52,25 +53,34 @@ def choose_for_family(validation: Validation) -> tuple[dict[str, Any], dict[str,
 
 
 def try_diffusion(validation: Validation) -> list[Candidate]:
-    """Every start with fresh noise and spread 1; the other memories of the best of them; the other spreads of that."""
+    """Every start with fresh noise and spread 1; the other memories of the best of them; of that, spreads that fit."""
     config = validation.config
     modes = [("sample", config.sample), *(("refine", start) for start in config.refine)]
     starts = [Correction(mode, start.sigma, config.sigma_min, start.num_steps, 1.0, 0.0) for mode, start in modes]
     tried = [validation.candidate("diffusion", start) for start in starts]
-    for name, values in (("memory", config.memories), ("spread", config.spreads)):
-        best = min(tried, key=lambda candidate: candidate.rank).correction
-        variants = [replace(best, **{name: value}) for value in values if value != getattr(best, name)]
-        tried += [validation.candidate("diffusion", variant) for variant in variants]
-    return tried
+    best = min(tried, key=lambda candidate: candidate.rank).correction
+    others = [memory for memory in config.memories if memory != best.memory]
+    tried += [validation.candidate("diffusion", replace(best, memory=memory)) for memory in others]
+    return tried + _with_spreads(validation, min(tried, key=lambda candidate: candidate.rank))
 
 
 def try_consistency(validation: Validation, teacher: Candidate) -> list[Candidate]:
-    """One and two evaluations from where the teacher starts, with every spread."""
+    """One and two evaluations from where the teacher starts, with spread 1 and spreads that fit."""
+    tried = []
+    for num_steps in validation.config.student.num_steps:
+        correction = replace(teacher.correction, num_steps=num_steps, spread=1.0)
+        plain = validation.candidate("consistency", correction)
+        tried += [plain, *_with_spreads(validation, plain)]
+    return tried
+
+
+def _with_spreads(validation: Validation, plain: Candidate) -> list[Candidate]:
+    """The same with the spreads that may bring its spread-skill, which about grows with them, within the limits."""
     config = validation.config
-    variants = product(config.student.num_steps, sorted({1.0, *config.spreads}))
-    return [
-        validation.candidate("consistency", replace(teacher.correction, num_steps=n, spread=s)) for n, s in variants
-    ]
+    limit = MARGIN * config.max_miscalibration
+    lowest, highest = plain.spread_skill
+    fitting = [s for s in config.spreads if s != 1.0 and 1 / limit <= s * lowest and s * highest <= limit]
+    return [validation.candidate(plain.method, replace(plain.correction, spread=s)) for s in fitting]
 
 
 def _preference(student: Candidate, teacher: Candidate, limits: StudentConfig) -> tuple[bool, int, tuple]:
