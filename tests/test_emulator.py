@@ -131,7 +131,7 @@ def test_a_compiled_emulator_makes_the_same_steps():
         for p in operator.parameters():
             p.copy_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
     eager = replace(make_emulator(posterior_mean(0.0, 1.0)), operator=operator)
-    compiled = replace(eager, operator=copy.deepcopy(operator), denoiser=None, steady=None)
+    compiled = replace(eager, operator=copy.deepcopy(operator), steady=None)
     compiled.compile()
     for count in (1, 3):
         setting = replace(SETTING, coefficients=SETTING.coefficients[:count], condition=torch.ones(count, 1))

@@ -75,12 +75,12 @@ class Emulator:
     corrections: dict[tuple[str, str], Correction]
 
     def compile(self) -> None:
-        """Compile every model, whole and in place: when a batch of a new shape or family first comes, and then stay so.
+        """Compile what predicts without corrector, whole and in place: when a family or a batch's shape first comes.
 
-        Unlike the blocks that training compiles one by one, so that few graphs serve all families.
+        The fastest there is, but a graph for each of them; of the blocks that training compiles few serve all families.
         """
         torch._dynamo.config.recompile_limit = MAX_GRAPHS
-        for model in (self.operator, self.denoiser, self.student, self.steady):
+        for model in (self.operator, self.steady):
             if model is not None:
                 model.compile(dynamic=False)
 

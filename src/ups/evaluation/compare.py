@@ -34,7 +34,8 @@ COST_NOTE = (
 )
 
 COMPILED_NOTE = (
-    "Our models were compiled, the baselines were not: torch's compiler has no code for the FNO's complex numbers."
+    "Operator and steady model were compiled, nothing else was; torch's compiler has no code for the FNO's complex "
+    "numbers."
 )
 
 Records = list[dict[str, Any]]

@@ -51,7 +51,7 @@ def total_costs(
 ) -> dict[str, Any]:
     """What training, keeping and using each method costs.
 
-    Receipts of `baselines` are by kind and family. With `compiled` frames are timed with our models compiled.
+    Receipts of `baselines` are by kind and family. With `compiled` operator and steady model are, for the times.
 
     Returns:
         - "methods": {method: {"training_seconds", "parameters", "datasets", "milliseconds_per_frame", "over_fno",
