@@ -1,6 +1,6 @@
 """Scores of ensembles: is the truth one of the members, as far as one can tell?"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,14 +21,17 @@ class EnsembleErrors:
     @classmethod
     def joined(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
         """Consecutive times as one."""
-        names = cls.__dataclass_fields__
-        return cls(**{name: torch.cat([getattr(part, name) for part in parts], dim=1) for name in names})
+        return cls._of(parts, lambda values: torch.cat(values, dim=1))
 
     @classmethod
     def mean(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
         """Several ensembles of one size beside the same truth."""
+        return cls._of(parts, lambda values: torch.stack(values).mean(dim=0))
+
+    @classmethod
+    def _of(cls, parts: Sequence["EnsembleErrors"], combine: Callable[[list[Tensor]], Tensor]) -> "EnsembleErrors":
         names = cls.__dataclass_fields__
-        return cls(**{name: torch.stack([getattr(part, name) for part in parts]).mean(dim=0) for name in names})
+        return cls(**{name: combine([getattr(part, name) for part in parts]) for name in names})
 
 
 def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:

@@ -167,20 +167,13 @@ def measure_costs(
     **stages: Receipt,
 ) -> dict[str, Any]:
     """Training seconds, parameters and milliseconds per frame of every method, beside the solver of the data."""
-    import torch
-
     from ups.data.latent_cache import LatentCache
     from ups.evaluation.costs import total_costs
     from ups.evaluation.score import Trained
-    from ups.training.compiling import why_not_compiled
 
     baselines = {"fno": fno, "unet": unet, "linear": linear}
     limit_threads(launch)
-    compiled = launch.compile
-    if compiled and (reason := why_not_compiled(torch.device(device(launch)))) is not None:
-        log.warning("frames are timed with models that are not compiled: %s", reason)
-        compiled = False
-    inputs = {"latent_cache": latent_cache, "fields": fields, **stages, **baselines, "timing": {"compiled": compiled}}
+    inputs = {"latent_cache": latent_cache, "fields": fields, **stages, **baselines, "compile": launch.compile}
     receipt = once(
         "measure_costs",
         data_root / "07_model_output" / "costs",
@@ -192,11 +185,22 @@ def measure_costs(
             LatentCache.open(data_root / fields["path"], fields["key"]),
             device(launch),
             raw,
-            compiled=compiled,
+            compiled=launch.compile and _compiles(device(launch)),
         ),
         root=data_root,
     )
     return {name: receipt[name] for name in ("methods", "training_seconds", "milliseconds_per_frame", "compiled")}
+
+
+def _compiles(where: str) -> bool:
+    """Whether this machine can compile; a warning says why not."""
+    import torch
+
+    from ups.training.compiling import why_not_compiled
+
+    if (reason := why_not_compiled(torch.device(where))) is not None:
+        log.warning("frames are timed with models that are not compiled: %s", reason)
+    return reason is None
 
 
 def compare(
