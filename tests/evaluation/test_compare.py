@@ -76,6 +76,15 @@ def test_every_dataset_is_beside_its_solver():
     assert "| flow | 1 | 2 | 8 | 7 | 0.5 | 7 |" in lines
 
 
+def test_a_family_without_solver_has_no_time_of_it():
+    """A user's own family: its cell stays empty, and the mean is over the others."""
+    frames = {"flow": {"fno": 2.0, "unet": 8.0, "operator": 1.0, "solver": 7.0}, "own": {"fno": 2.0, "operator": 4.0}}
+    assert frame_costs("operator", list(frames.values()))["speed_up_over_solver"] == pytest.approx(7.0)
+    costs = COSTS | {"milliseconds_per_frame": frames}
+    lines = comparison(errors_of(records("a", ERRORS), []), costs, "note").splitlines()
+    assert "| own | 4 | 2 |  |  | 2 |  |" in lines
+
+
 def test_what_is_not_finite_is_said():
     """A diverged method has no ratio, and no mean leaves it out; the others keep theirs."""
     found = records("a", ERRORS | {"operator": None}) + records("b", ERRORS)

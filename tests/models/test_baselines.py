@@ -7,7 +7,7 @@ from ups.models.baselines import Convolution, LinearStencil, UNet, grid_model
 from ups.models.domain import Domain
 
 SIZES = {
-    "fno": {"hidden_channels": 8, "num_layers": 2, "modes": (4, 4, 4), "padding": 0.25},
+    "fno": {"hidden_channels": 8, "num_layers": 2, "modes": (4, 2, 2), "padding": 0.25},
     "unet": {"hidden_channels": 8},
     "linear": {"kernel_size": 3},
 }
@@ -27,6 +27,7 @@ def settings(kind: str, num_dims: int = 1, *, steady: bool = False, periodic: bo
         "out_channels": 2,
         "grid": grid,
         "periodic": (periodic,) * num_dims,
+        "told": [],
         "model": SIZES[kind],
     }
 
@@ -45,6 +46,33 @@ def test_all_parameters_learn_on_every_grid(kind: str, num_dims: int, periodic: 
     (z_next - torch.randn_like(z)).square().mean().backward()
     silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert silent == []
+
+
+@pytest.mark.parametrize("steady", [False, True])
+@pytest.mark.parametrize("kind", sorted(SIZES))
+def test_a_model_is_told_what_varies_and_nothing_else(kind: str, steady: bool):
+    """Of two conditions the second is told: the prediction depends on it, and not on the first."""
+    model = grid_model(**settings(kind, steady=steady) | {"told": [1]})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.1)
+    domain, z = Domain(1, (16,), (True,)), torch.randn(1, 16, 2)
+    coefficients = torch.randn(1, 16, 2) if steady else z[..., :0]
+    first, second, third = (
+        model(z, coefficients, torch.tensor([told]), domain) for told in ([1.0, 2.0], [5.0, 2.0], [1.0, 3.0])
+    )
+    assert torch.equal(first, second)
+    assert not torch.allclose(first, third)
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+def test_the_fno_sees_as_many_frequencies_as_it_says(periodic: bool):
+    """4 modes: 4 cycles at least, on an axis padded by a quarter; a fifth is beyond a periodic axis."""
+    model = grid_model(**settings("fno", periodic=periodic))
+    convolution = model.network.fno_blocks.convs[0]
+    assert convolution.weight.shape[-1] == 4 + 1
+    padding = model.network.domain_padding
+    assert padding is None if periodic else padding.domain_padding == [0.125]
 
 
 @pytest.mark.parametrize("kind", ["unet", "linear"])

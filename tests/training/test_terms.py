@@ -38,6 +38,7 @@ NAMES = tuple(NO_TERMS)
 FAMILY_OF = dict.fromkeys(NAMES, "compressible_ns_2d") | {
     "boundary": "incompressible_ns_2d",
     "divergence": "incompressible_ns_2d",
+    "positivity": "diffusion_sorption_1d",
 }
 CPU = torch.device("cpu")
 WHOLE = slice(0, B)

@@ -59,9 +59,9 @@ class Backbone(Section):
 
 
 class FNOModel(Section):
-    """Sizes of the Fourier neural operator, modes per axis in 1D, 2D and 3D.
+    """Sizes of the Fourier neural operator, `modes` frequencies of either sign per axis in 1D, 2D and 3D.
 
-    Axes that do not wrap are padded by the share `padding`.
+    Axes that do not wrap are padded by the share `padding`, half of it at each end.
     """
 
     hidden_channels: PositiveInt

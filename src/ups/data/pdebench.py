@@ -38,7 +38,8 @@ class Family:
     axis, unless the file name says otherwise (`trans` in compressible 1D: outflow).
     `coefficients` are fields that are given and do not change in time: Darcy's permeability, the forcing of
     incompressible Navier-Stokes. `initial_conditions` names the random stream of initial states: families and files
-    with the same name start trajectory `i` from the same state. `conserved` are fields whose integral over the domain
+    with the same name start trajectory `i` from the same state. `positive` fields are encoded by their logarithm,
+    `non_negative` ones may vanish too. `conserved` are fields whose integral over the domain
     does not change in time under `boundary`. The equation of an `isotropic` family is the same for mirrored axes and,
     on a domain that is the same along all axes, for swapped ones; `vectors` are fields that turn with the axes, one
     component per axis.
@@ -53,6 +54,7 @@ class Family:
     boundary: str
     attributes: dict[str, str]
     positive: tuple[str, ...] = ()
+    non_negative: tuple[str, ...] = ()
     coefficients: tuple[str, ...] = ()
     steady: bool = False
     initial_conditions: str | None = None
@@ -97,11 +99,11 @@ FAMILIES: dict[str, Family] = {
         Family(
             "diffusion_reaction_1d", "u_t = nu u_xx + rho u (1 - u)", "tensor", r"ReacDiff_.*\.(hdf5|h5)",
             ("u",), ("x",), "periodic", {"nu": "Nu", "rho": "rho"}, initial_conditions="sines_1d",
-            isotropic=True,
+            isotropic=True, non_negative=("u",),
         ),
         Family(
             "diffusion_sorption_1d", "u_t = D / R(u) u_xx", "groups", r"1D_diff-sorp_.*\.(hdf5|h5)",
-            ("u",), ("x",), "cauchy", {},
+            ("u",), ("x",), "cauchy", {}, non_negative=("u",),
         ),
         Family(
             "compressible_ns_1d", "compressible Navier-Stokes, Gamma = 5/3", "fields", r"1D_CFD_.*\.(hdf5|h5)",

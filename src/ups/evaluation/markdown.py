@@ -23,5 +23,5 @@ def ratio(value: float | None, reference: float | None) -> float | None:
 
 
 def geometric_mean(values: Sequence[float | None]) -> float | None:
-    """None where one of them is not finite, or zero."""
-    return exp(fmean(log(value) for value in values)) if all(values) else None
+    """None where there is none, or one of them is not finite or zero."""
+    return exp(fmean(log(value) for value in values)) if values and all(values) else None

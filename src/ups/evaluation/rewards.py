@@ -14,8 +14,6 @@ from ups.metrics.errors import EPS, conservation_drift, rms
 from ups.solvers.residual import law_of, wall_divergence
 from ups.solvers.sorption import INFLOW, D
 
-NON_NEGATIVE = {"diffusion_reaction_1d": ("u",), "diffusion_sorption_1d": ("u",)}  # besides `Family.positive`
-
 
 @dataclass(frozen=True)
 class Physics:
@@ -42,8 +40,7 @@ class Physics:
     @property
     def non_negative(self) -> list[int]:
         """Channels that cannot fall below zero."""
-        names = (*self.family.positive, *NON_NEGATIVE.get(self.family.name, ()))
-        return [self.family.fields.index(name) for name in names]
+        return [self.family.fields.index(name) for name in (*self.family.positive, *self.family.non_negative)]
 
 
 def violations(physics: Physics, u: Tensor, u_0: Tensor) -> dict[str, Tensor]:

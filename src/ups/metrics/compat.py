@@ -18,8 +18,7 @@ class CompatSuite:
       the last one as heavy as the others. The root of cRMSE and fRMSE is taken in each batch, and `max_error` is the
       mean over times, channels and batches of the maximum over space and the batch.
     - The nRMSE has no EPS: a reference of zero makes it infinite.
-    - fRMSE sums a quadrant or octant of modes, in shells of any domain as if its length was 1. A band without any
-      shell has no value.
+    - fRMSE sums a quadrant or octant of modes. A band without any shell has no value.
     - bRMSE in 3D is the root of the sum over channels, not averaged over them.
 
     PDEBench takes the first or last tenth of a file for its test; which samples come here is not its choice.

@@ -22,31 +22,33 @@ class GridOperator(nn.Module):
     """z_next = clip(z + change * F(z, coefficients)) for a network F on fields (B, C, *grid).
 
     `change`, the limits of what F sees and the bound that keeps a rollout finite are those of `Amplitude`, as for the
-    operator.
+    operator. The conditions `told`, places in what the operator is told, are constant channels of F's input.
     """
 
-    def __init__(self, network: nn.Module, num_families: int, latent_channels: int) -> None:
+    def __init__(self, network: nn.Module, num_families: int, latent_channels: int, told: Sequence[int]) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.told = network, list(told)
         self.amplitude = Amplitude(num_families, latent_channels)
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
-        """Advance z (B, N, C) by one time step; coefficients (B, N, C_c). The condition never varies in a family."""
-        step = _on_grid(self.network, torch.cat([self.amplitude.within(z, domain), coefficients], -1), domain)
+        """Advance z (B, N, C) by one time step; coefficients (B, N, C_c), condition (B, K)."""
+        seen = torch.cat([self.amplitude.within(z, domain), coefficients], -1)
+        step = _on_grid(self.network, _with_constants(seen, condition[:, self.told]), domain)
         return self.amplitude.clip(z + self.amplitude.change[domain.family, : z.shape[-1]] * step, z, domain)
 
 
 class GridSteadyModel(nn.Module):
-    """z = within(F(coefficients)) for a network F on fields (B, C, *grid)."""
+    """z = within(F(coefficients)) for a network F on fields (B, C, *grid), told conditions as `GridOperator` is."""
 
-    def __init__(self, network: nn.Module, num_families: int, latent_channels: int) -> None:
+    def __init__(self, network: nn.Module, num_families: int, latent_channels: int, told: Sequence[int]) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.told = network, list(told)
         self.amplitude = Amplitude(num_families, latent_channels)
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
-        """Solutions (B, N, C) for coefficients (B, N, C_c), whatever z."""
-        return self.amplitude.within(_on_grid(self.network, coefficients, domain), domain)
+        """Solutions (B, N, C) for coefficients (B, N, C_c) and condition (B, K), whatever z."""
+        seen = _with_constants(coefficients, condition[:, self.told])
+        return self.amplitude.within(_on_grid(self.network, seen, domain), domain)
 
 
 def grid_model(
@@ -58,16 +60,23 @@ def grid_model(
     out_channels: int,
     grid: Sequence[int],
     periodic: Sequence[bool],
+    told: Sequence[int],
     model: dict[str, Any],
 ) -> GridOperator | GridSteadyModel:
-    """A model of one family: kind `fno`, `unet` or `linear`, with the sizes `model`."""
+    """A model of one family: kind `fno`, `unet` or `linear`, with the sizes `model`; `told` are among its inputs."""
+    in_channels += len(told)
     if kind == "fno":
         network = make_fno(in_channels, out_channels, grid=grid, periodic=periodic, **model)
     elif kind == "unet":
         network = UNet(in_channels, out_channels, grid=grid, periodic=periodic, **model)
     else:
         network = LinearStencil(in_channels, out_channels, periodic=periodic, **model)
-    return (GridSteadyModel if steady else GridOperator)(network, num_families, out_channels)
+    return (GridSteadyModel if steady else GridOperator)(network, num_families, out_channels, told)
+
+
+def _with_constants(tokens: Tensor, values: Tensor) -> Tensor:
+    """Tokens (B, N, C) and the same values (B, K) beside each of them, (B, N, C + K)."""
+    return torch.cat([tokens, values[:, None].expand(-1, tokens.shape[1], -1)], -1)
 
 
 def _on_grid(network: nn.Module, tokens: Tensor, domain: Domain) -> Tensor:

@@ -34,7 +34,8 @@ def make_fno(
 ) -> nn.Module:
     """An FNO on fields (B, C, *grid), with the library's grid embedding; axes that do not wrap are padded.
 
-    `modes` are those per axis in 1D, 2D and 3D; `padding` is a share of the axis, on one side.
+    `modes` are frequencies per axis in 1D, 2D and 3D, of either sign: the library counts both. `padding` is a share
+    of the axis, half of it at each end.
 
     Raises:
         ConfigFault: the library is not installed.
@@ -45,12 +46,12 @@ def make_fno(
     except ImportError as error:
         raise ConfigFault(f"the FNO baseline needs the extra: pip install -e '.[baselines]' ({error})") from error
     network = FNO(
-        n_modes=tuple(min(modes[len(grid) - 1], n) for n in grid),
+        n_modes=tuple(min(2 * modes[len(grid) - 1], n) for n in grid),
         in_channels=in_channels,
         out_channels=out_channels,
         hidden_channels=hidden_channels,
         n_layers=num_layers,
-        domain_padding=None if all(periodic) else [0.0 if wraps else padding for wraps in periodic],
+        domain_padding=None if all(periodic) else [0.0 if wraps else padding / 2 for wraps in periodic],
     )
     # The library's own state also holds constructor arguments, functions among them.
     network.state_dict = MethodType(nn.Module.state_dict, network)

@@ -43,5 +43,12 @@ def _settings(config: BaselineConfig, cache: LatentCache) -> dict[str, Any]:
         "out_channels": len(family.fields),
         "grid": domain.grid,
         "periodic": domain.periodic,
+        "told": _varying(cache),
         "model": config.model.model_dump(),
     }
+
+
+def _varying(cache: LatentCache) -> list[int]:
+    """Which of the conditions differ between the datasets: what a model cannot learn by heart."""
+    conditions = [entry["condition"] for entry in cache.datasets.values()]
+    return [place for place, values in enumerate(zip(*conditions, strict=True)) if len(set(values)) > 1]

@@ -42,7 +42,7 @@ def conservation_error(u_pred: Tensor, u_ref: Tensor, floor: Tensor) -> Tensor:
 
 
 def positivity_error(u_pred: Tensor, u_ref: Tensor, floor: Tensor) -> Tensor:
-    """RMS of what lies below 0 over the RMS of u_ref; mean over fields, which are positive."""
+    """RMS of what lies below 0 over the RMS of u_ref; mean over fields, which cannot be negative."""
     return (_rms(u_pred.clamp(max=0.0)) / _size(u_ref, floor)).mean(1)
 
 

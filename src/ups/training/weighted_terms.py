@@ -128,10 +128,9 @@ def _conservation(step: Transition, draw: Draw) -> Tensor | None:
 
 
 def _positivity(step: Transition, draw: Draw) -> Tensor | None:
-    """Of positive fields that are not positive by construction, the exponential of what the codec decodes."""
-    log = dict(zip(step.family.fields, step.group.log, strict=True))
-    signed = tuple(name for name in step.family.positive if not log[name])
-    return positivity_error(*step.fields(signed)) if signed else None
+    """Of fields that may vanish but not fall below zero; `Family.positive` ones are exponentials, thus positive."""
+    names = step.family.non_negative
+    return positivity_error(*step.fields(names)) if names else None
 
 
 def _boundary(step: Transition, draw: Draw) -> Tensor | None:

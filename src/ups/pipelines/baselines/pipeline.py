@@ -11,12 +11,12 @@ from ups.pipelines.baselines.nodes import (
     measure_costs,
     measure_pace,
 )
-from ups.pipelines.evaluation.pipeline import EMULATOR, WHERE
+from ups.pipelines.evaluation.pipeline import EMULATOR, STAGES, WHERE
 from ups.pipelines.training.nodes import encode_latents
 
 KINDS = ("fno", "unet", "linear")
 MODELS = {kind: f"{kind}_receipts" for kind in KINDS}
-OURS = ["params:codec", "params:operator", "params:steady"]
+OURS = {stage: STAGES[stage] for stage in ("codec", "operator", "steady")}
 
 
 def create_pipeline() -> Pipeline:
@@ -33,12 +33,18 @@ def create_pipeline() -> Pipeline:
             ),
             node(
                 measure_pace,
-                ["datasets", "normalization", "latent_cache", "fields", *OURS]
-                + ["params:baselines", "params:launch", "raw", "data_root"],
+                OURS
+                | {"fields": "fields", "config": "params:baselines", "launch": "params:launch"}
+                | {"raw": "raw", "data_root": "data_root"},
                 "pace",
                 name="measure_pace",
             ),
-            node(budget, ["pace", "latent_cache", *OURS], "budget", name="budget"),
+            node(
+                budget,
+                OURS | {"pace": "pace", "latent_cache": "latent_cache", "data_root": "data_root"},
+                "budget",
+                name="budget",
+            ),
             *(node(baseline_trainer(kind), train, f"{kind}_receipts", name=f"train_{kind}") for kind in KINDS),
             node(
                 evaluate_baselines,

@@ -1,0 +1,61 @@
+"""Nodes of pipeline `baselines`: what baselines may use, and which learning rate they get."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ups.config import BaselinesConfig, LaunchConfig
+from ups.errors import Diverged
+from ups.pipelines.baselines import nodes
+from ups.run import Run
+
+CONF = Path(__file__).parents[1] / "conf/base/parameters_training.yml"
+
+
+@pytest.fixture
+def launch() -> LaunchConfig:
+    return LaunchConfig(**_section("launch"))
+
+
+@pytest.fixture
+def config() -> BaselinesConfig:
+    return BaselinesConfig(**_section("baselines") | {"learning_rates": [0.001, 0.01, 0.1]})
+
+
+def _section(name: str) -> dict:
+    return yaml.safe_load(CONF.read_text().replace("${seed}", "0"))[name]
+
+
+def test_a_budget_is_what_the_trained_models_took(launch: LaunchConfig, tmp_path: Path):
+    """Steps are those of the run that made the model, whatever the parameters say now; families share evenly."""
+    ours = {}
+    for stage, steps in (("codec", 10), ("operator", 100), ("steady", 30)):
+        folder = tmp_path / stage
+        folder.mkdir()
+        Run(folder, stage, "", {"steps": steps}, {}, launch, "cpu", tmp_path).write()
+        ours[stage] = {"stage": stage, "path": stage}
+    pace = {"seconds_per_step": {"codec": 0.3, "operator": 0.2, "steady": 0.1}}
+    cache = {"transient": ["burgers_1d", "advection_1d"], "steady": ["darcy_2d"]}
+    seconds = nodes.budget(pace, cache, tmp_path, **ours)
+    assert seconds == pytest.approx({"burgers_1d": 1 + 10, "advection_1d": 1 + 10, "darcy_2d": 1 + 3})
+
+
+def test_a_learning_rate_that_diverges_is_not_chosen(
+    config: BaselinesConfig, launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its trial is worse than all others and ends nothing; the model is trained with the best of the rest."""
+
+    def train_stage(stage: str, section, inputs: dict, launch: LaunchConfig, data_root: Path) -> dict:
+        if section.learning_rate == 0.1:
+            raise Diverged("loss nan")
+        (data_root / "metrics.jsonl").write_text(json.dumps({"step": 1, "valid_loss": section.learning_rate}) + "\n")
+        return {"path": ".", "steps": section.steps, "rate": section.learning_rate}
+
+    monkeypatch.setattr(nodes, "train_stage", train_stage)
+    pace = {"seconds_per_step": {"fno/burgers_1d": 0.1}}
+    fields = {"transient": ["burgers_1d"], "steady": []}
+    receipts = nodes.baseline_trainer("fno")(fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)
+    assert receipts["burgers_1d"]["steps"] == 200
+    assert receipts["burgers_1d"]["rate"] == receipts["burgers_1d"]["learning_rate"] == 0.001
