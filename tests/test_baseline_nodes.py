@@ -16,11 +16,13 @@ CONF = Path(__file__).parents[1] / "conf/base/parameters_training.yml"
 
 @pytest.fixture
 def launch() -> LaunchConfig:
+    """The section of the embedded default."""
     return LaunchConfig(**_section("launch"))
 
 
 @pytest.fixture
 def config() -> BaselinesConfig:
+    """That of the embedded default with three learning rates."""
     return BaselinesConfig(**_section("baselines") | {"learning_rates": [0.001, 0.01, 0.1]})
 
 
