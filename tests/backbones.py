@@ -12,7 +12,7 @@ SMALL = {
     "experts": True,
     "separate_fields": False,
     "mixing": "fourier",
-    "modes": 4,
+    "modes": (4, 4, 4),
     "head_channels": 16,
 }
 SMALL |= {"window": None, "qk_norm": True, "drop_path": 0.0, "conditioning": True}

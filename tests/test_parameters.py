@@ -216,7 +216,7 @@ WRONG = [
     ("operator.unroll.pushforward", 1),
     ("operator.terms.query.num_points", 0),
     ("operator.terms.spectral.weight", -0.1),
-    ("operator.model.modes", 0),
+    ("operator.model.modes", [0, 0, 0]),
     ("diffusion.P_mean", NAN),
     ("diffusion.P_std", 0.0),
     ("diffusion.clip_norm", 0.0),
@@ -245,7 +245,7 @@ WRONG = [
     ("benchmark.seconds", 0.0),
     ("benchmark.datasets", []),
     ("benchmark.fields.family", "advection_4d"),
-    ("benchmark.wide.modes", 0),
+    ("benchmark.wide.modes", [0, 0, 0]),
     ("evaluation.folder", ""),
     ("evaluation.folder", 3),
     ("evaluation.ensemble_size", 2),
@@ -370,7 +370,7 @@ def test_choices_of_the_backbone_fit_together(choices: dict[str, Any], reason: s
     ("overrides", "reason"),
     [
         ({"layers": 3}, "variant no_conditioning: layers"),
-        ({"model": {"modes": 0}}, "variant no_conditioning: model.modes"),
+        ({"model": {"modes": [0, 0, 0]}}, "variant no_conditioning: model.modes"),
         ({"model": {"levels": 3}}, "variant no_conditioning: model: "),
         ({"noise": 0.1}, "variant no_conditioning: noise"),
     ],
@@ -398,7 +398,7 @@ def test_baselines_validate_early_enough(steps: int, between: int):
 def test_overrides_change_only_what_they_name():
     """A variant is the operator's section, inner sections too, but for its overrides, the steps and the seed."""
     parameters = typed()
-    variant = Variant(name="any", overrides={"conserve": False, "model": {"modes": 3}})
+    variant = Variant(name="any", overrides={"conserve": False, "model": {"modes": [3, 3, 3]}})
     section = parameters.ablation.section(variant, 7, parameters.operator).model_dump()
     expected = parameters.operator.model_dump() | {"conserve": False, "steps": parameters.ablation.steps, "seed": 7}
-    assert section == expected | {"model": expected["model"] | {"modes": 3}}
+    assert section == expected | {"model": expected["model"] | {"modes": (3, 3, 3)}}

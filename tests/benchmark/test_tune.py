@@ -91,7 +91,7 @@ def test_nothing_fits_into_nothing(latents: tuple[Path, dict[str, Any]], root: P
     """Where not even one snapshot fits, the fault says what to change."""
     config = _operator(parameters)
     large = config.model_copy(
-        update={"model": config.model.model_copy(update={"hidden_channels": (512,) * 3, "modes": 16})}
+        update={"model": config.model.model_copy(update={"hidden_channels": (512,) * 3, "modes": (16, 16, 16)})}
     )
     launch = parameters.launch.model_copy(update={"memory_fraction": 20 * MEBIBYTE / free_bytes(CPU)})
     inputs = {"latent_cache": latents[1]["latent_cache"]}

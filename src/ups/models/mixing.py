@@ -151,7 +151,7 @@ def _over_grid(modulation: Tensor, num_axes: int) -> Tensor:
 
 def _mixing(backbone: Backbone, num_axes: int, shifted: bool) -> FourierMixing | AttentionMixing:
     if backbone.mixing == "fourier":
-        return FourierMixing(backbone.channels(num_axes), backbone.modes, num_axes)
+        return FourierMixing(backbone.channels(num_axes), backbone.modes[num_axes - 1], num_axes)
     return AttentionMixing(
         backbone.channels(num_axes),
         backbone.head_channels,

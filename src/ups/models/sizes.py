@@ -39,7 +39,7 @@ class Backbone:
     experts: bool
     separate_fields: bool
     mixing: Literal["fourier", "attention"]
-    modes: int
+    modes: Sequence[int]
     head_channels: int
     window: int | None
     qk_norm: bool
