@@ -26,10 +26,10 @@ class Backbone(Section):
     and MLP. With `experts` every family has blocks of its own, otherwise all families share them. With
     `separate_fields` every field has tokens of its own, which attend to those of other fields at the same point.
 
-    Tokens mix by `modes` Fourier modes along each axis of 1D, 2D and 3D grids, or by attention in heads of `head_channels`: over all tokens,
-    or over `window` tokens per axis, windows shifted by half in every other block; `qk_norm` normalizes queries and
-    keys. `drop_path`: probability with which training skips a block for a sample. Without `conditioning` parameters,
-    boundaries, resolution and time step are hidden.
+    Tokens mix by `modes` Fourier modes along each axis of 1D, 2D and 3D grids, or by attention in heads of
+    `head_channels`: over all tokens, or over `window` tokens per axis, windows shifted by half in every other block;
+    `qk_norm` normalizes queries and keys. `drop_path`: probability with which training skips a block for a sample.
+    Without `conditioning` parameters, boundaries, resolution and time step are hidden.
     """
 
     hidden_channels: PerDimension
