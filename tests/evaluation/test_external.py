@@ -67,6 +67,18 @@ def test_the_test_split_as_a_folder_has_the_scores_of_the_test_split(trained: Pa
     assert {r["method"] for r in records if r["family"] == "advection_1d"} == TRANSIENT
 
 
+def test_snapshots_that_vanish_are_told(
+    trained: Path, held_out: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """What is divided by nearly nothing is said, with the dataset and how often; elsewhere nothing is."""
+    folder = held_out()
+    with h5py.File(next(folder.glob("1D_Advection*")), "r+") as file:
+        file["tensor"][0, -1] = 0.0
+    score(trained, folder, tmp_path)
+    told = [record.getMessage() for record in caplog.records if "vanish" in record.getMessage()]
+    assert len(told) == 1 and told[0].startswith("1D_Advection") and "fields of 1 true" in told[0]
+
+
 def test_figures_leave_out_what_is_off(trained: Path):
     """A corrector that is on is drawn; one that is off, whose scores are the operator's, would only hide that."""
     cache, given = receipt(trained, "latent_cache"), stages(trained)

@@ -1,5 +1,6 @@
 """Scores of chosen trajectories in physical units: one step and whole rollouts, per dataset and method."""
 
+import logging
 import math
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,9 +21,12 @@ from ups.data.trajectories import TrajectoryReader
 from ups.emulator import Emulator, Setting
 from ups.evaluation import OFF
 from ups.evaluation.predict import Predictions, mode, predict, targets
+from ups.metrics.errors import EPS
 from ups.metrics.spectra import radial_spectrum
 from ups.metrics.suite import ScoreSuite, Truth
 from ups.models.domain import Domain
+
+log = logging.getLogger(__name__)
 
 COMPAT_BATCH_SIZES = {  # of PDEBench's configurations, 50 where none is given; two of its metrics depend on them
     "compressible_ns_1d": 100,
@@ -87,6 +91,10 @@ def evaluate(
                 suite.update(prediction.u, truth, u_0, prediction.ensemble)
             example = example or _example(u_ref, _drawn(predictions, emulator, dataset.family))
             advance(len(u_ref))
+        if vanishing := suites["codec", "rollout"].corrected.clamped:
+            log.warning(
+                "%s: fields of %d true snapshots vanish; their nRMSE is RMSE / %g", dataset.name, vanishing, EPS
+            )
         arrays = example | _arrays(_drawn(suites, emulator, dataset.family))
         np.savez_compressed(folder / f"{dataset.name}.npz", times=np.array(dataset.times), **arrays)
         for (method, horizon), suite in suites.items():
