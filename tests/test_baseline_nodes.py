@@ -4,30 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
-from ups.config import BaselinesConfig, LaunchConfig
+from tests.test_parameters import typed
+from tests.training.jobs import launched
+from ups.config import LaunchConfig
 from ups.errors import Diverged
 from ups.pipelines.baselines import nodes
 from ups.run import Run
 
-CONF = Path(__file__).parents[1] / "conf/base/parameters_training.yml"
-
 
 @pytest.fixture
 def launch() -> LaunchConfig:
-    """The section of the embedded default."""
-    return LaunchConfig(**_section("launch"))
-
-
-@pytest.fixture
-def config() -> BaselinesConfig:
-    """That of the embedded default with three learning rates."""
-    return BaselinesConfig(**_section("baselines") | {"learning_rates": [0.001, 0.01, 0.1]})
-
-
-def _section(name: str) -> dict:
-    return yaml.safe_load(CONF.read_text().replace("${seed}", "0"))[name]
+    """One process."""
+    return launched(num_processes=1)
 
 
 def test_a_budget_is_what_the_trained_models_took(launch: LaunchConfig, tmp_path: Path):
@@ -45,7 +34,7 @@ def test_a_budget_is_what_the_trained_models_took(launch: LaunchConfig, tmp_path
 
 
 def test_a_learning_rate_that_diverges_is_not_chosen(
-    config: BaselinesConfig, launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Its trial is worse than all others and ends nothing; the model is trained with the best of the rest."""
 
@@ -56,6 +45,7 @@ def test_a_learning_rate_that_diverges_is_not_chosen(
         return {"path": ".", "steps": section.steps, "rate": section.learning_rate}
 
     monkeypatch.setattr(nodes, "train_stage", train_stage)
+    config = typed().baselines.model_copy(update={"learning_rates": [0.001, 0.01, 0.1]})
     pace = {"seconds_per_step": {"fno/burgers_1d": 0.1}}
     fields = {"transient": ["burgers_1d"], "steady": []}
     receipts = nodes.baseline_trainer("fno")(fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)

@@ -18,11 +18,10 @@ GROUPS = 8
 NUM_LEVELS = 3
 
 
-class GridOperator(nn.Module):
-    """z_next = clip(z + change * F(z, coefficients)) for a network F on fields (B, C, *grid).
+class GridModel(nn.Module):
+    """A network F on fields (B, C, *grid), and the statistics of `Amplitude`.
 
-    `change`, the limits of what F sees and the bound that keeps a rollout finite are those of `Amplitude`, as for the
-    operator. The conditions `told`, places in what the operator is told, are constant channels of F's input.
+    The conditions `told`, places in what the operator is told, are constant channels of F's input.
     """
 
     def __init__(self, network: nn.Module, num_families: int, latent_channels: int, told: Sequence[int]) -> None:
@@ -30,25 +29,32 @@ class GridOperator(nn.Module):
         self.network, self.told = network, list(told)
         self.amplitude = Amplitude(num_families, latent_channels)
 
+    def on_grid(self, given: list[Tensor], condition: Tensor, domain: Domain) -> Tensor:
+        """F of tokens `given`, each (B, N, any), and of what is told of condition (B, K): (B, N, C)."""
+        told = condition[:, None, self.told].expand(-1, given[0].shape[1], -1)
+        u = torch.cat([*given, told], -1).mT.unflatten(-1, domain.grid)
+        return self.network(u).flatten(2).mT
+
+
+class GridOperator(GridModel):
+    """z_next = clip(z + change * F(z, coefficients)).
+
+    `change`, the limits of what F sees and the bound that keeps a rollout finite are those of `Amplitude`, as for the
+    operator.
+    """
+
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance z (B, N, C) by one time step; coefficients (B, N, C_c), condition (B, K)."""
-        seen = torch.cat([self.amplitude.within(z, domain), coefficients], -1)
-        step = _on_grid(self.network, _with_constants(seen, condition[:, self.told]), domain)
+        step = self.on_grid([self.amplitude.within(z, domain), coefficients], condition, domain)
         return self.amplitude.clip(z + self.amplitude.change[domain.family, : z.shape[-1]] * step, z, domain)
 
 
-class GridSteadyModel(nn.Module):
-    """z = within(F(coefficients)) for a network F on fields (B, C, *grid), told conditions as `GridOperator` is."""
-
-    def __init__(self, network: nn.Module, num_families: int, latent_channels: int, told: Sequence[int]) -> None:
-        super().__init__()
-        self.network, self.told = network, list(told)
-        self.amplitude = Amplitude(num_families, latent_channels)
+class GridSteadyModel(GridModel):
+    """z = within(F(coefficients))."""
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Solutions (B, N, C) for coefficients (B, N, C_c) and condition (B, K), whatever z."""
-        seen = _with_constants(coefficients, condition[:, self.told])
-        return self.amplitude.within(_on_grid(self.network, seen, domain), domain)
+        return self.amplitude.within(self.on_grid([coefficients], condition, domain), domain)
 
 
 def grid_model(
@@ -72,15 +78,6 @@ def grid_model(
     else:
         network = LinearStencil(in_channels, out_channels, periodic=periodic, **model)
     return (GridSteadyModel if steady else GridOperator)(network, num_families, out_channels, told)
-
-
-def _with_constants(tokens: Tensor, values: Tensor) -> Tensor:
-    """Tokens (B, N, C) and the same values (B, K) beside each of them, (B, N, C + K)."""
-    return torch.cat([tokens, values[:, None].expand(-1, tokens.shape[1], -1)], -1)
-
-
-def _on_grid(network: nn.Module, tokens: Tensor, domain: Domain) -> Tensor:
-    return network(tokens.mT.unflatten(-1, domain.grid)).flatten(2).mT
 
 
 class Convolution(nn.Module):

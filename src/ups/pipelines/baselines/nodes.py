@@ -88,24 +88,25 @@ def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:
             trials = {}
             for rate in config.learning_rates:
                 short = config.section(kind, family, round(config.trial_share * allowed), rate)
-                trials[rate] = validated(short, inputs, launch, data_root)
+                trials[rate] = _validated(short, inputs, launch, data_root)
             best = min(trials, key=lambda rate: trials[rate])
             log.info("%s of %s: learning rate %g of %s", kind, family, best, trials)
             section = config.section(kind, family, round(allowed), best)
             receipts[family] = train_stage("baseline", section, inputs, launch, data_root) | {"learning_rate": best}
         return receipts
 
-    def validated(section: BaselineConfig, inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> float:
-        """The validation loss after a trial; none is worse than a learning rate that diverges."""
-        try:
-            trial = train_stage("baseline", section, inputs, launch, data_root)
-        except Diverged as fault:
-            log.warning("%s of %s: learning rate %g: %s", kind, section.family, section.learning_rate, fault)
-            return math.inf
-        return last_validation(data_root / trial["path"])
-
     train.__name__ = f"train_{kind}"
     return train
+
+
+def _validated(section: BaselineConfig, inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> float:
+    """The validation loss after a trial; none is worse than a learning rate that diverges."""
+    try:
+        trial = train_stage("baseline", section, inputs, launch, data_root)
+    except Diverged as fault:
+        log.warning("%s of %s: learning rate %g: %s", section.kind, section.family, section.learning_rate, fault)
+        return math.inf
+    return last_validation(data_root / trial["path"])
 
 
 def evaluate_baselines(
