@@ -200,6 +200,8 @@ WRONG = [
     ("operator.learning_rate", True),
     ("operator.batch_multiple", 0),
     ("operator.balance", 1.5),
+    ("operator.draws", [1.0, 0.0, 1.0]),
+    ("operator.draws", [1.0, 1.0]),
     ("operator.optimizer", "sgd"),
     ("operator.schedule", "linear"),
     ("operator.spike_factor", 1.0),

@@ -46,9 +46,16 @@ DATASETS = [
     {"family": "diffusion_reaction_1d", "parameters": {"nu": 0.5, "rho": 1.0}, **SIZES},
     {"family": "darcy_2d", "parameters": {"beta": 1.0}, **SIZES | {"num_snapshots": 1}},
 ]
-LOOP = {"seed": 0, "steps": 24, "batch_tokens": 64, "batch_multiple": 12, "balance": 0.5, "optimizer": "adamw"}
-LOOP |= {"learning_rate": 0.003, "schedule": "cosine", "warmup_steps": 4, "weight_decay": 0.01, "clip_norm": 1.0}
-LOOP |= {"spike_factor": 100.0, "max_skipped_steps": 2, "ema_decay": 0.9, "precision": "float32", "patience": None}
+LOOP = {"seed": 0, "steps": 24, "batch_tokens": 64, "batch_multiple": 12, "balance": 0.5, "draws": [1.0, 1.0, 1.0]}
+LOOP |= {"optimizer": "adamw", "learning_rate": 0.003, "schedule": "cosine", "warmup_steps": 4, "weight_decay": 0.01}
+LOOP |= {
+    "clip_norm": 1.0,
+    "spike_factor": 100.0,
+    "max_skipped_steps": 2,
+    "ema_decay": 0.9,
+    "precision": "float32",
+    "patience": None,
+}
 LOOP |= {"log_every": 1, "validate_every": 12}
 PATCHES = {"patch_size": [2, 2, 2], "max_tokens": [8, 16, 64], "components": 2}
 LAUNCH = {"num_processes": 2, "num_nodes": 1, "rendezvous": None, "threads_per_process": 1, "device": "cpu"}

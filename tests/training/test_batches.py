@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.toys import NUM_TOKENS, toy_batches
+from tests.training.jobs import section
+from tests.training.toys import NUM_TOKENS, toy_batches, toy_stage
 from ups.errors import ConfigFault, LostWorker
 from ups.training.batches import Batches, Share
 
@@ -54,6 +55,13 @@ def test_micro_batches_tile_the_share(tmp_path: Path, world_size: int, tokens: i
             assert np.array_equal(np.r_[tuple(places)], np.arange(share.size).reshape(world_size, -1)[rank])
             assert share.tokens <= max(tokens, NUM_TOKENS[share.key])
             assert torch.equal(points(share), points(shares(tmp_path, world_size, step)[rank]))
+
+
+def test_families_are_drawn_by_samples_and_dimensions():
+    """A family is drawn in proportion to a power of its samples, times what the dimensions of its grid are given."""
+    weights = toy_stage().weights(section(balance=0.5, draws=[2.0, 3.0, 7.0]))
+    expected = {"advection_1d": 2.0 * 50**0.5, "burgers_1d": 2.0 * 20**0.5, "darcy_2d": 3.0 * 7**0.5}
+    assert weights == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 22, 23])

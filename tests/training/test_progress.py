@@ -88,6 +88,12 @@ def test_validation_that_is_not_finite_ends_the_run(tmp_path: Path, loss: float)
         progress().add_validation(loss, toy_update(tmp_path, section()), keep_best=False)
 
 
+def test_a_baseline_that_diverges_names_its_own_parameter(tmp_path: Path):
+    """The learning rates of baselines are a list, of the section `baselines`."""
+    with pytest.raises(Diverged, match=r"lower baselines.learning_rates"):
+        Progress("baseline", CPU).add_validation(math.nan, toy_update(tmp_path, section()), keep_best=False)
+
+
 def saved(owners: list[dict[str, Any]]) -> dict[str, Any]:
     """What a checkpoint of so many ranks holds."""
     common = {"step": 8, "num_skipped_for_memory": 1, "valid_losses": [0.5], "best": None, "num_losses": 2.0}

@@ -2,13 +2,15 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Seed = Annotated[int, Field(ge=0)]
 Steps = PositiveInt
 PerDimension = Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field(strict=False)]  # YAML knows lists only
+
+PerDimensionFloat = Annotated[tuple[PositiveFloat, PositiveFloat, PositiveFloat], Field(strict=False)]
 
 
 class Section(BaseModel):

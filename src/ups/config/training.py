@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from ups.config.data import FamilyName
 from ups.config.loss import Noise, Terms, Unroll
 from ups.config.models import Backbone, CodecModel
-from ups.config.sections import NonNegative, Section, Seed, Steps
+from ups.config.sections import NonNegative, PerDimensionFloat, Section, Seed, Steps
 
 
 class Recipe(Section):
@@ -15,7 +15,8 @@ class Recipe(Section):
 
     `batch_tokens` is global: about so many tokens per optimizer step over all processes. A batch has a multiple of
     `batch_multiple` snapshots of one family, equally many for each process. Families are drawn in proportion to (their
-    number of samples)^`balance`.
+    number of samples)^`balance` times the number in `draws` for the dimensions of their grid, which may stand against
+    what a step on such a grid costs.
 
     A step whose gradient norm is not finite, or above `spike_factor` times its running mean, changes nothing; more
     than `max_skipped_steps` of them end the run. `patience`: validations without a better one after which training
@@ -26,6 +27,7 @@ class Recipe(Section):
     batch_tokens: PositiveInt
     batch_multiple: PositiveInt
     balance: Annotated[float, Field(ge=0.0, le=1.0)]
+    draws: PerDimensionFloat
     optimizer: Literal["adamw", "muon"]
     schedule: Literal["cosine", "step", "plateau", "constant"]
     weight_decay: NonNegative

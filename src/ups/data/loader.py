@@ -80,17 +80,16 @@ class Samples(Protocol):
 
 
 class BatchSampler:
-    """Which samples make batch `step`: one key per batch, chosen with probability ~ (its number of samples)^balance.
+    """Which samples make batch `step`: one key per batch, chosen in proportion to `weights`.
 
-    Between balance 0 (all keys alike, small sets are learned by heart) and 1 (all samples alike, small sets are never
-    seen). Samples are drawn with replacement.
+    Samples are drawn with replacement.
     """
 
-    def __init__(self, samples: Samples, batch_sizes: dict[str, int], balance: float, seed: int) -> None:
+    def __init__(self, samples: Samples, batch_sizes: dict[str, int], weights: dict[str, float], seed: int) -> None:
         self.samples, self.batch_sizes, self.seed = samples, batch_sizes, seed
         self.keys = sorted(samples.num_samples)
-        weights = np.array([samples.num_samples[key] for key in self.keys], dtype=float) ** balance
-        self.probabilities = weights / weights.sum()
+        total = sum(weights[key] for key in self.keys)
+        self.probabilities = np.array([weights[key] / total for key in self.keys])
 
     def draw(self, step: int) -> tuple[str, np.ndarray]:
         """Key and sample indices (B,) of batch `step`."""

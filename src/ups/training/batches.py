@@ -56,7 +56,7 @@ class Batches:
         self.stage, self.run, self.ranks, self.inject = stage, run, ranks, inject
         sizes = stage.batch_sizes(config)
         _check_shares(sizes, ranks.world_size)
-        self.sampler = BatchSampler(stage.train, sizes, config.balance, config.seed)
+        self.sampler = BatchSampler(stage.train, sizes, stage.weights(config), config.seed)
         self.next_step, self.last_step = 0, config.steps
         self._reader = ThreadPoolExecutor(1)
         self._ahead: deque[Future[Share]] = deque()

@@ -31,6 +31,11 @@ class Progress:
         self.valid_losses: list[float] = []
         self.best: dict[str, Tensor] | None = None
 
+    @property
+    def _rate(self) -> str:
+        """The parameter that is the stage's learning rate."""
+        return "baselines.learning_rates" if self.stage == "baseline" else f"{self.stage}.learning_rate"
+
     def add(self, outcome: Outcome, share: Share) -> None:
         """Count a step; one without loss was skipped for want of memory.
 
@@ -63,7 +68,7 @@ class Progress:
         if num_skipped > config.max_skipped_steps or not all(map(math.isfinite, finite.values())):
             since = f", gradients not fit to use since step {first_skipped:.0f}" if num_skipped else ""
             raise Diverged(
-                f"{self.stage}: loss {loss} at step {self.step}{since}; lower {self.stage}.learning_rate, "
+                f"{self.stage}: loss {loss} at step {self.step}{since}; lower {self._rate}, "
                 "the last checkpoint is good"
             )
         self.loss_sum, self.num_losses = torch.zeros(2, device=self.loss_sum.device)
@@ -77,7 +82,7 @@ class Progress:
         """
         if not math.isfinite(loss):
             told = f"{self.stage}: validation loss {loss} at step {self.step}"
-            raise Diverged(f"{told}; lower {self.stage}.learning_rate, the last checkpoint is good")
+            raise Diverged(f"{told}; lower {self._rate}, the last checkpoint is good")
         if keep_best and loss < min(self.valid_losses, default=math.inf):
             self.best = full_state(update.average)
         self.valid_losses.append(loss)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ups.config import TrainingSection
 from ups.data.loader import Samples, batch_size
+from ups.data.pdebench import FAMILIES
 from ups.training.distributed import Draw
 
 Loss = Callable[[nn.Module, Any, Draw], Tensor]
@@ -35,6 +36,11 @@ class Stage:
     def batch_sizes(self, config: TrainingSection) -> dict[str, int]:
         """Snapshots per global batch of each key."""
         return batch_sizes(self.num_tokens, config)
+
+    def weights(self, config: TrainingSection) -> dict[str, float]:
+        """How often each key is drawn, relative to the others."""
+        axes = {key: len(FAMILIES[key.partition("/")[0]].axes) for key in self.num_tokens}
+        return {key: n**config.balance * config.draws[axes[key] - 1] for key, n in self.train.num_samples.items()}
 
 
 def batch_sizes(num_tokens: dict[str, int], config: TrainingSection) -> dict[str, int]:
