@@ -68,8 +68,7 @@ class Progress:
         if num_skipped > config.max_skipped_steps or not all(map(math.isfinite, finite.values())):
             since = f", gradients not fit to use since step {first_skipped:.0f}" if num_skipped else ""
             raise Diverged(
-                f"{self.stage}: loss {loss} at step {self.step}{since}; lower {self._rate}, "
-                "the last checkpoint is good"
+                f"{self.stage}: loss {loss} at step {self.step}{since}; lower {self._rate}, the last checkpoint is good"
             )
         self.loss_sum, self.num_losses = torch.zeros(2, device=self.loss_sum.device)
         return finite | {"skipped_steps": num_skipped + self.num_skipped_for_memory}
