@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import h5py
@@ -191,10 +192,11 @@ def test_correctors_say_how_they_draw(first: tuple[Path, Completed]):
 
 
 def test_errors_have_a_confidence_interval(first: tuple[Path, Completed]):
-    """The nRMSE lies between the ends of its interval wherever there are enough trajectories."""
+    """The nRMSE is the mean over trajectories, and between the ends of its interval where these are enough."""
     records = [r for r in _json(first[0] / "08_reporting/metrics.json") if r["metric"] == "nRMSE"]
     assert all(("low" in record) == (record["num_trajectories"] >= MIN_TRAJECTORIES) for record in records)
     assert all(record["low"] <= record["value"] <= record["high"] for record in records if "low" in record)
+    assert all(record["value"] == pytest.approx(fmean(record["trajectories"]), rel=1e-4) for record in records)
 
 
 def test_verdict_has_every_gate(first: tuple[Path, Completed]):

@@ -71,8 +71,9 @@ def evaluate(
 
     Returns:
         Records {"family", "dataset", "method", "metric", "horizon", "value", "num_trajectories"}, and "low", "high" for
-        metrics with a confidence interval over trajectories (95 %), where these are enough; a number that is not finite
-        is None. Those of the correctors say in which "mode" they were; one that is "off" has the scores without it.
+        metrics with a confidence interval over trajectories (95 %), where these are enough, and for the nRMSE
+        "trajectories", that of each in their order; a number that is not finite is None. Those of the correctors say in
+        which "mode" they were; one that is "off" has the scores without it.
     """
     records = []
     for subject in subjects:
@@ -168,6 +169,8 @@ def _records(dataset: Dataset, method: str, horizon: str, suite: ScoreSuite) -> 
             "value": _finite(score.value),
             "num_trajectories": suite.corrected.num_trajectories,
         }
+        if metric == "nRMSE":
+            record["trajectories"] = [_finite(value) for value in suite.of_trajectories(metric).tolist()]
         interval = {} if score.interval is None else dict(zip(("low", "high"), score.interval, strict=True))
         yield record | {end: _finite(value) for end, value in interval.items()}
 

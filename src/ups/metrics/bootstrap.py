@@ -18,6 +18,8 @@ def bootstrap_interval(
 ) -> tuple[float, float] | None:
     """Percentile interval of `statistic`, which maps (R, N) to (R,), for one value per trajectory, (N,).
 
+    With several values per trajectory, (N, K), it maps (R, N, K) to (R,).
+
     The same seed and number of trajectories give the same resamples, so that intervals of two methods belong together.
     There is none for fewer than MIN_TRAJECTORIES, whose resamples differ too little: a 95 % interval holds the mean of
     normal (log-normal) values in 50 (42) % of all cases for N = 2, 84 (72) for 5, 88 (79) for 8 and 93 (87) for 26.

@@ -85,7 +85,7 @@ class ScoreSuite:
     def compute(self) -> dict[str, Score]:
         """Return the scores of all samples so far."""
         statistics = {name: median if name == "correlation_time" else mean for name in self._trajectories}
-        trajectories = {name: torch.cat(values).cpu() for name, values in self._trajectories.items()}
+        trajectories = {name: self.of_trajectories(name) for name in self._trajectories}
         spectra = [self._spectra[name].sum(dim=0) for name in ("error", "prediction", "reference")]
         values = {name: float(statistics[name](trajectories[name])) for name in trajectories}
         values |= self.corrected.compute() | band_scores(*spectra)
@@ -94,6 +94,10 @@ class ScoreSuite:
             values |= self._ensemble.compute()
         intervals = {name: bootstrap_interval(trajectories[name], statistics[name], self.seed) for name in trajectories}
         return {name: Score(value, intervals.get(name)) for name, value in values.items()}
+
+    def of_trajectories(self, name: str) -> Tensor:
+        """Return the score `name` of every trajectory so far, (N,)."""
+        return torch.cat(self._trajectories[name]).cpu()
 
     def ranks(self) -> Tensor | None:
         """Return the rank histogram of each channel, (C, M + 1); None without an ensemble."""

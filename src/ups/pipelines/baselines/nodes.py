@@ -206,6 +206,7 @@ def compare(
     """The tables and the figure; refused if a baseline is missing."""
     from ups.evaluation.compare import comparison, draw_comparison, errors_of, logged
     from ups.evaluation.figures import png
+    from ups.evaluation.resampled import resampled
     from ups.evaluation.uncertainty import uncertainty
 
     errors = errors_of(metrics, baseline_metrics)
@@ -217,7 +218,7 @@ def compare(
         f"otherwise, other work disturbed the machine, and the comparison favours whoever has more. Error: nRMSE of "
         f"PDEBench, corrected, mean over test trajectories."
     )
-    text = comparison(errors, costs, note) + "\n" + uncertainty(metrics)
+    text = "\n".join([comparison(errors, costs, note), resampled(metrics, baseline_metrics), uncertainty(metrics)])
     return text, {"comparison.png": png(draw_comparison(errors))}
 
 
