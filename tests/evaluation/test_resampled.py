@@ -68,7 +68,7 @@ def test_what_diverged_has_no_ratio():
     assert cells(records(operator=HARD), lost)[2] == "not finite"
 
 
-def test_a_corrector_that_is_off_is_not_ours():
+def test_a_corrector_is_not_ours():
     """Ours is the operator, or the steady model."""
     found = records(steady=HARD, diffusion=0.1 * HARD)
     assert cells(found, records(fno=2 * HARD, unet=2 * HARD))[2].startswith("0.5 ")

@@ -48,15 +48,8 @@ DATASETS = [
 ]
 LOOP = {"seed": 0, "steps": 24, "batch_tokens": 64, "batch_multiple": 12, "balance": 0.5, "draws": [1.0, 1.0, 1.0]}
 LOOP |= {"optimizer": "adamw", "learning_rate": 0.003, "schedule": "cosine", "warmup_steps": 4, "weight_decay": 0.01}
-LOOP |= {
-    "clip_norm": 1.0,
-    "spike_factor": 100.0,
-    "max_skipped_steps": 2,
-    "ema_decay": 0.9,
-    "precision": "float32",
-    "patience": None,
-}
-LOOP |= {"log_every": 1, "validate_every": 12}
+LOOP |= {"clip_norm": 1.0, "spike_factor": 100.0, "max_skipped_steps": 2, "ema_decay": 0.9, "precision": "float32"}
+LOOP |= {"patience": None, "log_every": 1, "validate_every": 12}
 PATCHES = {"patch_size": [2, 2, 2], "max_tokens": [8, 16, 64], "components": 2}
 LAUNCH = {"num_processes": 2, "num_nodes": 1, "rendezvous": None, "threads_per_process": 1, "device": "cpu"}
 LAUNCH |= {"sharding": "ddp", "compile": False, "activation_checkpointing": False, "micro_batch_tokens": None}

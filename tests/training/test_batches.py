@@ -57,10 +57,11 @@ def test_micro_batches_tile_the_share(tmp_path: Path, world_size: int, tokens: i
             assert torch.equal(points(share), points(shares(tmp_path, world_size, step)[rank]))
 
 
-def test_families_are_drawn_by_samples_and_dimensions():
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+def test_families_are_drawn_by_samples_and_dimensions(balance: float):
     """A family is drawn in proportion to a power of its samples, times what the dimensions of its grid are given."""
-    weights = toy_stage().weights(section(balance=0.5, draws=[2.0, 3.0, 7.0]))
-    expected = {"advection_1d": 2.0 * 50**0.5, "burgers_1d": 2.0 * 20**0.5, "darcy_2d": 3.0 * 7**0.5}
+    weights = toy_stage().weights(section(balance=balance, draws=[2.0, 3.0, 7.0]))
+    expected = {"advection_1d": 2.0 * 50**balance, "burgers_1d": 2.0 * 20**balance, "darcy_2d": 3.0 * 7**balance}
     assert weights == pytest.approx(expected)
 
 

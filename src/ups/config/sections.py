@@ -9,7 +9,6 @@ NonNegative = Annotated[float, Field(ge=0.0)]
 Seed = Annotated[int, Field(ge=0)]
 Steps = PositiveInt
 PerDimension = Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field(strict=False)]  # YAML knows lists only
-
 PerDimensionFloat = Annotated[tuple[PositiveFloat, PositiveFloat, PositiveFloat], Field(strict=False)]
 
 

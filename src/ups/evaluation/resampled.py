@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.evaluation import OFF
 from ups.evaluation.compare import HORIZONS, STRONG, WITHOUT_SAMPLING
 from ups.evaluation.markdown import number, table
 from ups.metrics.bootstrap import bootstrap_interval
@@ -25,7 +24,7 @@ def resampled(metrics: list[dict[str, Any]], baseline_metrics: list[dict[str, An
     errors = {
         (r["dataset"], r["method"], r["horizon"]): r["trajectories"]
         for r in (*metrics, *baseline_metrics)
-        if r["metric"] == "nRMSE" and r.get("mode") != OFF
+        if r["metric"] == "nRMSE"
     }
     lines = table(COLUMNS, _rows(errors))
     return "\n".join(["## Test trajectories drawn anew", "", NOTE, "", *lines, ""])
@@ -33,15 +32,14 @@ def resampled(metrics: list[dict[str, Any]], baseline_metrics: list[dict[str, An
 
 def _rows(errors: dict[tuple[str, str, str], list[float | None]]) -> Iterator[list[str]]:
     for dataset in sorted({dataset for dataset, _, _ in errors}):
-        cells, count = [], 0
+        cells = []
         for horizon in HORIZONS:
             ours, strong = (
                 [errors[key] for name in names if (key := (dataset, name, horizon)) in errors]
                 for names in (WITHOUT_SAMPLING, STRONG)
             )
-            count = len(ours[0])
             cells.append(_cell(_smallest(ours), _smallest(strong)))
-        yield [dataset, str(count), *cells]
+        yield [dataset, str(len(ours[0])), *cells]
 
 
 def _smallest(candidates: list[list[float | None]]) -> Tensor | None:
