@@ -252,7 +252,7 @@ WRONG = [
     ("evaluation.folder", 3),
     ("evaluation.ensemble_size", 2),
     ("corrector.ensemble_size", 5),
-    ("corrector.num_trajectories", 0),
+    ("corrector.num_snapshots", 0),
     ("corrector.sigma_min", 0.0),
     ("corrector.sigma_min", 1.0),
     ("corrector.sample", 5.0),

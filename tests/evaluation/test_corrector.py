@@ -36,7 +36,7 @@ SPLIT = {"train": [0, 4, 6, 8, 10, 11], "valid": VALID, "test": TEST}
 CONFIG = CorrectorConfig(
     seed=0,
     batch_tokens=400,
-    num_trajectories=16,
+    num_snapshots=80,
     ensemble_size=8,
     sigma_min=0.002,
     sample={"sigma": 10.0, "num_steps": 16},
@@ -174,6 +174,13 @@ def test_only_validation_trajectories_are_read(decide: Callable[..., dict]):
     """No training or test trajectory is opened, and every validation trajectory is."""
     decide(fresh(1.0, 0.5), BIASED, flow_end(1.0, 0.5))
     assert set(decide.read) == set(VALID)
+
+
+@pytest.mark.parametrize(("num_snapshots", "count"), [(1, 1), (9, 1), (10, 2), (19, 3), (20, 4)])
+def test_whole_trajectories_make_up_the_snapshots(decide: Callable[..., dict], num_snapshots: int, count: int):
+    """Of trajectories of 5 snapshots as many are read as have so many in all, and at least one."""
+    decide(fresh(1.0, 0.5), BIASED, config=CONFIG.model_copy(update={"num_snapshots": num_snapshots}))
+    assert set(decide.read) == set(VALID[:count])
 
 
 def test_an_exact_student_is_accepted(decide: Callable[..., dict]):

@@ -83,7 +83,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Validation:
-    """Validation trajectories of the datasets of one family; `config.num_trajectories` of each count."""
+    """Validation trajectories of the datasets of one family; those count that have `config.num_snapshots` together."""
 
     emulator: Emulator
     subjects: list[Subject]
@@ -139,8 +139,11 @@ class Validation:
         return corrected_stepper(self.emulator, method, correction, self.config.ensemble_size, mirrored(generator))
 
     def _used(self) -> list[Subject]:
-        most = self.config.num_trajectories
-        return [replace(subject, trajectories=subject.trajectories[:most]) for subject in self.subjects]
+        used = []
+        for subject in self.subjects:
+            most = max(1, self.config.num_snapshots // len(subject.dataset.times))
+            used.append(replace(subject, trajectories=subject.trajectories[:most]))
+        return used
 
     @torch.no_grad()
     def _scores(self, stepper: Stepper) -> Scores:
