@@ -25,7 +25,7 @@ from ups.files import read_json
 from ups.fingerprint import fingerprint
 from ups.pipelines.evaluation.nodes import evaluate, evaluate_external
 
-EVALUATION = {"seed": 0, "batch_tokens": 64, "ensemble_size": 4}
+EVALUATION = {"folder_correctors": True, "seed": 0, "batch_tokens": 64, "ensemble_size": 4}
 LAUNCH = launched(num_processes=1)
 HOW = {"mode": "sample", "sigma": 5.0, "sigma_min": 0.02, "num_steps": 2, "spread": 1.0, "memory": 0.0}
 CORRECTOR = {"families": {name: dict.fromkeys(("diffusion", "consistency"), HOW) for name in TRAINED}}
@@ -43,10 +43,10 @@ def stages(root: Path) -> dict[str, dict[str, Any]]:
     return {stage: receipt(root, stage) for stage in STAGE_NAMES}
 
 
-def score(root: Path, folder: Path, external: Path) -> list[dict[str, Any]]:
+def score(root: Path, folder: Path, external: Path, **changed: bool) -> list[dict[str, Any]]:
     """The records of the files in a folder."""
-    cache = receipt(root, "latent_cache")
-    evaluate_external(cache, config(folder), LAUNCH, external, root, **stages(root), corrector=CORRECTOR)
+    cache, how = receipt(root, "latent_cache"), config(folder).model_copy(update=changed)
+    evaluate_external(cache, how, LAUNCH, external, root, **stages(root), corrector=CORRECTOR)
     return read_json(external / "metrics.json")
 
 
@@ -107,6 +107,16 @@ def test_other_resolutions_and_parameters_are_scored(trained: Path, tmp_path: Pa
     error = np.sqrt(((u[:, 1:] - u[:, :-1]) ** 2).mean(2) / (u[:, 1:] ** 2).mean(2)).mean()
     assert value(records, "persistence") == pytest.approx(error, rel=1e-5)
     assert value(records, "codec") < 1e-5
+
+
+def test_without_correctors_the_other_scores_are_the_same(trained: Path, held_out: Callable, tmp_path: Path):
+    """Asked for alone, operator and steady model have the records that they have beside the correctors."""
+    folder = held_out()
+    records, alone = (
+        score(trained, folder, tmp_path / "1"),
+        score(trained, folder, tmp_path / "2", folder_correctors=False),
+    )
+    assert alone == [record for record in records if record["method"] not in ("diffusion", "consistency")]
 
 
 def test_a_family_may_have_several_datasets(trained: Path, tmp_path: Path):

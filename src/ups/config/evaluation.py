@@ -68,10 +68,12 @@ class CorrectorConfig(Section):
 class EvaluationConfig(Section):
     """How test trajectories are predicted: about so many tokens at a time, in ensembles of so many members.
 
-    `folder` holds further PDEBench files to score, all their trajectories; it is no part of any fingerprint.
+    `folder` holds further PDEBench files to score, all their trajectories; with `folder_correctors` the correctors
+    sample there too, member by member. Both are no part of any fingerprint.
     """
 
     folder: Annotated[Annotated[str, Field(min_length=1)] | None, Field(exclude=True)]
+    folder_correctors: Annotated[bool, Field(exclude=True)]
     seed: Seed
     batch_tokens: PositiveInt
     ensemble_size: EnsembleSize

@@ -26,6 +26,7 @@ MODELS = {
     "consistency": from_settings(Denoiser),
     "steady": from_settings(SteadyModel),
 }
+WITHOUT_CORRECTORS = ("codec", "operator", "steady")
 
 
 @dataclass(frozen=True)

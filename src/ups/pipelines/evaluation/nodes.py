@@ -81,9 +81,11 @@ def evaluate_external(
     if config.folder is None:
         return
     from ups.evaluation.external import find_subjects, score_external
-    from ups.evaluation.score import Trained
+    from ups.evaluation.score import WITHOUT_CORRECTORS, Trained
 
     limit_threads(launch)
+    if not config.folder_correctors:
+        stages = {name: stages[name] for name in WITHOUT_CORRECTORS}
     folder, trained = Path(config.folder).resolve(), Trained(latent_cache, stages, data_root)
     subjects = find_subjects(folder, find_files(folder), trained)
     files = list_files(folder, data_root / "01_raw" / "checksums.json")
