@@ -52,6 +52,16 @@ def once(
         return _without_sizes(read_json(place / RECEIPT))
 
 
+def untrained(stage: str, kind: str) -> Receipt:
+    """In place of a receipt of a stage that had no datasets of its kind to train on."""
+    return {"stage": stage, "untrained": f"there is no {kind} dataset"}
+
+
+def only_trained(receipts: dict[str, Receipt]) -> dict[str, Receipt]:
+    """Without the stages for which there were no data."""
+    return {name: receipt for name, receipt in receipts.items() if "untrained" not in receipt}
+
+
 def _finished(place: Path) -> Receipt | None:
     if not (place / RECEIPT).is_file():
         return None

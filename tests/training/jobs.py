@@ -33,8 +33,8 @@ from ups.config import (
 from ups.files import digest_of, read_json, write_json
 from ups.launch import train_stage
 from ups.pipelines.data.nodes import describe_datasets, fit_normalization, simulate_pdebench
-from ups.pipelines.training.nodes import encode_latents, train_codec, trained
-from ups.receipts import Receipt
+from ups.pipelines.training.nodes import encode_latents, train_codec
+from ups.receipts import Receipt, only_trained
 
 PROJECT = Path(__file__).parents[2]
 SECONDS_PER_JOB = 60
@@ -132,7 +132,7 @@ INPUTS = {
 
 def inputs_of(root: Path, stage: str = "operator") -> dict[str, Receipt]:
     """The receipts that a stage is trained from."""
-    return trained({name: read_json(root / f"receipts/{name}.json") for name in INPUTS[stage]})
+    return only_trained({name: read_json(root / f"receipts/{name}.json") for name in INPUTS[stage]})
 
 
 def train(root: Path, stage: str = "operator", launch: dict[str, Any] | None = None, **changes: Any) -> Path:

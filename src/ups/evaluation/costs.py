@@ -20,6 +20,7 @@ from ups.evaluation.predict import corrected_stepper, correctors, initial_state,
 from ups.evaluation.score import Trained
 from ups.files import WEIGHTS
 from ups.models.weights import load
+from ups.receipts import only_trained
 from ups.rollout import rollout
 from ups.run import training_seconds
 from ups.solvers import SIMULATED_FAMILIES, draw, solve
@@ -74,7 +75,7 @@ def total_costs(
         }
         frames[name] = milliseconds_per_frame(ours, subject, references, on_grid[name], where)
     folders = {name: [trained.data_root / r["path"] for r in receipts.values()] for name, receipts in baselines.items()}
-    known = {n: trained.data_root / r["path"] for n, r in trained.stages.items() if "untrained" not in r}
+    known = {n: trained.data_root / r["path"] for n, r in only_trained(trained.stages).items()}
     folders |= {method: [known[s] for s in stages if s in known] for method, stages in STAGES_OF.items()}
     methods = {
         method: {

@@ -18,6 +18,7 @@ from ups.models.sizes import from_settings
 from ups.models.steady import SteadyModel
 from ups.models.weights import load_model
 from ups.progress import ProgressBar
+from ups.receipts import only_trained
 
 MODELS = {
     "codec": codec_from,
@@ -49,7 +50,7 @@ class Trained:
         models = {
             stage: load_model(make, self.data_root, self.stages[stage]).to(device)
             for stage, make in MODELS.items()
-            if "untrained" not in self.stages.get(stage, {"untrained": ""})
+            if stage in only_trained(self.stages)
         }
         return Emulator(
             codec=models["codec"],

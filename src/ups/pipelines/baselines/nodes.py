@@ -12,7 +12,7 @@ from ups.errors import Diverged
 from ups.fingerprint import fingerprint
 from ups.launch import device, limit_threads, train_stage
 from ups.pacing import seconds_per_step
-from ups.receipts import Receipt, once
+from ups.receipts import Receipt, once, only_trained
 from ups.run import Run, last_validation
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def measure_pace(
 ) -> Receipt:
     """Seconds per training step of our stages as they were trained and of every baseline, in turns on this machine."""
     stages = {}
-    for receipt in _trained(ours):
+    for receipt in only_trained(ours).values():
         run = Run.read(data_root / receipt["path"])
         stages[run.stage] = {"stage": run.stage, "config": run.config, "inputs": run.inputs}
     for kind in config.shares:
@@ -57,16 +57,12 @@ def budget(pace: Receipt, latent_cache: Receipt, data_root: Path, **ours: Receip
     seconds = {
         receipt["stage"]: Run.read(data_root / receipt["path"]).config["steps"]
         * pace["seconds_per_step"][receipt["stage"]]
-        for receipt in _trained(ours)
+        for receipt in only_trained(ours).values()
     }
     transient, still = latent_cache["transient"], latent_cache["steady"]
     shared = seconds["codec"] / len(transient + still)
     result = {family: shared + seconds["operator"] / len(transient) for family in transient}
     return result | {family: shared + seconds["steady"] / len(still) for family in still}
-
-
-def _trained(stages: dict[str, Receipt]) -> list[Receipt]:
-    return [receipt for receipt in stages.values() if "untrained" not in receipt]
 
 
 def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:

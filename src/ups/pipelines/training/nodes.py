@@ -13,7 +13,7 @@ from ups.config import (
 )
 from ups.fingerprint import fingerprint
 from ups.launch import device, limit_threads, train_stage
-from ups.receipts import Receipt, once
+from ups.receipts import Receipt, once, only_trained, untrained
 
 
 def train_codec(
@@ -44,7 +44,7 @@ def encode_latents(
 def train_operator(latent_cache: Receipt, config: OperatorConfig, launch: LaunchConfig, data_root: Path) -> Receipt:
     """Train the operator that advances a latent by one time step."""
     if not latent_cache["transient"]:
-        return _untrained("operator", "transient")
+        return untrained("operator", "transient")
     return train_stage("operator", config, {"latent_cache": latent_cache}, launch, data_root)
 
 
@@ -57,7 +57,7 @@ def train_diffusion(
     data_root: Path,
 ) -> Receipt:
     """Train the denoiser of what the trained operator and the trained steady model miss."""
-    inputs = trained({"latent_cache": latent_cache, "operator": operator, "steady": steady})
+    inputs = only_trained({"latent_cache": latent_cache, "operator": operator, "steady": steady})
     return train_stage("diffusion", config, inputs, launch, data_root)
 
 
@@ -71,21 +71,14 @@ def train_consistency(
     data_root: Path,
 ) -> Receipt:
     """Tune a copy of the denoiser to sample in one or two steps."""
-    inputs = trained({"latent_cache": latent_cache, "operator": operator, "steady": steady, "diffusion": diffusion})
+    inputs = only_trained(
+        {"latent_cache": latent_cache, "operator": operator, "steady": steady, "diffusion": diffusion}
+    )
     return train_stage("consistency", config, inputs, launch, data_root)
 
 
 def train_steady(latent_cache: Receipt, config: SteadyConfig, launch: LaunchConfig, data_root: Path) -> Receipt:
     """Train the regression of steady solutions on coefficient fields."""
     if not latent_cache["steady"]:
-        return _untrained("steady", "steady")
+        return untrained("steady", "steady")
     return train_stage("steady", config, {"latent_cache": latent_cache}, launch, data_root)
-
-
-def trained(inputs: dict[str, Receipt]) -> dict[str, Receipt]:
-    """Without the stages for which there were no data."""
-    return {name: receipt for name, receipt in inputs.items() if "untrained" not in receipt}
-
-
-def _untrained(stage: str, kind: str) -> Receipt:
-    return {"stage": stage, "untrained": f"there is no {kind} dataset"}

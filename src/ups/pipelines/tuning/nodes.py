@@ -15,8 +15,7 @@ from ups.config import (
 )
 from ups.jobs import ask
 from ups.launch import device
-from ups.pipelines.training.nodes import trained
-from ups.receipts import Receipt
+from ups.receipts import Receipt, only_trained
 from ups.run import Run
 
 WORKER = "ups.training.tune"
@@ -87,7 +86,7 @@ def _tune(
     where = device(launch)
     folder = data_root / "06_models" / stage / "tuning"
     section = config.model_dump(mode="json")
-    found = ask(WORKER, Run(folder, stage, "tuning", section, trained(inputs), launch, where, data_root, raw), {})
+    found = ask(WORKER, Run(folder, stage, "tuning", section, only_trained(inputs), launch, where, data_root, raw), {})
     tuning.remember(launch, stage, where, data_root, found["tokens"])
     return {"stage": stage, "place": tuning.place_of(launch, stage, where), **found}
 
