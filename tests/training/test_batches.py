@@ -101,10 +101,11 @@ def test_a_fault_of_the_reader_is_raised(tmp_path: Path, monkeypatch: pytest.Mon
         batches.next()
 
 
-def test_every_key_comes_for_the_first_time_once(tmp_path: Path):
-    """The first steps of the keys, in order: no earlier step has their key."""
+@pytest.mark.parametrize("start", [0, 1, 5, 100])
+def test_every_key_comes_for_the_first_time_once(tmp_path: Path, start: int):
+    """The first steps of the keys, in order: no earlier step from the start on has their key."""
     batches = toy_batches(tmp_path, 0, 1)
-    first = batches.first_of_each_key()
-    keys = [batches.read(step).key for step in range(first[-1] + 1)]
-    assert [keys[step] for step in first] == list(dict.fromkeys(keys))
-    assert set(keys) == set(NUM_TOKENS)
+    first = batches.first_of_each_key(start)
+    keys = {step: batches.read(step).key for step in range(start, first[-1] + 1)}
+    assert [keys[step] for step in first] == list(dict.fromkeys(keys.values()))
+    assert set(keys.values()) == set(NUM_TOKENS)

@@ -118,6 +118,7 @@ def test_noise_follows_the_error_of_the_model():
 def test_the_horizon_grows_linearly_from_one(how: Unroll, expected: list[int]):
     """It is 1 up to `start` and grows from there on: 1 + ceil((horizon - 1) p) with p from 0 to 1 at the end."""
     assert [horizon_at(step, 8, how) for step in range(8)] == expected
+    assert horizon_at(100, 8, how) == how.horizon
 
 
 @pytest.mark.parametrize("step", [None, 0, 7])

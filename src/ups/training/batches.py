@@ -100,10 +100,10 @@ class Batches:
         seen = Counter(self.stage.train.dataset(key, sample) for sample in samples[mine])
         return Share(step, key, len(samples), tokens, micro_batches, seen)
 
-    def first_of_each_key(self) -> list[int]:
-        """The steps in which a key comes for the first time."""
+    def first_of_each_key(self, start: int) -> list[int]:
+        """The steps in which a key comes for the first time, from step `start` on."""
         first: dict[str, int] = {}
-        for step in itertools.count():
+        for step in itertools.count(start):
             first.setdefault(self.sampler.draw(step)[0], step)
             if len(first) == len(self.sampler.keys):
                 break

@@ -95,5 +95,5 @@ def set_error(model: nn.Module, losses: dict[str, float]) -> None:
 
 def horizon_at(step: int, steps: int, unroll: Unroll) -> int:
     """Steps to unroll in training step `step` of `steps`: 1 + ceil(p (horizon - 1)), p from 0 at `start` to 1."""
-    p = max(0.0, step / steps - unroll.start) / (1 - unroll.start)
+    p = min(1.0, max(0.0, step / steps - unroll.start) / (1 - unroll.start))
     return 1 + math.ceil(p * (unroll.horizon - 1))

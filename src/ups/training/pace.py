@@ -21,9 +21,15 @@ from ups.training.stage import Stage
 from ups.training.train import STAGES, main
 from ups.training.update import Update
 
+PLACES = (0.125, 0.375, 0.625, 0.875)
+
 
 class Contender:
-    """A stage that takes training steps of every key in turn; the first of each, which may compile, is over."""
+    """A stage that takes training steps of every key in turn; the first of each, which may compile, is over.
+
+    Of every key steps are taken at several places of the training, shares of all its steps: those that unroll cost more
+    than those before them.
+    """
 
     def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
         self.learning_rate = config.learning_rate
@@ -32,18 +38,20 @@ class Contender:
             Update(stage, config, run, ranks, inject),
             Batches(stage, config, run, ranks, inject),
         )
-        self.steps = self.batches.first_of_each_key()
+        starts = [int(place * config.steps) for place in PLACES]
+        self.steps = [step for start in starts for step in self.batches.first_of_each_key(start)]
         self.seconds(1)
 
     def seconds(self, repeats: int) -> list[float]:
-        """How long the first step of each key takes, the mean over `repeats` of it."""
+        """How long each of the steps takes, the mean over `repeats` of it."""
         return [self._seconds_of(step, repeats) for step in self.steps]
 
     def expected(self, seconds: list[float]) -> float:
         """The mean over training, in which some keys are drawn more often than others."""
         sampler = self.batches.sampler
         drawn = dict(zip(sampler.keys, sampler.probabilities, strict=True))
-        return sum(float(drawn[sampler.draw(step)[0]]) * each for step, each in zip(self.steps, seconds, strict=True))
+        weights = [float(drawn[sampler.draw(step)[0]]) / len(PLACES) for step in self.steps]
+        return sum(weight * each for weight, each in zip(weights, seconds, strict=True))
 
     def _seconds_of(self, step: int, repeats: int) -> float:
         started = time.perf_counter()
@@ -57,7 +65,8 @@ class Contender:
 def pace(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
     """Answer {name: seconds per step}, the median over rounds, for the stages that `question.json` describes.
 
-    Steps of one key differ little, those of several by far: every key is timed, and weighted by how often it is drawn.
+    Steps of several keys differ by far, those of one as the training unrolls: every key is timed at several places, and
+    weighted by how often it is drawn.
 
     {"seconds": of steps per round, "rounds": of turns, "stages": {name: {"stage", "config", "inputs"}}}.
     """
