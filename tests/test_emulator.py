@@ -124,8 +124,7 @@ def test_a_compiled_emulator_makes_the_same_steps():
     """Whatever the number of states; what the models are otherwise stays."""
     if (reason := why_not_compiled(torch.device("cpu"))) is not None:
         pytest.skip(reason)
-    families = [1] * len(FAMILIES)
-    sizes = Sizes(families, families, latent_channels=1, coefficient_channels=0, num_conditions=1)
+    sizes = Sizes(*((n,) * len(FAMILIES) for n in (1, 1, 1, 0)), num_conditions=1)
     operator = Operator(sizes, small())
     with torch.no_grad():
         for p in operator.parameters():

@@ -40,7 +40,13 @@ def periodic(grid: tuple[int, ...], family: int = 0) -> Domain:
 
 def token_mixer(**choices: Any) -> TokenMixer:
     """A small mixer of three families, on grids of up to three axes, with random weights."""
-    sizes = Sizes(num_axes=(3, 3, 3), num_fields=(2, 2, 2), latent_channels=4, coefficient_channels=1, num_conditions=7)
+    sizes = Sizes(
+        num_axes=(3, 3, 3),
+        num_fields=(2, 2, 2),
+        latent_channels=(4,) * 3,
+        coefficient_channels=(1,) * 3,
+        num_conditions=7,
+    )
     return randomized(TokenMixer(small(**choices), sizes, num_states=1, num_conditions=7))
 
 
@@ -142,14 +148,14 @@ def test_token_mixer_listens(ignored: str):
 
 def test_family_linear_by_hand():
     """Each family has its matrix and bias; a family with fewer channels uses the first rows and columns."""
-    linear, x = randomized(FamilyLinear(3, 5, 4, std=1.0)), normal(2, 7, 3)
+    linear, x = randomized(FamilyLinear(5, 4, [1.0] * 3)), normal(2, 7, 3)
     expected = torch.einsum("bni,io->bno", x, linear.weights[2][:3, :2]) + linear.biases[2][:2]
     assert torch.allclose(linear(x, 2, 2), expected, atol=1e-6)
 
 
 def test_family_linear_starts_from_zero():
     """A head of std zero says nothing before training."""
-    assert FamilyLinear(3, 5, 4, std=0.0)(normal(2, 5), 1, 4).count_nonzero() == 0
+    assert FamilyLinear(5, 4, [0.0] * 3)(normal(2, 5), 1, 4).count_nonzero() == 0
 
 
 @pytest.mark.parametrize(("experts", "family"), list(itertools.product([True, False], range(3))))
@@ -181,7 +187,13 @@ def test_experts_are_of_one_family(grid: tuple[int, ...], experts: bool):
 
 def test_channels_are_those_of_the_number_of_axes():
     """A trunk is as wide as its number of axes says; stem and head serve the widest."""
-    sizes = Sizes(num_axes=(1, 2, 3), num_fields=(1, 1, 1), latent_channels=4, coefficient_channels=1, num_conditions=7)
+    sizes = Sizes(
+        num_axes=(1, 2, 3),
+        num_fields=(1, 1, 1),
+        latent_channels=(4,) * 3,
+        coefficient_channels=(1,) * 3,
+        num_conditions=7,
+    )
     backbone = small(hidden_channels=(4, 8, 12))
     mixer = randomized(TokenMixer(backbone, sizes, num_states=1, num_conditions=7))
     for family, grid in enumerate(GRIDS):
@@ -190,8 +202,28 @@ def test_channels_are_those_of_the_number_of_axes():
         assert mixer.trunks[family].blocks[0].mlp.first.in_features == (4, 8, 12)[family]
 
 
+@pytest.mark.parametrize("separate_fields", [False, True])
+@pytest.mark.parametrize("num_states", [0, 2, 3])
+def test_what_a_family_begins_with_does_not_depend_on_the_others(num_states: int, separate_fields: bool):
+    """Tokens of unit variance enter the blocks with unit variance, however few numbers they hold beside others'."""
+    num_fields, latents, coefficients = (1, 2, 5), (1, 8, 40), (1, 0, 2)
+    sizes = Sizes((1, 1, 1), num_fields, latents, coefficients, num_conditions=7)
+    backbone = small(hidden_channels=(512, 512, 512), separate_fields=separate_fields)
+    mixer = TokenMixer(backbone, sizes, num_states, num_conditions=7)
+    for family, (fields, own, shared) in enumerate(zip(num_fields, latents, coefficients, strict=True)):
+        size = num_states * own // (fields if separate_fields else 1) + shared
+        if size:
+            assert mixer.stem(normal(64, size), family, 512).std().item() == pytest.approx(1.0, rel=0.15)
+
+
 def test_families_without_data_have_no_trunk():
     """Only families that have a grid cost weights."""
-    sizes = Sizes(num_axes=(1, 0, 2), num_fields=(1, 1, 1), latent_channels=4, coefficient_channels=1, num_conditions=7)
+    sizes = Sizes(
+        num_axes=(1, 0, 2),
+        num_fields=(1, 1, 1),
+        latent_channels=(4,) * 3,
+        coefficient_channels=(1,) * 3,
+        num_conditions=7,
+    )
     mixer = TokenMixer(small(), sizes, num_states=1, num_conditions=7)
     assert [len(list(trunk.parameters())) > 0 for trunk in mixer.trunks] == [True, False, True]

@@ -50,7 +50,7 @@ def domain_of(dataset: Dataset) -> Domain:
 
 def operator(randomized: bool = False) -> Operator:
     """A small operator for all families whose bounds do not bind; with weights anywhere if randomized."""
-    made = Operator(Sizes((3,) * len(FAMILIES), (1,) * len(FAMILIES), D, D_C, NUM_CONDITIONS), small(modes=(3, 3, 3)))
+    made = Operator(Sizes(*((n,) * len(FAMILIES) for n in (3, 1, D, D_C)), NUM_CONDITIONS), small(modes=(3, 3, 3)))
     made.amplitude.bound.fill_(100.0)
     made.amplitude.spread.fill_(100.0)
     if randomized:

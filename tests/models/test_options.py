@@ -36,7 +36,9 @@ OPTIONS = {
     "no_conditioning": {"conditioning": False},
 }
 GRIDS = [(12,), (13,), (6, 8), (7, 10), (4, 6, 5), (8, 8, 8), (2,)]
-SIZES = Sizes(num_axes=(1, 1, 1), num_fields=(1, 2, 1), latent_channels=4, coefficient_channels=1, num_conditions=7)
+SIZES = Sizes(
+    num_axes=(1, 1, 1), num_fields=(1, 2, 1), latent_channels=(4,) * 3, coefficient_channels=(1,) * 3, num_conditions=7
+)
 
 
 def mix(mixer: TokenMixer, tokens: Tensor, domain: Domain) -> Tensor:

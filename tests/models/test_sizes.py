@@ -21,7 +21,9 @@ from ups.models.weights import load_model, tensor_bytes
 def test_model_is_rebuilt_from_its_file(model: type[nn.Module], tmp_path: Path):
     """Settings that survive JSON and weights on disk give the same model."""
     sizes, backbone = (
-        Sizes(num_axes=(1, 2), num_fields=(1, 2), latent_channels=4, coefficient_channels=2, num_conditions=3),
+        Sizes(
+            num_axes=(1, 2), num_fields=(1, 2), latent_channels=(4, 4), coefficient_channels=(2, 2), num_conditions=3
+        ),
         small(),
     )
     made = model(sizes, backbone)

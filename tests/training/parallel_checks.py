@@ -54,7 +54,9 @@ Check = Callable[[], float | bool | str]
 def operator() -> Operator:
     """An operator of which every weight matters, large enough for several buckets."""
     torch.manual_seed(0)
-    sizes = Sizes(num_axes=(1, 2), num_fields=(1, 2), latent_channels=4, coefficient_channels=2, num_conditions=3)
+    sizes = Sizes(
+        num_axes=(1, 2), num_fields=(1, 2), latent_channels=(4, 4), coefficient_channels=(2, 2), num_conditions=3
+    )
     made = Operator(sizes, small(hidden_channels=(64, 64, 64), num_layers=3, modes=(3, 3, 3)))
     made.amplitude.change.copy_(torch.rand(2, 4) + 0.5)
     for parameter in made.parameters():

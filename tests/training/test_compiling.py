@@ -28,7 +28,9 @@ print(why_not_compiled(torch.device("cpu")))
 def token_mixer() -> TokenMixer:
     """A small mixer with random weights."""
     torch.manual_seed(0)
-    sizes = Sizes(num_axes=(2, 2), num_fields=(1, 1), latent_channels=2, coefficient_channels=0, num_conditions=4)
+    sizes = Sizes(
+        num_axes=(2, 2), num_fields=(1, 1), latent_channels=(2, 2), coefficient_channels=(0, 0), num_conditions=4
+    )
     mixer = TokenMixer(small(modes=(3, 3, 3)), sizes, num_states=1, num_conditions=4)
     with torch.no_grad():
         for p in mixer.parameters():

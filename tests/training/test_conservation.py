@@ -45,7 +45,7 @@ def test_decoded_integrals_stay(family: str):
     """The mean of the decoded field before and after a step of an operator with random weights."""
     torch.manual_seed(0)
     group, index = GROUPS[f"{family}/fields"], list(FAMILIES).index(family)
-    operator = Operator(Sizes((3,) * len(FAMILIES), (1,) * len(FAMILIES), 9, 0, 3), small(modes=(3, 3, 3)))
+    operator = Operator(Sizes(*((n,) * len(FAMILIES) for n in (3, 1, 9, 0)), 3), small(modes=(3, 3, 3)))
     for parameter in operator.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     operator.amplitude.bound.fill_(100.0), operator.amplitude.spread.fill_(100.0)

@@ -34,7 +34,9 @@ class Config:
 def token_mixer() -> TokenMixer:
     """A small mixer, the same every time."""
     torch.manual_seed(0)
-    sizes = Sizes(num_axes=(2, 2), num_fields=(1, 1), latent_channels=2, coefficient_channels=0, num_conditions=4)
+    sizes = Sizes(
+        num_axes=(2, 2), num_fields=(1, 1), latent_channels=(2, 2), coefficient_channels=(0, 0), num_conditions=4
+    )
     return TokenMixer(small(modes=(3, 3, 3)), sizes, num_states=1, num_conditions=4)
 
 

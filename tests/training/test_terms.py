@@ -152,7 +152,7 @@ def transition_batch(family: str, known: Codec) -> LatentBatch:
 def operator_of(batch: LatentBatch) -> Operator:
     """An operator of which every weight matters."""
     torch.manual_seed(0)
-    sizes = Sizes((3,) * len(FAMILIES), (1,) * len(FAMILIES), batch.z.shape[-1], 0, NUM_CONDITIONS)
+    sizes = Sizes(*((n,) * len(FAMILIES) for n in (3, 1, batch.z.shape[-1], 0)), NUM_CONDITIONS)
     model = Operator(sizes, small())
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)

@@ -74,8 +74,8 @@ def operator() -> Operator:
     sizes = Sizes(
         num_axes=(3,) * len(FAMILIES),
         num_fields=(1,) * len(FAMILIES),
-        latent_channels=D,
-        coefficient_channels=0,
+        latent_channels=(D,) * len(FAMILIES),
+        coefficient_channels=(0,) * len(FAMILIES),
         num_conditions=2,
     )
     model = Operator(sizes, small())

@@ -65,7 +65,7 @@ class Denoiser(nn.Module):
             num_states=3,
             num_conditions=sizes.num_conditions + NUM_NOISE_FEATURES,
         )
-        self.register_buffer("scale", torch.ones(sizes.num_families, sizes.latent_channels))
+        self.register_buffer("scale", torch.ones(sizes.num_families, max(sizes.latent_channels)))
 
     def forward(self, x: Tensor, sigma: Tensor, context: Prediction, condition: Tensor, domain: Domain) -> Tensor:
         """Denoise x (B, N, D) at levels sigma (B,)."""

@@ -20,8 +20,8 @@ class Operator(nn.Module):
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
         super().__init__()
-        self.amplitude = Amplitude(sizes.num_families, sizes.latent_channels)
-        self.register_buffer("conserved", torch.zeros(sizes.num_families, sizes.latent_channels))
+        self.amplitude = Amplitude(sizes.num_families, max(sizes.latent_channels))
+        self.register_buffer("conserved", torch.zeros(sizes.num_families, max(sizes.latent_channels)))
         self.mixer = TokenMixer(
             backbone,
             sizes,

@@ -11,15 +11,15 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the data dictates: how many axes each family's grid has, 0 where a model has nothing to do with it.
+    """What the data dictates, per family: how many axes its grid has, 0 where a model has nothing to do with it.
 
-    How many fields, too. Channels are the largest over the families.
+    How many fields, too, and channels of latents and of the latents of coefficients, 0 where there are none.
     """
 
     num_axes: Sequence[int]
     num_fields: Sequence[int]
-    latent_channels: int
-    coefficient_channels: int
+    latent_channels: Sequence[int]
+    coefficient_channels: Sequence[int]
     num_conditions: int
 
     @property

@@ -14,7 +14,7 @@ class SteadyModel(nn.Module):
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
         super().__init__()
         self.mixer = TokenMixer(backbone, sizes, num_states=0, num_conditions=sizes.num_conditions)
-        self.amplitude = Amplitude(sizes.num_families, sizes.latent_channels)
+        self.amplitude = Amplitude(sizes.num_families, max(sizes.latent_channels))
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Solutions (B, N, D) for coefficients (B, N, D_c); of z (B, N, D) only the size counts."""

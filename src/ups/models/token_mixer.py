@@ -1,5 +1,6 @@
 """The token mixer behind operator, denoiser and steady model: stem, blocks and head, of each family or shared."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -12,12 +13,15 @@ from ups.models.sizes import Backbone, Sizes
 
 
 class FamilyLinear(nn.Module):
-    """A linear map per family, each as large as the largest; surplus rows and columns are unused."""
+    """A linear map per family, each as large as the largest; surplus rows and columns are unused.
 
-    def __init__(self, num_families: int, in_channels: int, out_channels: int, std: float) -> None:
+    At first the weights of each have its own `stds`: that of a few inputs must not depend on what others have.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stds: Sequence[float]) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(torch.randn(in_channels, out_channels) * std for _ in range(num_families))
-        self.biases = nn.ParameterList(torch.zeros(out_channels) for _ in range(num_families))
+        self.weights = nn.ParameterList(torch.randn(in_channels, out_channels) * std for std in stds)
+        self.biases = nn.ParameterList(torch.zeros(out_channels) for _ in stds)
 
     def forward(self, x: Tensor, family: int, out_channels: int) -> Tensor:
         """Map x (..., in) of a family to (..., out)."""
@@ -52,18 +56,19 @@ class TokenMixer(nn.Module):
 
     def __init__(self, backbone: Backbone, sizes: Sizes, num_states: int, num_conditions: int) -> None:
         super().__init__()
-        channels, num_families = max(backbone.hidden_channels), sizes.num_families
-        in_channels = num_states * sizes.latent_channels + sizes.coefficient_channels
-        summary_channels = 2 * sizes.latent_channels if num_states else sizes.coefficient_channels
+        channels, families = max(backbone.hidden_channels), range(sizes.num_families)
+        latents, coefficients = max(sizes.latent_channels), max(sizes.coefficient_channels)
+        summary_channels = 2 * latents if num_states else coefficients
         self.conditioning, self.num_states = backbone.conditioning, num_states
         self.num_fields = tuple(sizes.num_fields) if backbone.separate_fields else None
         if self.num_fields is not None:
             num_conditions += max(self.num_fields)
-        self.stem = FamilyLinear(num_families, in_channels, channels, std=in_channels**-0.5)
-        self.summary = FamilyLinear(num_families, summary_channels, channels, std=0.1)
+        stds = [_num_inputs(sizes, family, num_states, backbone) ** -0.5 for family in families]
+        self.stem = FamilyLinear(num_states * latents + coefficients, channels, stds)
+        self.summary = FamilyLinear(summary_channels, channels, [0.1 for _ in families])
         axes = sizes.num_axes if backbone.experts else (max(sizes.num_axes),)
         self.trunks = nn.ModuleList(Trunk(backbone, n, num_conditions) if n else nn.Identity() for n in axes)
-        self.head = FamilyLinear(num_families, channels, sizes.latent_channels, std=0.0)
+        self.head = FamilyLinear(channels, latents, [0.0 for _ in families])
 
     def told(self, condition: Tensor) -> Tensor:
         """What a model tells of the PDE's conditions (B, K): all, or zeros without `conditioning`."""
@@ -90,3 +95,11 @@ class TokenMixer(nn.Module):
         x = self.stem(tokens, family, trunk.channels).unflatten(1, domain.grid)
         x = trunk(x, self.summary(summary, family, trunk.channels), condition, domain)
         return self.head(x.flatten(1, -2), family, out_channels)
+
+
+def _num_inputs(sizes: Sizes, family: int, num_states: int, backbone: Backbone) -> int:
+    """Numbers that a token of a family holds; 1 for those without data."""
+    latents = sizes.latent_channels[family]
+    if backbone.separate_fields:
+        latents //= sizes.num_fields[family]
+    return max(1, num_states * latents + sizes.coefficient_channels[family])

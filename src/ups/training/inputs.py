@@ -34,16 +34,21 @@ def datasets_of(cache: LatentCache, family: str) -> list[dict[str, Any]]:
 
 def model_settings(cache: LatentCache, model: Backbone) -> dict[str, Any]:
     """Constructor arguments of the token models as plain values: sizes that hold every family in the cache."""
-    arrays = [entry["arrays"] for entry in cache.datasets.values()]
     num_axes = {entry["dataset"]["family"]: len(entry["token_grid"]) for entry in cache.datasets.values()}
     sizes = {
         "num_axes": [num_axes.get(name, 0) for name in FAMILIES],
         "num_fields": [len(family.fields) for family in FAMILIES.values()],
-        "latent_channels": max(array["fields"]["shape"][-1] for array in arrays),
-        "coefficient_channels": max(array.get("coefficients", {"shape": [0]})["shape"][-1] for array in arrays),
+        "latent_channels": [_channels(cache, name, "fields") for name in FAMILIES],
+        "coefficient_channels": [_channels(cache, name, "coefficients") for name in FAMILIES],
         "num_conditions": NUM_CONDITIONS,
     }
     return {"sizes": sizes, "backbone": model.model_dump()}
+
+
+def _channels(cache: LatentCache, family: str, kind: Literal["fields", "coefficients"]) -> int:
+    """Latent channels of a family, 0 where it has no data or no coefficients."""
+    entries = [entry for entry in cache.datasets.values() if entry["dataset"]["family"] == family]
+    return max((entry["arrays"][kind]["shape"][-1] for entry in entries if kind in entry["arrays"]), default=0)
 
 
 def set_amplitude(amplitude: Amplitude, cache: LatentCache) -> None:
