@@ -11,6 +11,10 @@ from ups.config import LaunchConfig
 from ups.errors import Diverged
 from ups.pipelines.baselines import nodes
 from ups.run import Run
+from ups.training.operator import horizon_at
+from ups.training.pace import SHARES
+
+CONFIG = typed().baselines
 
 
 @pytest.fixture
@@ -33,6 +37,17 @@ def test_a_budget_is_what_the_trained_models_took(launch: LaunchConfig, tmp_path
     assert seconds == pytest.approx({"burgers_1d": 1 + 10, "advection_1d": 1 + 10, "darcy_2d": 1 + 3})
 
 
+def test_baselines_are_timed_as_they_unroll(launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Their lengths are not known yet: still the steps that are timed unroll like those of a whole training."""
+    monkeypatch.setattr(nodes, "seconds_per_step", lambda step, stages, *rest: stages)
+    stages = nodes.measure_pace({"transient": ["burgers_1d"], "steady": []}, CONFIG, launch, tmp_path, tmp_path)
+    assert set(stages) == {"fno/burgers_1d", "unet/burgers_1d", "linear/burgers_1d"}
+    unroll = CONFIG.unroll.model_copy(update={"horizon": 5, "start": 0.5})
+    for stage in stages.values():
+        steps = stage["config"]["steps"]
+        assert [horizon_at(int(share * steps), steps, unroll) for share in SHARES] == [1, 1, 2, 4]
+
+
 def test_a_learning_rate_that_diverges_is_not_chosen(
     launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -45,7 +60,7 @@ def test_a_learning_rate_that_diverges_is_not_chosen(
         return {"path": ".", "steps": section.steps, "rate": section.learning_rate}
 
     monkeypatch.setattr(nodes, "train_stage", train_stage)
-    config = typed().baselines.model_copy(update={"learning_rates": [0.001, 0.01, 0.1]})
+    config = CONFIG.model_copy(update={"learning_rates": [0.001, 0.01, 0.1]})
     pace = {"seconds_per_step": {"fno/burgers_1d": 0.1}}
     fields = {"transient": ["burgers_1d"], "steady": []}
     receipts = nodes.baseline_trainer("fno")(fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)

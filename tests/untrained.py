@@ -14,7 +14,7 @@ from ups.data.pdebench import FAMILIES
 from ups.files import WEIGHTS, digest_of, read_json, write_json
 from ups.pipelines.data.nodes import describe_datasets, fit_normalization, list_folder
 from ups.pipelines.training.nodes import encode_latents
-from ups.receipts import Receipt
+from ups.receipts import Receipt, untrained
 from ups.run import Run
 from ups.training.checkpoints import publish_tensors
 from ups.training.train import STAGES
@@ -42,7 +42,7 @@ def make_root(root: Path, stages: tuple[str, ...] = STAGE_NAMES[1:]) -> Path:
     cache = encode_latents(receipt(root, "datasets"), receipt(root, "codec"), *options)
     write_json(root / "receipts/latent_cache.json", cache)
     for stage in STAGE_NAMES[1:]:
-        write_json(root / f"receipts/{stage}.json", {"stage": stage, "untrained": "not needed"})
+        write_json(root / f"receipts/{stage}.json", untrained(stage, "suitable"))
     for stage in stages:
         make_stage(root, stage)
     return root

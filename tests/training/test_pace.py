@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.jobs import section
 from tests.training.toys import ranks, toy_run, toy_stage
-from ups.training.pace import PLACES, Contender
+from ups.training.pace import SHARES, Contender
 
 
 def test_keys_count_as_often_as_they_are_drawn():
@@ -15,8 +15,8 @@ def test_keys_count_as_often_as_they_are_drawn():
     contender = object.__new__(Contender)
     keys = {3: "slow", 5: "fast"}
     sampler = SimpleNamespace(keys=["fast", "slow"], probabilities=[2 / 3, 1 / 3], draw=lambda step: (keys[step], None))
-    contender.steps, contender.batches = list(keys) * len(PLACES), SimpleNamespace(sampler=sampler)
-    assert contender.expected([4.0, 1.0] * len(PLACES)) == pytest.approx(2.0)
+    contender.steps, contender.batches = list(keys) * len(SHARES), SimpleNamespace(sampler=sampler)
+    assert contender.expected([4.0, 1.0] * len(SHARES)) == pytest.approx(2.0)
 
 
 def test_steps_count_as_they_are_throughout_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -16,7 +16,7 @@ from ups.evaluation.score import Trained, score_subjects
 METRIC, METHOD = "nRMSE", "operator"
 NOTE = (
     "Validation split, physical units. First table: geometric mean over families of nRMSE divided by that of base with "
-    "the same seed, below 1 is better; time of a step with all its unrolled steps, measured in turns. Second table: "
+    "the same seed, below 1 is better; time of a step, the mean over the training, measured in turns. Second table: "
     "nRMSE of one step / of the rollout."
 )
 

@@ -29,13 +29,14 @@ COSTS = {
 COST_NOTE = (
     "Milliseconds per frame and trajectory, decoded, a few trajectories at once; diffusion and consistency: of one "
     "member, where errors are those of an ensemble's mean. The last three columns are geometric means over the "
-    "datasets that a method is for. The solver is ours, at the same grid and on the CPU, with initial states of its "
-    "own. What a method trains on is counted with it: the corrector's models, their codec."
+    "datasets that a method is for and on: rows with different numbers of them are not to be compared. The solver is "
+    "ours, at the same grid and on the CPU, with initial states of its own. What a method trains on is counted with "
+    "it: the corrector's models, their codec."
 )
 
 COMPILED_NOTE = (
-    "Operator and steady model were compiled, nothing else was; torch's compiler has no code for the FNO's complex "
-    "numbers."
+    "Operator and steady model were compiled, in training too; the baselines never were: torch's compiler has no code "
+    "for the FNO's complex numbers."
 )
 
 Records = list[dict[str, Any]]

@@ -13,6 +13,7 @@ from torch import Tensor
 from ups.data.latent_cache import LatentCache
 from ups.diffusion.samplers import independent
 from ups.emulator import Emulator, Setting
+from ups.evaluation import PLAIN_STAGES
 from ups.evaluation.baselines import grid_emulator
 from ups.evaluation.evaluate import Subject, batches, held_out
 from ups.evaluation.markdown import geometric_mean
@@ -20,7 +21,6 @@ from ups.evaluation.predict import corrected_stepper, correctors, initial_state,
 from ups.evaluation.score import Trained
 from ups.files import WEIGHTS
 from ups.models.weights import load
-from ups.receipts import only_trained
 from ups.rollout import rollout
 from ups.run import training_seconds
 from ups.solvers import SIMULATED_FAMILIES, draw, solve
@@ -29,7 +29,6 @@ NUM_ROUNDS = 5
 NUM_TRAJECTORIES = 4
 ALL_AT_ONCE = 2**62
 FRAME = "milliseconds_per_frame"
-OURS = ("codec", "operator", "steady")
 STAGES_OF = {
     "operator": ("codec", "operator"),
     "diffusion": ("codec", "operator", "steady", "diffusion"),
@@ -75,7 +74,7 @@ def total_costs(
         }
         frames[name] = milliseconds_per_frame(ours, subject, references, on_grid[name], where)
     folders = {name: [trained.data_root / r["path"] for r in receipts.values()] for name, receipts in baselines.items()}
-    known = {n: trained.data_root / r["path"] for n, r in only_trained(trained.stages).items()}
+    known = {n: trained.data_root / r["path"] for n, r in trained.stages.items()}
     folders |= {method: [known[s] for s in stages if s in known] for method, stages in STAGES_OF.items()}
     methods = {
         method: {
@@ -86,7 +85,7 @@ def total_costs(
         for method, paths in folders.items()
         if any(method in times for times in frames.values())
     }
-    seconds = {"ours": _seconds([known[stage] for stage in OURS if stage in known])}
+    seconds = {"ours": _seconds([known[stage] for stage in PLAIN_STAGES if stage in known])}
     seconds |= {kind: _seconds(folders[kind]) for kind in baselines}
     return {"methods": methods, "training_seconds": seconds, FRAME: frames, "compiled": compiled}
 

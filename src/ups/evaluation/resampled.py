@@ -14,8 +14,8 @@ SEED = 0
 COLUMNS = ("dataset", "trajectories", *(title.lower() for title in HORIZONS.values()))
 NOTE = (
     "Ours over the better of FNO and U-Net, nRMSE, with the 95 % interval of the ratio where the test trajectories are "
-    "drawn anew, with replacement, the same for both. It tells the chance of the test split, not that of training: for "
-    "that there are seeds. There is none for a few trajectories."
+    "drawn anew, with replacement, the same for both. It tells the chance of the test split alone; seeds vary data, "
+    "split and training together. There is none for a few trajectories."
 )
 
 

@@ -18,7 +18,6 @@ from ups.models.sizes import from_settings
 from ups.models.steady import SteadyModel
 from ups.models.weights import load_model
 from ups.progress import ProgressBar
-from ups.receipts import only_trained
 
 MODELS = {
     "codec": codec_from,
@@ -27,12 +26,11 @@ MODELS = {
     "consistency": from_settings(Denoiser),
     "steady": from_settings(SteadyModel),
 }
-WITHOUT_CORRECTORS = ("codec", "operator", "steady")
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Receipts of what a run has trained: the latent cache and its stages, with files below `data_root`.
+    """Receipts of what a run has trained: latent cache and stages that had data, with files below `data_root`.
 
     Among the stages may be `corrector`, what `choose_corrector` decided; without it no residuals are drawn.
     """
@@ -50,7 +48,7 @@ class Trained:
         models = {
             stage: load_model(make, self.data_root, self.stages[stage]).to(device)
             for stage, make in MODELS.items()
-            if stage in only_trained(self.stages)
+            if stage in self.stages
         }
         return Emulator(
             codec=models["codec"],

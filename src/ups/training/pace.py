@@ -21,14 +21,13 @@ from ups.training.stage import Stage
 from ups.training.train import STAGES, main
 from ups.training.update import Update
 
-PLACES = (0.125, 0.375, 0.625, 0.875)
+SHARES = (0.125, 0.375, 0.625, 0.875)
 
 
 class Contender:
     """A stage that takes training steps of every key in turn; the first of each, which may compile, is over.
 
-    Of every key steps are taken at several places of the training, shares of all its steps: those that unroll cost more
-    than those before them.
+    Of every key steps are taken after several shares of the training: those that unroll cost more than those before.
     """
 
     def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
@@ -38,7 +37,7 @@ class Contender:
             Update(stage, config, run, ranks, inject),
             Batches(stage, config, run, ranks, inject),
         )
-        starts = [int(place * config.steps) for place in PLACES]
+        starts = [int(share * config.steps) for share in SHARES]
         self.steps = [step for start in starts for step in self.batches.first_of_each_key(start)]
         self.seconds(1)
 
@@ -50,7 +49,7 @@ class Contender:
         """The mean over training, in which some keys are drawn more often than others."""
         sampler = self.batches.sampler
         drawn = dict(zip(sampler.keys, sampler.probabilities, strict=True))
-        weights = [float(drawn[sampler.draw(step)[0]]) / len(PLACES) for step in self.steps]
+        weights = [float(drawn[sampler.draw(step)[0]]) / len(SHARES) for step in self.steps]
         return sum(weight * each for weight, each in zip(weights, seconds, strict=True))
 
     def _seconds_of(self, step: int, repeats: int) -> float:
@@ -65,8 +64,8 @@ class Contender:
 def pace(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
     """Answer {name: seconds per step}, the median over rounds, for the stages that `question.json` describes.
 
-    Steps of several keys differ by far, those of one as the training unrolls: every key is timed at several places, and
-    weighted by how often it is drawn.
+    Steps of several keys differ by far, those of one as the training unrolls: every key is timed at several shares of
+    the training, and weighted by how often it is drawn.
 
     {"seconds": of steps per round, "rounds": of turns, "stages": {name: {"stage", "config", "inputs"}}}.
     """
@@ -87,6 +86,7 @@ def pace(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
 
 
 def _contender(asked: dict[str, Any], run: Run, ranks: Ranks) -> Contender:
+    run.alive(ranks.rank).touch()
     config_class, build = STAGES[asked["stage"]]
     config = config_class(**asked["config"])
     its_run = replace(run, stage=asked["stage"], config=asked["config"], inputs=asked["inputs"])

@@ -34,12 +34,9 @@ def train_variants(
 def measure_variants(
     latent_cache: Receipt, operator: OperatorConfig, config: AblationConfig, launch: LaunchConfig, data_root: Path
 ) -> Receipt:
-    """Seconds per training step of every variant, at its full horizon, in turns on this machine."""
+    """Seconds per training step of every variant, in turns on this machine."""
     inputs = {"latent_cache": latent_cache}
-    sections = {  # the second step of a training of one step is unrolled in full
-        variant.name: config.section(variant, config.seeds[0], operator).model_copy(update={"steps": 1})
-        for variant in config.variants
-    }
+    sections = {variant.name: config.section(variant, config.seeds[0], operator) for variant in config.variants}
     stages = {
         name: {"stage": "operator", "config": section.model_dump(mode="json"), "inputs": inputs}
         for name, section in sections.items()

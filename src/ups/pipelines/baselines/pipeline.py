@@ -2,6 +2,7 @@
 
 from kedro.pipeline import Pipeline, node
 
+from ups.evaluation import PLAIN_STAGES
 from ups.pipelines.baselines.nodes import (
     baseline_trainer,
     budget,
@@ -16,7 +17,7 @@ from ups.pipelines.training.nodes import encode_latents
 
 KINDS = ("fno", "unet", "linear")
 MODELS = {kind: f"{kind}_receipts" for kind in KINDS}
-OURS = {stage: STAGES[stage] for stage in ("codec", "operator", "steady")}
+OURS = {stage: STAGES[stage] for stage in PLAIN_STAGES}
 
 
 def create_pipeline() -> Pipeline:

@@ -11,12 +11,13 @@ from ups.data.pdebench import FAMILIES
 from ups.data.sources import list_files
 from ups.data.trajectories import find_files
 from ups.errors import GateFailed
+from ups.evaluation import PLAIN_STAGES
 from ups.evaluation.judge import judge as judge_records
 from ups.evaluation.table import score_table
 from ups.files import write_json
 from ups.fingerprint import fingerprint
 from ups.launch import device, limit_threads
-from ups.receipts import Receipt, once
+from ups.receipts import Receipt, once, only_trained
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def choose_corrector(
     from ups.evaluation.score import Trained
 
     limit_threads(launch)
-    trained = Trained(latent_cache, stages, data_root)
+    trained = Trained(latent_cache, only_trained(stages), data_root)
     receipt = once(
         "choose_corrector",
         data_root / "06_models" / "corrector",
@@ -58,7 +59,7 @@ def evaluate(
 
     limit_threads(launch)
     identity = fingerprint("ups.evaluation.score", config, {"latent_cache": latent_cache, **stages})
-    trained = Trained(latent_cache, stages, data_root)
+    trained = Trained(latent_cache, only_trained(stages), data_root)
     receipt = once(
         "evaluate",
         data_root / "07_model_output",
@@ -77,16 +78,16 @@ def evaluate_external(
     data_root: Path,
     **stages: Receipt,
 ) -> None:
-    """Score every method on all trajectories of `evaluation.folder`, if one is named, into `external/metrics.json`."""
+    """Score all trajectories of `evaluation.folder`, if one is named, into `external/metrics.json`."""
     if config.folder is None:
         return
     from ups.evaluation.external import find_subjects, score_external
-    from ups.evaluation.score import WITHOUT_CORRECTORS, Trained
+    from ups.evaluation.score import Trained
 
     limit_threads(launch)
     if not config.folder_correctors:
-        stages = {name: stages[name] for name in WITHOUT_CORRECTORS}
-    folder, trained = Path(config.folder).resolve(), Trained(latent_cache, stages, data_root)
+        stages = {name: stages[name] for name in PLAIN_STAGES}
+    folder, trained = Path(config.folder).resolve(), Trained(latent_cache, only_trained(stages), data_root)
     subjects = find_subjects(folder, find_files(folder), trained)
     files = list_files(folder, data_root / "01_raw" / "checksums.json")
     inputs = {"files": files, "latent_cache": latent_cache, **stages}

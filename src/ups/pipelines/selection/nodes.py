@@ -6,7 +6,7 @@ from typing import Any
 from ups.config import LaunchConfig, SelectionConfig
 from ups.fingerprint import fingerprint
 from ups.launch import device, limit_threads
-from ups.receipts import Receipt, once
+from ups.receipts import Receipt, once, only_trained
 
 
 def select(
@@ -22,7 +22,7 @@ def select(
     from ups.evaluation.select import select_all
 
     limit_threads(launch)
-    trained = Trained(latent_cache, stages, data_root)
+    trained = Trained(latent_cache, only_trained(stages), data_root)
     receipt = once(
         "select",
         data_root / "07_model_output",
