@@ -28,11 +28,11 @@ from ups.evaluation.corrector import choose
 from ups.evaluation.score import corrections
 
 NUM_TRAJECTORIES, NUM_STEPS = 12, 4
-VALID, TEST = [2, 3, 7, 9], [1, 5]
+VALID, TEST = [2, 3, 7, 9, 10, 11], [1, 5]
 DATASET = Dataset(
     "waves", FAMILY, ("a.h5",), (NUM_TRAJECTORIES,), (0.0, 1.0, 2.0, 3.0, 4.0), (NUM_POINTS,), (1.0,), ("periodic",), {}
 )
-SPLIT = {"train": [0, 4, 6, 8, 10, 11], "valid": VALID, "test": TEST}
+SPLIT = {"train": [0, 4, 6, 8], "valid": VALID, "test": TEST}
 CONFIG = CorrectorConfig(
     seed=0,
     batch_tokens=400,
@@ -176,9 +176,9 @@ def test_only_validation_trajectories_are_read(decide: Callable[..., dict]):
     assert set(decide.read) == set(VALID)
 
 
-@pytest.mark.parametrize(("num_snapshots", "count"), [(1, 1), (9, 1), (10, 2), (19, 3), (20, 4)])
+@pytest.mark.parametrize(("num_snapshots", "count"), [(1, 4), (24, 4), (25, 5), (29, 5), (30, 6)])
 def test_whole_trajectories_make_up_the_snapshots(decide: Callable[..., dict], num_snapshots: int, count: int):
-    """Of trajectories of 5 snapshots as many are read as have so many in all, and at least one."""
+    """Of trajectories of 5 snapshots as many are read as have so many in all, and at least four."""
     decide(fresh(1.0, 0.5), BIASED, config=CONFIG.model_copy(update={"num_snapshots": num_snapshots}))
     assert set(decide.read) == set(VALID[:count])
 

@@ -209,6 +209,7 @@ def test_what_a_family_begins_with_does_not_depend_on_the_others(num_states: int
     num_fields, latents, coefficients = (1, 2, 5), (1, 8, 40), (1, 0, 2)
     sizes = Sizes((1, 1, 1), num_fields, latents, coefficients, num_conditions=7)
     backbone = small(hidden_channels=(512, 512, 512), separate_fields=separate_fields)
+    torch.manual_seed(0)
     mixer = TokenMixer(backbone, sizes, num_states, num_conditions=7)
     for family, (fields, own, shared) in enumerate(zip(num_fields, latents, coefficients, strict=True)):
         size = num_states * own // (fields if separate_fields else 1) + shared

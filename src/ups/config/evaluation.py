@@ -40,7 +40,7 @@ class CorrectorConfig(Section):
     A family is on if, for one step and for rollouts, the CRPS is at most `max_crps` of the operator's MAE, and of the
     ensemble's mean the nRMSE at most `max_nrmse` and the error in the highest band of wavenumbers at most
     `max_high_band` of the operator's. Its spread-skill must lie between the inverse of `max_miscalibration` and it.
-    Of each dataset so many whole trajectories count as have `num_snapshots` together, and at least one.
+    Of each dataset so many whole trajectories count as have `num_snapshots` together, but at least four.
     """
 
     seed: Seed
@@ -69,7 +69,7 @@ class EvaluationConfig(Section):
     """How test trajectories are predicted: about so many tokens at a time, in ensembles of so many members.
 
     `folder` holds further PDEBench files to score, all their trajectories; with `folder_correctors` the correctors
-    sample there too, member by member. Both are no part of any fingerprint.
+    sample there too, member by member. Both change only the scores of that folder.
     """
 
     folder: Annotated[Annotated[str, Field(min_length=1)] | None, Field(exclude=True)]

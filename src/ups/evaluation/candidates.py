@@ -31,6 +31,7 @@ HIGH_BAND = "band_error_4"
 SCORES = ("nRMSE", "MAE", "CRPS", "spread_skill", HIGH_BAND)
 COMPAT_BATCH_SIZE = 1  # of scores that are not looked at
 TIMED_ROUNDS = 5
+MIN_TRAJECTORIES = 4
 STRIDE = 3  # of the snapshots from which one step is scored: neighbours tell the same
 
 Scores = dict[str, dict[str, dict[str, float]]]
@@ -83,7 +84,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Validation:
-    """Validation trajectories of the datasets of one family; those count that have `config.num_snapshots` together."""
+    """Validation trajectories of the datasets of one family, of each so many as `CorrectorConfig` says."""
 
     emulator: Emulator
     subjects: list[Subject]
@@ -141,7 +142,7 @@ class Validation:
     def _used(self) -> list[Subject]:
         used = []
         for subject in self.subjects:
-            most = max(1, self.config.num_snapshots // len(subject.dataset.times))
+            most = max(MIN_TRAJECTORIES, self.config.num_snapshots // len(subject.dataset.times))
             used.append(replace(subject, trajectories=subject.trajectories[:most]))
         return used
 

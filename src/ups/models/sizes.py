@@ -11,9 +11,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the data dictates, per family: how many axes its grid has, 0 where a model has nothing to do with it.
+    """What the data dictates: `num_conditions`, and the rest per family, 0 where a model has nothing to do with it.
 
-    How many fields, too, and channels of latents and of the latents of coefficients, 0 where there are none.
+    Axes of its grid, fields, channels of its latents and of the latents of its coefficients.
     """
 
     num_axes: Sequence[int]

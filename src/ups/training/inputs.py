@@ -33,7 +33,7 @@ def datasets_of(cache: LatentCache, family: str) -> list[dict[str, Any]]:
 
 
 def model_settings(cache: LatentCache, model: Backbone) -> dict[str, Any]:
-    """Constructor arguments of the token models as plain values: sizes that hold every family in the cache."""
+    """Constructor arguments of the token models as plain values: sizes of families, 0 for those without data."""
     num_axes = {entry["dataset"]["family"]: len(entry["token_grid"]) for entry in cache.datasets.values()}
     sizes = {
         "num_axes": [num_axes.get(name, 0) for name in FAMILIES],
