@@ -31,7 +31,7 @@ HIGH_BAND = "band_error_4"
 SCORES = ("nRMSE", "MAE", "CRPS", "spread_skill", HIGH_BAND)
 COMPAT_BATCH_SIZE = 1  # of scores that are not looked at
 TIMED_ROUNDS = 5
-MIN_TRAJECTORIES = 4
+FEWEST_TRAJECTORIES = 4
 STRIDE = 3  # of the snapshots from which one step is scored: neighbours tell the same
 
 Scores = dict[str, dict[str, dict[str, float]]]
@@ -142,7 +142,7 @@ class Validation:
     def _used(self) -> list[Subject]:
         used = []
         for subject in self.subjects:
-            most = max(MIN_TRAJECTORIES, self.config.num_snapshots // len(subject.dataset.times))
+            most = max(FEWEST_TRAJECTORIES, self.config.num_snapshots // len(subject.dataset.times))
             used.append(replace(subject, trajectories=subject.trajectories[:most]))
         return used
 
