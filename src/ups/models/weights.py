@@ -30,11 +30,17 @@ def load_model(make: Callable[..., Model], data_root: Path, receipt: dict[str, A
     """Rebuild a finished, frozen model from a stage's receipt; `make` takes the settings saved with the weights.
 
     Raises:
-        DataFault: the weights are missing or not those of the receipt.
+        DataFault: the weights are missing, not those of the receipt, or of a model that is built otherwise by now.
     """
     content = _finished(data_root, receipt)
-    model = make(**content["settings"])
-    model.load_state_dict(content["weights"])
+    try:
+        model = make(**content["settings"])
+        model.load_state_dict(content["weights"])
+    except (TypeError, RuntimeError) as fault:
+        path, stage = data_root / receipt["path"] / WEIGHTS, receipt["stage"]
+        raise DataFault(
+            f"{path} is a model of another version of ups; train it again: `kedro run --from-nodes train_{stage}`"
+        ) from fault
     return model.requires_grad_(False).eval()
 
 

@@ -1,0 +1,66 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ups.errors import DataFault
+from ups.files import WEIGHTS, digest_of
+from ups.models.weights import load_model, tensor_bytes
+
+SETTINGS = {"in_features": 3, "out_features": 2}
+
+
+@pytest.fixture
+def trained() -> nn.Linear:
+    """A model with what it learned."""
+    return nn.Linear(**SETTINGS)
+
+
+@pytest.fixture
+def receipt(tmp_path: Path, trained: nn.Linear) -> dict[str, Any]:
+    """It on disk as a stage leaves it."""
+    folder = tmp_path / "06_models"
+    folder.mkdir()
+    (folder / WEIGHTS).write_bytes(tensor_bytes({"settings": SETTINGS, "weights": trained.state_dict()}))
+    return {"stage": "operator", "path": "06_models", "weights": digest_of(folder / WEIGHTS)}
+
+
+def test_a_model_comes_back_as_it_was_and_frozen(tmp_path: Path, receipt: dict[str, Any], trained: nn.Linear):
+    """Bit for bit, for evaluation alone."""
+    model = load_model(nn.Linear, tmp_path, receipt)
+    x = torch.randn(5, 3)
+    assert torch.equal(model(x), trained(x))
+    assert not model.training and not any(p.requires_grad for p in model.parameters())
+
+
+def test_other_weights_than_those_of_the_receipt_are_refused(tmp_path: Path, receipt: dict[str, Any]):
+    """A torn file is named, with the command that makes it anew."""
+    path = tmp_path / "06_models" / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataFault, match="does not hold what operator trained"):
+        load_model(nn.Linear, tmp_path, receipt)
+
+
+def _with_other_arguments(in_features: int, width: int) -> nn.Module:
+    return nn.Linear(in_features, width)
+
+
+def _with_more_layers(in_features: int, out_features: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(in_features, out_features), nn.Linear(out_features, out_features))
+
+
+def _with_another_shape(in_features: int, out_features: int) -> nn.Module:
+    return nn.Linear(in_features, out_features + 1)
+
+
+@pytest.mark.parametrize("make", [_with_other_arguments, _with_more_layers, _with_another_shape])
+def test_a_model_of_another_version_is_one_line(
+    tmp_path: Path, receipt: dict[str, Any], make: Callable[..., nn.Module]
+):
+    """Arguments, layers or shapes that the code knows otherwise by now are the trained model's age, not a defect."""
+    with pytest.raises(DataFault, match="another version of ups.*--from-nodes train_operator") as fault:
+        load_model(make, tmp_path, receipt)
+    assert "\n" not in str(fault.value)
