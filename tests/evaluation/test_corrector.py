@@ -36,7 +36,7 @@ SPLIT = {"train": [0, 4, 6, 8], "valid": VALID, "test": TEST}
 CONFIG = CorrectorConfig(
     seed=0,
     batch_tokens=400,
-    num_snapshots=80,
+    num_tokens=80 * NUM_POINTS,
     ensemble_size=8,
     sigma_min=0.002,
     sample={"sigma": 10.0, "num_steps": 16},
@@ -177,9 +177,9 @@ def test_only_validation_trajectories_are_read(decide: Callable[..., dict]):
 
 
 @pytest.mark.parametrize(("num_snapshots", "count"), [(1, 4), (24, 4), (25, 5), (29, 5), (30, 6)])
-def test_whole_trajectories_make_up_the_snapshots(decide: Callable[..., dict], num_snapshots: int, count: int):
-    """Of trajectories of 5 snapshots as many are read as have so many in all, and at least four."""
-    decide(fresh(1.0, 0.5), BIASED, config=CONFIG.model_copy(update={"num_snapshots": num_snapshots}))
+def test_whole_trajectories_make_up_the_tokens(decide: Callable[..., dict], num_snapshots: int, count: int):
+    """Of trajectories of 5 snapshots as many are read as have so many tokens in all, and at least four."""
+    decide(fresh(1.0, 0.5), BIASED, config=CONFIG.model_copy(update={"num_tokens": num_snapshots * NUM_POINTS}))
     assert set(decide.read) == set(VALID[:count])
 
 

@@ -142,7 +142,8 @@ class Validation:
     def _used(self) -> list[Subject]:
         used = []
         for subject in self.subjects:
-            most = max(FEWEST_TRAJECTORIES, self.config.num_snapshots // len(subject.dataset.times))
+            num_tokens = math.prod(subject.domain.grid) * len(subject.dataset.times)
+            most = max(FEWEST_TRAJECTORIES, self.config.num_tokens // num_tokens)
             used.append(replace(subject, trajectories=subject.trajectories[:most]))
         return used
 
