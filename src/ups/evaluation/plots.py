@@ -64,7 +64,8 @@ def plot_spectra(spectra: dict[str, Arrays]) -> Figure:
             wavenumbers = np.arange(1, len(energy))  # shell 0 is the mean, which has no place on a log axis
             width = 2.6 if method == "truth" else 1.2
             panel.plot(wavenumbers, _positive(energy[1:]), color=colour_of(method), linewidth=width, label=method)
-        panel.set_xscale("log")
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter("{x:g}")
         _log_axis(panel, np.outer([1e-3, 1e3], spectra[name]["truth"][1:]))  # a diverged method must not hide the rest
     _common_legend(figure)
     return figure
