@@ -188,7 +188,10 @@ def test_correctors_say_how_they_draw(first: tuple[Path, Completed]):
     assert all(decided["families"][family][method]["mode"] == found[family, method] for family, method, _ in ENSEMBLES)
     report = _json(first[0] / "08_reporting/corrector.json")
     assert set(report) == set(METHODS)
-    assert all({"decision", "plain", "candidates", "accept"} == set(of_family) for of_family in report.values())
+    assert all(
+        {"num_trajectories", "decision", "plain", "candidates", "accept"} == set(of_family)
+        for of_family in report.values()
+    )
 
 
 def test_errors_have_a_confidence_interval(first: tuple[Path, Completed]):

@@ -37,6 +37,7 @@ CONFIG = CorrectorConfig(
     seed=0,
     batch_tokens=400,
     num_tokens=80 * NUM_POINTS,
+    min_trajectories=4,
     ensemble_size=8,
     sigma_min=0.002,
     sample={"sigma": 10.0, "num_steps": 16},
@@ -181,6 +182,15 @@ def test_whole_trajectories_make_up_the_tokens(decide: Callable[..., dict], num_
     """Of trajectories of 5 snapshots as many are read as have so many tokens in all, and at least four."""
     decide(fresh(1.0, 0.5), BIASED, config=CONFIG.model_copy(update={"num_tokens": num_snapshots * NUM_POINTS}))
     assert set(decide.read) == set(VALID[:count])
+
+
+@pytest.mark.parametrize(("min_trajectories", "mode"), [(len(VALID), "sample"), (len(VALID) + 1, "off")])
+def test_too_few_trajectories_decide_nothing(decide: Callable[..., dict], min_trajectories: int, mode: str):
+    """The exact denoiser is on where there are as many as are asked for; with one less nothing is tried."""
+    decision = decide(fresh(1.0, 0.5), BIASED, config=CONFIG.model_copy(update={"min_trajectories": min_trajectories}))
+    report = decision["report"][FAMILY]
+    assert decision["families"][FAMILY]["diffusion"]["mode"] == report["decision"]["diffusion"]["mode"] == mode
+    assert report["num_trajectories"] == len(VALID) and ("candidates" in report) == bool(decide.read) == (mode != "off")
 
 
 def test_an_exact_student_is_accepted(decide: Callable[..., dict]):

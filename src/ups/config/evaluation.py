@@ -40,12 +40,14 @@ class CorrectorConfig(Section):
     A family is on if, for one step and for rollouts, the CRPS is at most `max_crps` of the operator's MAE, and of the
     ensemble's mean the nRMSE at most `max_nrmse` and the error in the highest band of wavenumbers at most
     `max_high_band` of the operator's. Its spread-skill must lie between the inverse of `max_miscalibration` and it.
-    Of each dataset so many whole trajectories count as have `num_tokens` tokens together, but at least four.
+    Of each dataset so many whole trajectories count as have `num_tokens` tokens together, but at least
+    `min_trajectories`; a family that has fewer is off.
     """
 
     seed: Seed
     batch_tokens: PositiveInt
     num_tokens: PositiveInt
+    min_trajectories: PositiveInt
     ensemble_size: EnsembleSize
     sigma_min: PositiveFloat
     sample: Start

@@ -31,7 +31,6 @@ HIGH_BAND = "band_error_4"
 SCORES = ("nRMSE", "MAE", "CRPS", "spread_skill", HIGH_BAND)
 COMPAT_BATCH_SIZE = 1  # of scores that are not looked at
 TIMED_ROUNDS = 5
-FEWEST_TRAJECTORIES = 4
 STRIDE = 3  # of the snapshots from which one step is scored: neighbours tell the same
 
 Scores = dict[str, dict[str, dict[str, float]]]
@@ -92,6 +91,11 @@ class Validation:
     device: torch.device
 
     @cached_property
+    def num_trajectories(self) -> int:
+        """So many are used, of all datasets."""
+        return sum(len(subject.trajectories) for subject in self._used)
+
+    @cached_property
     def plain(self) -> Scores:
         """Scores without corrector."""
         return self._scores(plain_stepper(self.emulator))
@@ -125,7 +129,7 @@ class Validation:
     @torch.no_grad()
     def wall_time_ratio(self, first: Candidate, second: Candidate) -> float:
         """Median seconds of a step of one candidate over those of the other, measured in turns."""
-        u_ref, setting = next(batches(self.emulator, self._used()[0], self.config.batch_tokens, self.device))
+        u_ref, setting = next(batches(self.emulator, self._used[0], self.config.batch_tokens, self.device))
         z = initial_state(self.emulator, u_ref, setting.family)
         seconds: tuple[list[float], list[float]] = ([], [])
         for _ in range(1 + TIMED_ROUNDS):
@@ -139,11 +143,12 @@ class Validation:
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
         return corrected_stepper(self.emulator, method, correction, self.config.ensemble_size, mirrored(generator))
 
+    @cached_property
     def _used(self) -> list[Subject]:
         used = []
         for subject in self.subjects:
             num_tokens = math.prod(subject.domain.grid) * len(subject.dataset.times)
-            most = max(FEWEST_TRAJECTORIES, self.config.num_tokens // num_tokens)
+            most = max(self.config.min_trajectories, self.config.num_tokens // num_tokens)
             used.append(replace(subject, trajectories=subject.trajectories[:most]))
         return used
 
@@ -151,7 +156,7 @@ class Validation:
     def _scores(self, stepper: Stepper) -> Scores:
         """Scores of one step and of whole rollouts, in physical units."""
         scores: Scores = {}
-        for subject in self._used():
+        for subject in self._used:
             num_dims, seed = len(subject.dataset.grid), self.config.seed
             suites = {horizon: ScoreSuite(num_dims, COMPAT_BATCH_SIZE, (), seed) for horizon in HORIZONS}
             for u_ref, setting in batches(self.emulator, subject, self.config.batch_tokens, self.device):

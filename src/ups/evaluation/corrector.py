@@ -39,17 +39,21 @@ def choose(trained: Trained, config: CorrectorConfig, device: str, raw: Path) ->
 
 
 def choose_for_family(validation: Validation) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The decision for each method, and the scores of all that was tried."""
+    """The decision for each method, and the scores of all that was tried; too few trajectories decide nothing."""
+    decision: dict[str, Any] = {"diffusion": {"mode": OFF}, "consistency": {"mode": OFF}}
+    report: dict[str, Any] = {"num_trajectories": validation.num_trajectories, "decision": decision}
+    if validation.num_trajectories < validation.config.min_trajectories:
+        return decision, report
     tried = try_diffusion(validation)
     teacher = min(tried, key=lambda candidate: candidate.rank)
-    decision, report = {"diffusion": _decision(teacher), "consistency": {"mode": OFF}}, {}
+    decision["diffusion"] = _decision(teacher)
     if teacher.qualifies and validation.emulator.student is not None:
         students = try_consistency(validation, teacher)
         student = min(students, key=lambda one: _preference(one, teacher, validation.config.student))
         decision["consistency"], report["accept"] = _decision(student), accept(validation, teacher, student)
         tried += students
     candidates = [_finite(asdict(candidate)) for candidate in tried]
-    return decision, report | {"decision": decision, "plain": _finite(validation.plain), "candidates": candidates}
+    return decision, report | {"plain": _finite(validation.plain), "candidates": candidates}
 
 
 def try_diffusion(validation: Validation) -> list[Candidate]:
