@@ -147,8 +147,7 @@ class Validation:
     def _used(self) -> list[Subject]:
         used = []
         for subject in self.subjects:
-            num_tokens = math.prod(subject.domain.grid) * len(subject.dataset.times)
-            most = max(self.config.min_trajectories, self.config.num_tokens // num_tokens)
+            most = max(self.config.min_trajectories, self.config.num_tokens // subject.num_tokens)
             used.append(replace(subject, trajectories=subject.trajectories[:most]))
         return used
 

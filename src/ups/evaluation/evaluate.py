@@ -47,6 +47,11 @@ class Subject:
     condition: list[float]
     domain: Domain
 
+    @property
+    def num_tokens(self) -> int:
+        """Of one trajectory."""
+        return math.prod(self.domain.grid) * len(self.dataset.times)
+
 
 def held_out(cache: LatentCache, raw: Path, split: Literal["valid", "test"] = "test") -> list[Subject]:
     """The test or validation split of every dataset in the cache."""
@@ -117,15 +122,14 @@ def batches(
     emulator: Emulator, subject: Subject, batch_tokens: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Setting]]:
     """The trajectories (B, T, C, *grid) of a subject, about `batch_tokens` tokens at a time."""
-    dataset, num_tokens = subject.dataset, math.prod(subject.domain.grid)
-    family = FAMILIES[dataset.family]
-    size = max(1, batch_tokens // (num_tokens * len(dataset.times)))
+    dataset, family = subject.dataset, FAMILIES[subject.dataset.family]
+    size = max(1, batch_tokens // subject.num_tokens)
     with TrajectoryReader(subject.folder, dataset) as reader:
         for start in range(0, len(subject.trajectories), size):
             chosen = subject.trajectories[start : start + size]
             u_ref = torch.from_numpy(np.stack([reader.read(index) for index in chosen])).to(device)
             condition = torch.tensor(subject.condition, device=device).expand(len(chosen), -1)
-            coefficients = torch.zeros(len(chosen), num_tokens, 0, device=device)
+            coefficients = torch.zeros(len(chosen), math.prod(subject.domain.grid), 0, device=device)
             if family.coefficients:
                 given = torch.from_numpy(np.stack([reader.read_coefficients(index) for index in chosen]))
                 coefficients = emulator.encode(given.to(device), family.name, "coefficients")

@@ -37,10 +37,7 @@ def load_model(make: Callable[..., Model], data_root: Path, receipt: dict[str, A
         model = make(**content["settings"])
         model.load_state_dict(content["weights"])
     except (TypeError, RuntimeError) as fault:
-        path, stage = data_root / receipt["path"] / WEIGHTS, receipt["stage"]
-        raise DataFault(
-            f"{path} is a model of another version of ups; train it again: `kedro run --from-nodes train_{stage}`"
-        ) from fault
+        raise _unusable(data_root, receipt, "is a model of another version of ups") from fault
     return model.requires_grad_(False).eval()
 
 
@@ -55,7 +52,15 @@ def load_weights(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finished(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
-    path, stage = data_root / receipt["path"] / WEIGHTS, receipt["stage"]
+    path = _path(data_root, receipt)
     if not path.is_file() or digest_of(path) != receipt["weights"]:
-        raise DataFault(f"{path} does not hold what {stage} trained; run `kedro run --from-nodes train_{stage}`")
+        raise _unusable(data_root, receipt, f"does not hold what {receipt['stage']} trained")
     return load(path)
+
+
+def _unusable(data_root: Path, receipt: dict[str, Any], why: str) -> DataFault:
+    return DataFault(f"{_path(data_root, receipt)} {why}; run `kedro run --from-nodes train_{receipt['stage']}`")
+
+
+def _path(data_root: Path, receipt: dict[str, Any]) -> Path:
+    return data_root / receipt["path"] / WEIGHTS
