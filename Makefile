@@ -1,17 +1,23 @@
-# Two commands for a machine with Python 3.11+, make and git: `make run`, `make test`.
+# For a machine with Python 3.11+, make and git: `make run`, `make test` and, for developers, `make lint`, `make proof`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export DO_NOT_TRACK := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: run test lint
+.PHONY: run test lint proof
 
 run: $(VENV)/installed
 	$(BIN)/kedro run --pipeline full
 
+# Two workers, each with whole files of tests: fixtures with a trained pipeline are made once.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Faults, bit-exact resume on 1, 2 and 3 ranks, tuning and benchmark in miniature. Fewer kills per resumed job than
+# `pytest -m slow` makes, so that it ends within half an hour on two cores.
+proof: $(VENV)/installed
+	UPS_KILLS=3 $(BIN)/python -m pytest -m "faults or slow" --durations=20
 
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .

@@ -9,7 +9,7 @@ SMALL = {
     "num_layers": 2,
     "levels": 1,
     "norm": True,
-    "experts": True,
+    "separate_trunks": True,
     "separate_fields": False,
     "mixing": "fourier",
     "modes": (4, 4, 4),

@@ -9,10 +9,11 @@ from tests.test_parameters import typed
 from tests.training.jobs import launched
 from ups.config import LaunchConfig
 from ups.errors import Diverged
-from ups.pipelines.baselines import nodes
-from ups.run import Run
-from ups.training.operator import horizon_at
-from ups.training.pace import SHARES
+from ups.performance import pace
+from ups.performance.pace import TIMED_SHARES
+from ups.pipelines import baselines
+from ups.runs.run import Run
+from ups.training.stages.operator import horizon_at
 
 CONFIG = typed().baselines
 
@@ -33,19 +34,19 @@ def test_a_budget_is_what_the_trained_models_took(launch: LaunchConfig, tmp_path
         ours[stage] = {"stage": stage, "path": stage}
     pace = {"seconds_per_step": {"codec": 0.3, "operator": 0.2, "steady": 0.1}}
     cache = {"transient": ["burgers_1d", "advection_1d"], "steady": ["darcy_2d"]}
-    seconds = nodes.budget(pace, cache, tmp_path, **ours)
+    seconds = baselines.budget(pace, cache, tmp_path, **ours)
     assert seconds == pytest.approx({"burgers_1d": 1 + 10, "advection_1d": 1 + 10, "darcy_2d": 1 + 3})
 
 
 def test_baselines_are_timed_as_they_unroll(launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Their lengths are not known yet: still the steps that are timed unroll like those of a whole training."""
-    monkeypatch.setattr(nodes, "seconds_per_step", lambda step, stages, *rest: stages)
-    stages = nodes.measure_pace({"transient": ["burgers_1d"], "steady": []}, CONFIG, launch, tmp_path, tmp_path)
+    monkeypatch.setattr(pace, "seconds_per_step", lambda step, stages, *rest: stages)
+    stages = baselines.measure_pace({"transient": ["burgers_1d"], "steady": []}, CONFIG, launch, tmp_path, tmp_path)
     assert set(stages) == {"fno/burgers_1d", "unet/burgers_1d", "linear/burgers_1d"}
     unroll = CONFIG.unroll.model_copy(update={"horizon": 5, "start": 0.5})
     for stage in stages.values():
         steps = stage["config"]["steps"]
-        assert [horizon_at(int(share * steps), steps, unroll) for share in SHARES] == [1, 1, 2, 4]
+        assert [horizon_at(int(share * steps), steps, unroll) for share in TIMED_SHARES] == [1, 1, 2, 4]
 
 
 def test_a_learning_rate_that_diverges_is_not_chosen(
@@ -59,10 +60,10 @@ def test_a_learning_rate_that_diverges_is_not_chosen(
         (data_root / "metrics.jsonl").write_text(json.dumps({"step": 1, "valid_loss": section.learning_rate}) + "\n")
         return {"path": ".", "steps": section.steps, "rate": section.learning_rate}
 
-    monkeypatch.setattr(nodes, "train_stage", train_stage)
+    monkeypatch.setattr(baselines, "train_stage", train_stage)
     config = CONFIG.model_copy(update={"learning_rates": [0.001, 0.01, 0.1]})
     pace = {"seconds_per_step": {"fno/burgers_1d": 0.1}}
     fields = {"transient": ["burgers_1d"], "steady": []}
-    receipts = nodes.baseline_trainer("fno")(fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)
+    receipts = baselines.baseline_trainer("fno")(fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)
     assert receipts["burgers_1d"]["steps"] == 200
     assert receipts["burgers_1d"]["rate"] == receipts["burgers_1d"]["learning_rate"] == 0.001

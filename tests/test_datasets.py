@@ -6,6 +6,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib.image
 import numpy as np
@@ -13,10 +14,12 @@ import pytest
 from kedro.config import OmegaConfigLoader
 from kedro.io import DatasetError
 
-from ups.datasets import JSON, Directory, LatentCacheReceipt, Markdown, Pages
+from ups.datasets import JSON, LatentCacheReceipt, Markdown, Pages, Records
+from ups.pipeline_registry import register_pipelines
 from ups.settings import CONFIG_LOADER_ARGS
 
 CONF = Path(__file__).parents[1] / "conf"
+LAYERS = ["raw", "feature", "codec", "latents", "models", "model_output", "reporting"]
 
 
 def png(seed: int, height: int = 20) -> bytes:
@@ -32,47 +35,37 @@ def preview_type(dataset: object) -> str:
 
 
 def test_previews_have_their_types(tmp_path: Path):
-    """Folders and the cache show tables, receipts JSON, cards HTML."""
+    """Records and the cache show tables, receipts JSON, cards and texts HTML."""
     path = str(tmp_path / "x")
-    assert preview_type(Directory(path)) == "TablePreview"
-    assert preview_type(LatentCacheReceipt(path, str(tmp_path))) == "TablePreview"
-    assert preview_type(JSON(path)) == "JSONPreview"
-    assert preview_type(Pages(path)) == "HTMLPreview"
+    assert preview_type(Records(filepath=path)) == "TablePreview"
+    assert preview_type(LatentCacheReceipt(filepath=path, data_root=str(tmp_path))) == "TablePreview"
+    assert preview_type(JSON(filepath=path)) == "JSONPreview"
+    assert preview_type(Pages(path)) == preview_type(Markdown(filepath=path)) == "HTMLPreview"
 
 
-@pytest.mark.parametrize(("params", "folder"), [({}, "by_variable"), ({"raw_root": "by_params"}, "by_params")])
-def test_sample_environment_reads_the_folder_it_is_told(
-    params: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch
-):
-    """`--env sample` reads raw files from UPS_SAMPLE_DATA, and rather from `--params raw_root`."""
-    monkeypatch.setenv("UPS_SAMPLE_DATA", "by_variable")
-    loader = OmegaConfigLoader(str(CONF), env="sample", runtime_params=params, **CONFIG_LOADER_ARGS)
-    raw = loader["catalog"]["raw"]
-    assert (raw["filepath"], raw["create"]) == (folder, False)
+@pytest.fixture(scope="module")
+def catalog() -> dict[str, Any]:
+    """The entries of the catalog."""
+    return OmegaConfigLoader(str(CONF), env="base", **CONFIG_LOADER_ARGS)["catalog"]
 
 
-def test_every_entry_of_the_catalog_is_ours_or_previews():
-    """The catalog has the cards, and the folders whose listing would say nothing have no preview."""
-    catalog = OmegaConfigLoader(str(CONF), env="base", **CONFIG_LOADER_ARGS)["catalog"]
-    assert catalog["data_cards"]["type"] == "ups.datasets.Pages"
-    assert catalog["latent_cache"]["type"] == "ups.datasets.LatentCacheReceipt"
-    assert catalog["data_root"]["metadata"]["kedro-viz"]["preview"] is False
+def test_layers_are_in_order(catalog: dict[str, Any]):
+    """Every entry has a layer, and the file lists the layers in the order of the data flow."""
+    layers = [entry["metadata"]["kedro-viz"]["layer"] for entry in catalog.values()]
+    assert list(dict.fromkeys(layers)) == LAYERS
+    assert layers == sorted(layers, key=LAYERS.index)
 
 
-def test_folder_lists_its_files(tmp_path: Path):
-    """The preview of a folder has the visible files in order with their sizes in MiB, none if it is not there."""
-    (tmp_path / "b.h5").write_bytes(bytes(3 * 2**20))
-    (tmp_path / "a.h5").write_bytes(bytes(2**19))
-    (tmp_path / ".c.partial").touch()
-    (tmp_path / "sub").mkdir()
-    table = Directory(str(tmp_path)).preview()
-    assert table == {"index": [0, 1], "columns": ["file", "MiB"], "data": [["a.h5", 0.5], ["b.h5", 3.0]]}
-    assert Directory(str(tmp_path / "none"), create=False).preview()["data"] == []
+def test_what_nodes_load_is_whole_or_absent(catalog: dict[str, Any]):
+    """An entry that a node loads is a dataset of ours: those of kedro-datasets may leave half a file after a kill."""
+    loaded = set().union(*(node.inputs for pipeline in register_pipelines().values() for node in pipeline.nodes))
+    in_place = {name for name, entry in catalog.items() if not entry["type"].startswith("ups.")}
+    assert in_place and not in_place & loaded
 
 
 def test_long_lists_are_cut_to_valid_json(tmp_path: Path):
     """A receipt with ten thousand numbers is previewed as JSON that says how many are left out."""
-    dataset = JSON(str(tmp_path / "x.json"))
+    dataset = JSON(filepath=str(tmp_path / "x.json"))
     dataset.save({"splits": {"train": list(range(10_000))}, "files": {"a": [1, 2]}})
     shown = json.loads(dataset.preview())
     assert shown["files"] == {"a": [1, 2]}
@@ -83,11 +76,43 @@ def test_long_lists_are_cut_to_valid_json(tmp_path: Path):
 def test_optional_files_may_be_missing(tmp_path: Path):
     """An optional file that is not there is nothing; any other is a fault that names it."""
     path = str(tmp_path / "x.json")
-    assert JSON(path, optional=True).load() is None
+    assert JSON(filepath=path, optional=True).load() is None
     with pytest.raises(DatasetError, match=re.escape(path)):
-        JSON(path).load()
-    JSON(path).save({"a": 1})
-    assert JSON(path, optional=True).load() == {"a": 1}
+        JSON(filepath=path).load()
+    JSON(filepath=path).save({"a": 1})
+    assert JSON(filepath=path, optional=True).load() == {"a": 1}
+
+
+def test_no_records_leave_an_optional_file_as_it_was(tmp_path: Path):
+    """An empty list makes no optional file and replaces none; any other file it does."""
+    optional, always = (Records(filepath=str(tmp_path / "x.json"), optional=value) for value in (True, False))
+    optional.save([])
+    assert not optional.exists() and optional.preview()["data"] == []
+    optional.save([{"value": 1}])
+    optional.save([])
+    assert optional.load() == [{"value": 1}]
+    always.save([])
+    assert optional.load() == []
+
+
+def test_records_are_shown_as_a_table(tmp_path: Path):
+    """The preview has a row per record and a column per name, with short numbers and without lists."""
+    dataset = Records(filepath=str(tmp_path / "x.json"))
+    dataset.save(
+        [{"method": "operator", "value": 1 / 3, "trajectories": [1, 2]}, {"method": "codec", "mode": {"a": 1}}]
+    )
+    assert dataset.preview() == {
+        "index": [0, 1],
+        "columns": ["method", "value", "mode"],
+        "data": [["operator", 0.3333, ""], ["codec", "", '{"a": 1}']],
+    }
+
+
+def test_texts_are_shown_as_html(tmp_path: Path):
+    """The preview of a text has its tables, shows HTML in it as text, and no two underscores make emphasis."""
+    dataset = Markdown(filepath=str(tmp_path / "x.md"))
+    dataset.save("| a | b |\n|---|---|\n| 1 | <b>2_3_4</b> |\n")
+    assert "<td>1</td>" in dataset.preview() and "&lt;b&gt;2_\u20283_" in dataset.preview()
 
 
 def test_cache_shows_its_arrays(tmp_path: Path):
@@ -99,7 +124,7 @@ def test_cache_shows_its_arrays(tmp_path: Path):
     (tmp_path / "latents" / "abc").mkdir(parents=True)
     manifest = {"key": {}, "datasets": {"darcy": {"arrays": arrays}}}
     (tmp_path / "latents" / "abc" / "manifest.json").write_text(json.dumps(manifest))
-    dataset = LatentCacheReceipt(str(tmp_path / "latent_cache.json"), str(tmp_path))
+    dataset = LatentCacheReceipt(filepath=str(tmp_path / "latent_cache.json"), data_root=str(tmp_path))
     dataset.save({"path": "latents/abc"})
     table = dataset.preview()
     assert table["columns"][:4] == ["dataset", "kind", "trajectories", "snapshots"]
@@ -132,7 +157,7 @@ def test_saved_pages_replace_all_others(tmp_path: Path):
 @pytest.mark.parametrize("dataset", [Markdown, JSON])
 def test_a_failed_save_keeps_the_old_file(tmp_path: Path, dataset: type):
     """What cannot be written leaves the file that was there."""
-    entry = dataset(str(tmp_path / "x"))
+    entry = dataset(filepath=str(tmp_path / "x"))
     entry.save("old")
     with pytest.raises(DatasetError):
         entry.save("\ud800" if dataset is Markdown else float("nan"))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from kedro.io import DatasetError
 
-from ups import tracking
 from ups.errors import DataFault
 from ups.hooks import FaultExit, TrackingHooks
+from ups.runs import tracking
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Exception:

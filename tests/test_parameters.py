@@ -13,7 +13,7 @@ from kedro.config import OmegaConfigLoader
 
 from ups.config import Parameters, Variant
 from ups.errors import ConfigFault
-from ups.hooks import check_parameters, check_places
+from ups.hooks import check_data_root, check_parameters, places
 from ups.settings import CONFIG_LOADER_ARGS
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -101,8 +101,12 @@ def test_parameters_and_catalog_have_the_same_places(
     if variable is not None:
         monkeypatch.setenv("UPS_SAMPLE_DATA", variable)
     config = loader(environment, given)
-    check_places(config["parameters"], config["catalog"])
-    assert config["parameters"]["data_root"] == config["catalog"]["data_root"]["filepath"]
+    parameters, catalog = config["parameters"], config["catalog"]
+    check_data_root(parameters["data_root"], catalog)
+    found, variable = places(parameters, Path("/project")), variable if environment == "sample" else None
+    assert found["data_root"] == Path("/project", parameters["data_root"])
+    assert found["raw_root"] == Path("/project", given.get("raw_root", variable or found["data_root"] / "01_raw"))
+    assert catalog["datasets"]["filepath"] == f"{parameters['data_root']}/04_feature/datasets.json"
 
 
 @pytest.fixture
@@ -111,15 +115,22 @@ def local(tmp_path: Path) -> Path:
     return shutil.copytree(CONF, tmp_path / "conf") / "local"
 
 
-@pytest.mark.parametrize("name", ["data_root", "raw_root"])
-def test_a_place_among_the_parameters_is_refused(local: Path, name: str):
-    """A place set in parameters.yml, which the catalog cannot read, is refused with the remedy; `--params` is none."""
-    (local / "parameters.yml").write_text(yaml.safe_dump({"source": "folder", "raw_root": None, name: "my/files"}))
+def test_a_data_root_among_the_parameters_is_refused(local: Path):
+    """Set in parameters.yml, which the catalog cannot read, it is refused with the remedy; `--params` is stronger."""
+    (local / "parameters.yml").write_text(yaml.safe_dump({"data_root": "my/files"}))
     config = loader("local", {}, local.parent)
-    with pytest.raises(ConfigFault, match=rf"{name} = my/files .* --params {name}=my/files, or in globals.yml"):
-        check_places(config["parameters"], config["catalog"])
-    config = loader("local", {name: "given"}, local.parent)
-    check_places(config["parameters"], config["catalog"])
+    with pytest.raises(ConfigFault, match=r"data_root = my/files .* --params data_root=my/files, or in globals.yml"):
+        check_data_root(config["parameters"]["data_root"], config["catalog"])
+    config = loader("local", {"data_root": "given"}, local.parent)
+    check_data_root(config["parameters"]["data_root"], config["catalog"])
+
+
+def test_raw_files_may_be_set_among_the_parameters(local: Path):
+    """A folder of raw files in parameters.yml reaches the nodes, and `--params` is stronger."""
+    (local / "parameters.yml").write_text(yaml.safe_dump({"source": "folder", "raw_root": "my/files"}))
+    for given, raw in (({}, "my/files"), ({"raw_root": "given"}, "given")):
+        parameters = loader("local", given, local.parent)["parameters"]
+        assert places(parameters, Path("/project"))["raw_root"] == Path("/project", raw)
 
 
 def test_globals_set_the_places(local: Path):
@@ -128,8 +139,8 @@ def test_globals_set_the_places(local: Path):
     for given, raw in (({}, "my/files"), ({"raw_root": "given"}, "given")):
         config = loader("local", given, local.parent)
         parameters, catalog = config["parameters"], config["catalog"]
-        assert parameters["data_root"] == catalog["data_root"]["filepath"] == "mine"
-        assert parameters["raw_root"] == catalog["raw"]["filepath"] == raw
+        assert parameters["data_root"] == catalog["latent_cache"]["data_root"] == "mine"
+        assert places(parameters, Path("/project"))["raw_root"] == Path("/project", raw)
 
 
 WRONG = [
@@ -200,8 +211,8 @@ WRONG = [
     ("operator.learning_rate", True),
     ("operator.batch_multiple", 0),
     ("operator.balance", 1.5),
-    ("operator.draws", [1.0, 0.0, 1.0]),
-    ("operator.draws", [1.0, 1.0]),
+    ("operator.family_weights_by_dimension", [1.0, 0.0, 1.0]),
+    ("operator.family_weights_by_dimension", [1.0, 1.0]),
     ("operator.optimizer", "sgd"),
     ("operator.schedule", "linear"),
     ("operator.spike_factor", 1.0),
@@ -244,10 +255,10 @@ WRONG = [
     ("launch.force", "yes"),
     ("profile.steps", 0),
     ("benchmark.rounds", 0),
-    ("benchmark.seconds", 0.0),
+    ("benchmark.seconds_per_round", 0.0),
     ("benchmark.datasets", []),
-    ("benchmark.fields.family", "advection_4d"),
-    ("benchmark.wide.modes", [0, 0, 0]),
+    ("benchmark.loading_dataset.family", "advection_4d"),
+    ("benchmark.large_model.modes", [0, 0, 0]),
     ("evaluation.folder", ""),
     ("evaluation.folder", 3),
     ("evaluation.ensemble_size", 2),
@@ -258,12 +269,12 @@ WRONG = [
     ("corrector.sample", 5.0),
     ("corrector.sample.num_steps", 0),
     ("corrector.refine.0.sigma", -1.0),
-    ("corrector.spreads", [0.0]),
-    ("corrector.memories", [1.5]),
+    ("corrector.residual_scales", [0.0]),
+    ("corrector.noise_correlations", [1.5]),
     ("corrector.max_crps", NAN),
     ("corrector.student.num_steps", [3]),
     ("corrector.student.num_steps", []),
-    ("corrector.student.min_wall_time", 0.0),
+    ("corrector.student.min_wall_time_ratio", 0.0),
     ("seed", -1),
     ("seed", 5),
     ("ablation.variants.0.overrides", {"steps": 9}),
@@ -273,7 +284,7 @@ WRONG = [
     ("selection.sizes", [8, 4]),
     ("selection.sizes", [1, 2, 4]),
     ("selection.beam.width", 3),
-    ("selection.where_off.sigma", 0.0),
+    ("selection.if_corrector_off.sigma", 0.0),
     ("selection.sigma_min", 5.0),
     ("judge.gates.0.at_most", INF),
     ("judge.gates.0.horizon", "next"),

@@ -21,6 +21,7 @@ from kedro.framework.startup import bootstrap_project
 from tests.training.jobs import processes_of, wait_until
 from ups.data.simulate import simulate
 from ups.metrics.bootstrap import MIN_TRAJECTORIES
+from ups.training.stages import STAGES as STAGE_TABLE
 
 PROJECT = Path(__file__).parents[1]
 SECONDS_PER_RUN = 300
@@ -522,3 +523,23 @@ def test_every_output_is_in_the_catalog(tmp_path: Path):
         catalog = session.load_context().catalog
     for name in pipelines:
         assert {output for output in pipelines[name].all_outputs() if output not in catalog} == set()
+
+
+def test_training_nodes_take_what_their_stages_need():
+    """The inputs of the nodes that train and tune a stage are those that the table of stages names."""
+    bootstrap_project(PROJECT)
+    nodes = {node.name: node for name in ("training", "finetune", "tune") for node in pipelines[name].nodes}
+    ending = re.compile("(_receipt)?(_if_any)?$")
+    for stage in STAGES | {"finetune"}:
+        for node in {f"train_{stage}", f"tune_{stage}"} & set(nodes):
+            inputs = {ending.sub("", name) for name in nodes[node].inputs if not name.startswith("params:")}
+            assert inputs == set(STAGE_TABLE[stage].needs), node
+
+
+def test_no_dataset_is_an_edge_to_nearly_every_node():
+    """Folders reach nodes as parameters, which Kedro-Viz hides: no dataset is an input of more than half the nodes."""
+    bootstrap_project(PROJECT)
+    nodes = pipelines["full"].nodes
+    assert all("params:data_root" in node.inputs for node in nodes if node.name.startswith("train_"))
+    inputs = [name for node in nodes for name in node.inputs if not name.startswith("params:")]
+    assert max(inputs.count(name) for name in inputs) < len(nodes) / 2

@@ -12,12 +12,12 @@ from ups.config import LatentsConfig, SplitConfig
 from ups.data.layouts import list_trajectories
 from ups.data.pdebench import FAMILIES
 from ups.files import WEIGHTS, digest_of, read_json, write_json
-from ups.pipelines.data.nodes import describe_datasets, fit_normalization, list_folder
-from ups.pipelines.training.nodes import encode_latents
-from ups.receipts import Receipt, untrained
-from ups.run import Run
+from ups.pipelines.data import describe_datasets, fit_normalization, list_folder
+from ups.pipelines.training import encode_latents
+from ups.runs.run import Run
+from ups.runs.stage_cache import Receipt, untrained_receipt
 from ups.training.checkpoints import publish_tensors
-from ups.training.train import STAGES
+from ups.training.stages import STAGES
 
 STAGE_NAMES = ("codec", "operator", "steady", "diffusion", "consistency")
 
@@ -42,7 +42,7 @@ def make_root(root: Path, stages: tuple[str, ...] = STAGE_NAMES[1:]) -> Path:
     cache = encode_latents(receipt(root, "datasets"), receipt(root, "codec"), *options)
     write_json(root / "receipts/latent_cache.json", cache)
     for stage in STAGE_NAMES[1:]:
-        write_json(root / f"receipts/{stage}.json", untrained(stage, "suitable"))
+        write_json(root / f"receipts/{stage}.json", untrained_receipt(stage, "suitable"))
     for stage in stages:
         make_stage(root, stage)
     return root
@@ -50,7 +50,7 @@ def make_root(root: Path, stages: tuple[str, ...] = STAGE_NAMES[1:]) -> Path:
 
 def make_stage(root: Path, stage: str) -> None:
     """Write the weights, the run and the receipt of a stage that nobody trained."""
-    config, build = section(stage), STAGES[stage][1]
+    config, build = section(stage), STAGES[stage].build
     inputs = inputs_of(root, stage)
     folder = root / "06_models" / stage / "0"
     run = Run(folder, stage, "", config.model_dump(mode="json"), inputs, launched(), "cpu", root, root / "01_raw")

@@ -1,88 +1,76 @@
-"""Catalog entries: folders that nodes fill themselves, and files that are whole or absent, with previews of them."""
+"""Dataset types of the catalog: files that are replaced atomically, with previews for Kedro-Viz.
+
+kedro-datasets writes in place, so that a kill leaves half a file under its final name. Only reports that the next run
+overwrites (Matplotlib figures, traces) use it. What later nodes and later runs rely on is written to a temporary
+name, flushed and renamed (`ups.files.publish`): the final name never holds a partial file.
+
+Kedro-Viz chooses how to show a preview by the name of the type that `preview` returns; the three names used here are
+declared below, for kedro-datasets has them in a private module only.
+"""
 
 import base64
 import io
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NewType
 
 import numpy as np
 from kedro.io import AbstractDataset
-from kedro_datasets._typing import HTMLPreview, JSONPreview, TablePreview
+from kedro_datasets.json import JSONDataset
+from kedro_datasets.text import TextDataset
 
-from ups.errors import ConfigFault
 from ups.files import publish, read_json, write_json
+
+HTMLPreview = NewType("HTMLPreview", str)
+JSONPreview = NewType("JSONPreview", str)
+TablePreview = NewType("TablePreview", dict)
 
 MAX_ROWS, MAX_ITEMS, MAX_PAGES, COLOURS = 400, 20, 12, 256  # of previews
 MEBIBYTE = 2**20
+LINE_SEPARATOR = "\u2028"
 
 
-class Directory(AbstractDataset[None, Path]):
-    """A folder; loading gives its absolute path, and makes it unless `create` is false."""
+class JSON(JSONDataset):
+    """A JSON file, replaced atomically, with a preview that cuts long lists.
 
-    def __init__(self, filepath: str, create: bool = True, metadata: dict[str, Any] | None = None) -> None:
-        self._path, self._create, self.metadata = Path(filepath).resolve(), create, metadata
-
-    def load(self) -> Path:
-        if self._create:
-            self._path.mkdir(parents=True, exist_ok=True)
-        return self._path
-
-    def save(self, data: None) -> NoReturn:
-        raise ConfigFault(f"{self._path} is a folder that nodes fill themselves; no node may return it")
-
-    def preview(self) -> TablePreview:
-        """Names and sizes of the files, for Kedro-Viz."""
-        paths = sorted(path for path in self._path.glob("[!.]*") if path.is_file())
-        rows = [[path.name, round(path.stat().st_size / MEBIBYTE, 3)] for path in paths]
-        return _table(["file", "MiB"], rows)
-
-    def _exists(self) -> bool:
-        return self._path.is_dir()
-
-    def _describe(self) -> dict[str, str]:
-        return {"path": str(self._path)}
-
-
-class _JSONFile(AbstractDataset[Any, Any]):
-    """A JSON file, written beside and renamed, so that a kill leaves the old one or the new one.
-
-    Where it is missing, loading gives None if it is `optional`.
+    An `optional` file may be missing: loading then gives None, and saving an empty list leaves the file as it was.
     """
 
-    def __init__(self, filepath: str, optional: bool = False, metadata: dict[str, Any] | None = None) -> None:
-        self._path, self._optional, self.metadata = Path(filepath).resolve(), optional, metadata
+    def __init__(self, *, optional: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self._optional = optional
 
     def load(self) -> Any:
-        return None if self._optional and not self._exists() else read_json(self._path)
+        return None if self._optional and not self._exists() else read_json(Path(self._get_load_path()))
 
     def save(self, data: Any) -> None:
-        write_json(self._path, data)
-
-    def _exists(self) -> bool:
-        return self._path.is_file()
-
-    def _describe(self) -> dict[str, str]:
-        return {"filepath": str(self._path)}
-
-
-class JSON(_JSONFile):
-    """A JSON file that shows itself."""
+        if not (self._optional and data == []):
+            write_json(Path(self._get_save_path()), data)
 
     def preview(self) -> JSONPreview:
-        """The content with long lists cut short, for Kedro-Viz."""
+        """The content with long lists cut short."""
         return JSONPreview(json.dumps(_shortened(self.load())))
 
 
-class LatentCacheReceipt(_JSONFile):
-    """The receipt of the latent cache, which shows the cache."""
+class Records(JSON):
+    """A JSON file with a list of records, for example one per score, with a preview as a table."""
 
-    def __init__(self, filepath: str, data_root: str, metadata: dict[str, Any] | None = None) -> None:
-        super().__init__(filepath, metadata=metadata)
+    def preview(self) -> TablePreview:
+        """A row per record; lists, such as the errors of single trajectories, are left out."""
+        rows = self.load() or []
+        columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list)))
+        return _table(columns, [[_cell(row.get(column, "")) for column in columns] for row in rows])
+
+
+class LatentCacheReceipt(JSON):
+    """The receipt of a latent cache, with a preview of the cache itself."""
+
+    def __init__(self, *, data_root: str, **options: Any) -> None:
+        super().__init__(**options)
         self._data_root = Path(data_root).resolve()
 
     def preview(self) -> TablePreview:
-        """Shape and size of the latents of each dataset, for Kedro-Viz."""
+        """Shape and size of the latents of each dataset."""
         from ups.data.latent_cache import MANIFEST
 
         manifest = read_json(self._data_root / self.load()["path"] / MANIFEST)
@@ -91,14 +79,37 @@ class LatentCacheReceipt(_JSONFile):
         for name, kind, array in arrays:
             num_bytes = int(np.prod(array["shape"])) * np.dtype(array["dtype"]).itemsize
             rows.append([name, kind, *array["shape"], round(num_bytes / MEBIBYTE, 3), array["dtype"]])
-        return _table(
-            ["dataset", "kind", "trajectories", "snapshots", "tokens", "channels", "MiB", "dtype"],
-            rows,
-        )
+        return _table(["dataset", "kind", "trajectories", "snapshots", "tokens", "channels", "MiB", "dtype"], rows)
+
+
+class Markdown(TextDataset):
+    """A Markdown file, replaced atomically, with a preview as HTML."""
+
+    def load(self) -> str:
+        return Path(self._get_load_path()).read_text(encoding="utf-8")
+
+    def save(self, data: str) -> None:
+        with publish(Path(self._get_save_path())) as temporary:
+            temporary.write_text(data, encoding="utf-8")
+
+    def preview(self) -> HTMLPreview:
+        """The text as HTML.
+
+        Kedro-Viz reads the HTML as Markdown once more: a line break would become `<br>`, and two underscores in a line
+        emphasis, which a line separator (shown as a space) between them prevents.
+        """
+        from markdown_it import MarkdownIt
+
+        html = MarkdownIt("commonmark", {"html": False}).enable("table").render(self.load())
+        return HTMLPreview(html.replace("\n", " ").replace("_", f"_{LINE_SEPARATOR}"))
 
 
 class Pages(AbstractDataset[dict[str, bytes], dict[str, bytes]]):
-    """A folder of PNG pages by file name; saving replaces all, each page is the old one or the new one."""
+    """A folder of PNG pages by file name; saving replaces all of them, each page atomically.
+
+    `MatplotlibDataset` writes a dictionary of figures as well, but keeps those of datasets that are gone, and cannot be
+    loaded.
+    """
 
     def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
         self._path, self.metadata = Path(filepath).resolve(), metadata
@@ -116,7 +127,7 @@ class Pages(AbstractDataset[dict[str, bytes], dict[str, bytes]]):
                     temporary.write_bytes(page)
 
     def preview(self) -> HTMLPreview:
-        """The first pages below one another at full size, in few colours, for Kedro-Viz."""
+        """The first pages below one another at full size, in few colours."""
         pages = [_image(page) for page in list(self.load().values())[:MAX_PAGES]]
         return HTMLPreview("\n".join(pages))
 
@@ -127,28 +138,15 @@ class Pages(AbstractDataset[dict[str, bytes], dict[str, bytes]]):
         return {"path": str(self._path)}
 
 
-class Markdown(AbstractDataset[str, str]):
-    """A text, written beside and renamed."""
-
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path, self.metadata = Path(filepath).resolve(), metadata
-
-    def load(self) -> str:
-        return self._path.read_text(encoding="utf-8")
-
-    def save(self, data: str) -> None:
-        with publish(self._path) as temporary:
-            temporary.write_text(data, encoding="utf-8")
-
-    def _exists(self) -> bool:
-        return self._path.is_file()
-
-    def _describe(self) -> dict[str, str]:
-        return {"filepath": str(self._path)}
-
-
 def _table(columns: list[str], rows: list[list[Any]]) -> TablePreview:
     return TablePreview({"index": list(range(len(rows[:MAX_ROWS]))), "columns": columns, "data": rows[:MAX_ROWS]})
+
+
+def _cell(value: Any) -> Any:
+    """A number with four digits, a dictionary as text."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    return json.dumps(value) if isinstance(value, dict) else value
 
 
 def _image(page: bytes) -> str:
@@ -162,7 +160,7 @@ def _image(page: bytes) -> str:
 
 
 def _shortened(content: Any) -> Any:
-    """JSON whose lists have at most `MAX_ITEMS` items and a word on the rest."""
+    """JSON whose lists have at most `MAX_ITEMS` items and a note on the number of the others."""
     if isinstance(content, dict):
         return {key: _shortened(value) for key, value in content.items()}
     if isinstance(content, list):

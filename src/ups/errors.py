@@ -1,10 +1,10 @@
-"""Faults a person, a file or a machine can cause; each ends `kedro run` with its own exit code and one line."""
+"""Faults: failures that a person, file or machine can cause; each ends `kedro run` with its exit code and one line."""
 
 
 class Fault(Exception):
-    """A failure with a known cause: the message says what, where and the remedy; `exit_code` ends the process.
+    """A failure with a known cause; its message is one line with what failed, where, and the remedy.
 
-    `rank` is the training process it befell, `signal` what killed that.
+    `rank` is the training process that failed, `signal` the name of the signal that killed it.
     """
 
     exit_code = 70
@@ -64,14 +64,14 @@ class Locked(Fault):
 
 
 class LostWorker(Fault):
-    """A training process was killed, hangs, or lost the others."""
+    """A training process was killed, hangs, or lost its connection to the others."""
 
     exit_code = 9
     kind = "lost worker"
 
 
 class Unsynchronised(Fault):
-    """Ranks that must hold the same gradients do not; an error of ours."""
+    """Ranks have different gradients after they were averaged: a defect of this program."""
 
     exit_code = 70
     kind = "unsynchronised"

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: write beside, flush to disk, rename."""
+"""Atomic writing of files (temporary name, flush to disk, rename), JSON, and digests of files."""
 
 import errno
 import hashlib
@@ -11,18 +11,18 @@ from typing import Any
 
 from ups.errors import DataFault, StorageFault
 
-BLOCK = 1 << 22
 REMEDY = "free some space or choose another place, the same command goes on"
 WEIGHTS = "weights.pt"
 UNUSABLE = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),  # full or failing
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),  # closed
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),  # a full or failing disk
+    *(errno.EROFS, errno.EACCES, errno.EPERM),  # no right to write
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),  # no such place for a file
 }
 
 
 @contextmanager
 def storage_faults(path: Path, remedy: str = REMEDY) -> Iterator[None]:
-    """Turn the errors of a full or closed disk into one line that names the file."""
+    """Turn the errors of a full or read-only disk into a `StorageFault` that names the file and the remedy."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def publish(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; on success flush it to disk and rename it to `path`, else remove it.
 
     Raises:
-        StorageFault: the disk is full or closed; what was at `path` before is untouched.
+        StorageFault: the disk is full or read-only; an earlier file at `path` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_faults(path):
@@ -52,7 +52,7 @@ def publish(path: Path) -> Iterator[Path]:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Bring a new name to disk as well (POSIX)."""
+    """Flush the folder, because a power failure may lose a new name although the file's content is on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -61,13 +61,13 @@ def _flush_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what killed writers left in a folder that nobody else writes to."""
+    """Delete the temporary files of killed processes; no other process may write to the folder meanwhile."""
     for path in folder.glob(".*.tmp"):
         path.unlink()
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON atomically; NaN and infinity are refused, for JSON has neither."""
+    """Write JSON atomically; NaN and infinity raise a `ValueError`, because JSON has neither."""
     with publish(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -83,14 +83,11 @@ def read_json(path: Path) -> Any:
 
 
 def digest_of(path: Path, algorithm: str = "sha256") -> str:
-    """Hexadecimal digest of a file, read in blocks."""
-    digest = hashlib.new(algorithm, usedforsecurity=False)
+    """Hexadecimal digest of a file."""
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def manifest_of(path: Path) -> Path:
-    """The file that says what `path` must hold: {"sha256", "bytes"}."""
+    """Path of the manifest beside a file, a JSON with the expected content of it: {"sha256", "bytes"}."""
     return path.with_name(f"{path.name}.json")

@@ -1,4 +1,4 @@
-"""What concerns every run: parameters checked before any work, faults told in one line, one MLflow run."""
+"""Kedro hooks of every run: parameters are checked before any work, a fault ends it with one line, MLflow tracks it."""
 
 import atexit
 import difflib
@@ -18,9 +18,26 @@ from pydantic import BaseModel, ValidationError
 from ups.config import Parameters
 from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
 from ups.files import REMEDY, UNUSABLE, storage_faults
-from ups.launch import refuse_under_torchrun
-from ups.torchrun import is_watching, stop_requested
+from ups.runs.machine import refuse_under_torchrun
+from ups.runs.torchrun import is_watching, stop_requested
 
+# Former name of a parameter -> its present name; both may be any part of a dotted name ("draws", "corrector.spreads").
+RENAMED = {
+    "draws": "family_weights_by_dimension",
+    "experts": "separate_trunks",
+    "corrector.memories": "corrector.noise_correlations",
+    "corrector.spreads": "corrector.residual_scales",
+    "corrector.student.min_evaluations": "corrector.student.min_evaluations_ratio",
+    "corrector.student.min_wall_time": "corrector.student.min_wall_time_ratio",
+    "selection.beam.candidates": "selection.beam.successors",
+    "selection.where_off": "selection.if_corrector_off",
+    "baselines.shares": "baselines.time_shares",
+    "benchmark.seconds": "benchmark.seconds_per_round",
+    "benchmark.launches": "benchmark.num_launches",
+    "benchmark.fields": "benchmark.loading_dataset",
+    "benchmark.wide": "benchmark.large_model",
+    "benchmark.wide_batch_tokens": "benchmark.large_batch_tokens",
+}
 LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evaluation` or `selection`"
 
 
@@ -41,7 +58,7 @@ def fault_exit(fault: Fault) -> FaultExit:
 
 
 class ParameterHooks:
-    """All parameters are checked, whatever is run."""
+    """Check all parameters, whichever pipeline runs, and give nodes `data_root` and `raw_root` as absolute paths."""
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
@@ -49,16 +66,17 @@ class ParameterHooks:
         try:
             refuse_under_torchrun()
             check_parameters(parameters)
-            check_places(parameters, context.config_loader["catalog"])
+            check_data_root(parameters["data_root"], context.config_loader["catalog"])
         except Fault as fault:
             raise fault_exit(fault) from None
+        context.config_loader["parameters"] = parameters | places(parameters, context.project_path)
 
 
 class TrackingHooks:
     """One MLflow run per `kedro run`: FINISHED, FAILED on an error, KILLED when interrupted.
 
-    A fault, wherever it arose, ends the command with its exit code and one line; any other error is a defect of ours,
-    whose one line stands below its traceback.
+    A fault ends the command with its exit code and one line; any other error is a defect of this project and ends it
+    with a traceback and one line.
     """
 
     def __init__(self) -> None:
@@ -66,16 +84,17 @@ class TrackingHooks:
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        self._data_root = (context.project_path / context.config_loader["parameters"]["data_root"]).resolve()
+        self._data_root = Path(context.config_loader["parameters"]["data_root"])
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any]) -> None:
-        from ups import tracking
+        from ups.runs import tracking
 
         names = run_params["pipeline_names"] or ["__default__"]
         tags = {"pipeline": ",".join(names), "env": run_params["env"] or "base"}
         try:
             with storage_faults(self._data_root):
+                self._data_root.mkdir(parents=True, exist_ok=True)
                 tracking.open_run(",".join(names), self._data_root, tags)
         except Fault as fault:
             raise fault_exit(fault) from None
@@ -85,13 +104,13 @@ class TrackingHooks:
 
     @hook_impl
     def after_pipeline_run(self) -> None:
-        from ups import tracking
+        from ups.runs import tracking
 
         tracking.close_run("FINISHED")
 
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
-        from ups import tracking
+        from ups.runs import tracking
 
         fault = _fault_behind(error)
         tracking.close_run("KILLED" if isinstance(fault, Preempted) else "FAILED")
@@ -99,7 +118,7 @@ class TrackingHooks:
 
 
 def _stop(number: int, _: FrameType | None) -> None:
-    """End this command: a job first saves its step, anything else stops at once. The second signal does not wait."""
+    """End this command: at once, or after a training job has saved its step; a second signal does not wait for that."""
     stop_requested.set()
     signal.signal(number, signal.SIG_DFL)
     if not is_watching():
@@ -109,7 +128,7 @@ def _stop(number: int, _: FrameType | None) -> None:
 
 
 def _fault_behind(error: BaseException | None) -> Fault | None:
-    """The fault that Kedro may have wrapped, as when a dataset cannot be loaded; no disk or no memory is one too."""
+    """The fault behind an error: one wrapped by Kedro, as when loading a dataset, or a full disk or memory."""
     while error is not None and not isinstance(error, Fault):
         if isinstance(error, OSError) and error.errno in UNUSABLE:
             return StorageFault(f"{error.filename or 'a file'}: {os.strerror(error.errno)}; {REMEDY}")
@@ -123,20 +142,20 @@ def _fault_behind(error: BaseException | None) -> Fault | None:
 def _is_out_of_memory(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return isinstance(error, MemoryError)
-    from ups.training.memory import is_out_of_memory
+    from ups.training.update import is_out_of_memory
 
     return is_out_of_memory(error)
 
 
 def _defect(error: BaseException) -> Fault:
-    """The fault of an error that only we can have made; its traceback is printed, for it alone says where."""
+    """The fault for a defect of this project; its traceback is printed to show the place."""
     traceback.print_exception(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
     return Fault(f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})")
 
 
 def check_parameters(parameters: dict[str, Any]) -> None:
-    """Check every section and value; a name that begins with an underscore is a building block for others.
+    """Check every section and value, except sections with a leading underscore (YAML anchors).
 
     Raises:
         ConfigFault: naming each wrong parameter, what is wrong with it, and the nearest known name.
@@ -147,24 +166,35 @@ def check_parameters(parameters: dict[str, Any]) -> None:
         raise ConfigFault("; ".join(_explain(problem) for problem in error.errors())) from None
 
 
-def check_places(parameters: dict[str, Any], catalog: dict[str, Any]) -> None:
-    """Check that the catalog has the places that the parameters name, for it cannot read parameters.
+def places(parameters: dict[str, Any], project: Path) -> dict[str, Path]:
+    """`data_root` and `raw_root` as absolute paths; relative ones start at the project folder, as in the catalog."""
+    data_root = (project / parameters["data_root"]).resolve()
+    raw_root = parameters["raw_root"]
+    return {
+        "data_root": data_root,
+        "raw_root": data_root / "01_raw" if raw_root is None else (project / raw_root).resolve(),
+    }
+
+
+def check_data_root(data_root: str, catalog: dict[str, Any]) -> None:
+    """Check that the catalog, which cannot read parameters, has the data root that the parameters name.
 
     Raises:
-        ConfigFault: a place is set among the parameters of an environment, where it would be obeyed by halves.
+        ConfigFault: it is set among the parameters of an environment: nodes would write there, the catalog elsewhere.
     """
-    for name, entry in {"data_root": "data_root", "raw_root": "raw"}.items():
-        given, used = parameters[name], catalog[entry]["filepath"]
-        if given not in (None, used):
-            raise ConfigFault(
-                f"{name} = {given} does not reach the catalog, which has {used}: set it by --params {name}={given}, "
-                f"or in globals.yml of the environment, not in its parameters"
-            )
+    used = catalog["latent_cache"]["data_root"]
+    if data_root != used:
+        raise ConfigFault(
+            f"data_root = {data_root} does not reach the catalog, which has {used}: set it by --params "
+            f"data_root={data_root}, or in globals.yml of the environment, not in its parameters"
+        )
 
 
 def _explain(problem: dict[str, Any]) -> str:
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
+        if (renamed := _present_name(".".join(part for part in problem["loc"] if isinstance(part, str)))) is not None:
+            return f"parameter {place} is now called {renamed}"
         known = _fields_at(problem["loc"][:-1])
         near = difflib.get_close_matches(str(problem["loc"][-1]), known, 1)
         return f"unknown parameter {place}" + (f", did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
@@ -174,6 +204,12 @@ def _explain(problem: dict[str, Any]) -> str:
     if problem["type"] == "value_error":
         return f"{place}: {message}" if place else message
     return f"parameter {place} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _present_name(place: str) -> str | None:
+    """The present name of a renamed parameter; None for one that never existed."""
+    names = (place.removesuffix(old) + new for old, new in RENAMED.items() if f".{place}".endswith(f".{old}"))
+    return next(names, None)
 
 
 def _fields_at(place: tuple[int | str, ...]) -> list[str]:

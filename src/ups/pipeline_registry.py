@@ -1,38 +1,30 @@
-"""The pipelines by name; explicit, because composed names must work with every way of asking for them."""
+"""The pipelines by name.
+
+They are listed because `find_pipelines` cannot provide sums such as `full`: with `--pipelines full` Kedro would look
+for the folder `pipelines/full` alone.
+"""
 
 from kedro.pipeline import Pipeline
 
-from ups.pipelines import (
-    ablation,
-    baselines,
-    benchmark,
-    data,
-    evaluation,
-    finetune,
-    profiling,
-    seeds,
-    selection,
-    training,
-    tuning,
-)
+from ups.pipelines import baselines, data, evaluation, performance, studies, training
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """`full` is the whole house of `data`, `training` and `evaluation`; the others go on from it, or compare it."""
-    rooms = {
+    """`full` is `data`, `training` and `evaluation`; the others continue from its results or compare them."""
+    parts = {
         "data": data.create_pipeline(),
         "training": training.create_pipeline(),
         "evaluation": evaluation.create_pipeline(),
     }
-    tools = {
+    others = {
         "baselines": baselines.create_pipeline(),
-        "ablation": ablation.create_pipeline(),
-        "finetune": finetune.create_pipeline(),
-        "tune": tuning.create_pipeline(),
-        "profile": profiling.create_pipeline(),
-        "benchmark": benchmark.create_pipeline(),
-        "selection": selection.create_pipeline(),
-        "seeds": seeds.create_pipeline(),
+        "ablation": studies.create_ablation(),
+        "finetune": studies.create_finetune(),
+        "tune": performance.create_tune(),
+        "profile": performance.create_profile(),
+        "benchmark": performance.create_benchmark(),
+        "selection": studies.create_selection(),
+        "seeds": studies.create_seeds(),
     }
-    full = sum(rooms.values(), Pipeline([]))
-    return {"__default__": full, "full": full, **rooms, **tools}
+    full = sum(parts.values(), Pipeline([]))
+    return {"__default__": full, "full": full, **parts, **others}

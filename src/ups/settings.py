@@ -8,12 +8,12 @@ from omegaconf.resolvers import oc
 
 from ups.hooks import ParameterHooks, TrackingHooks
 
-warnings.filterwarnings("ignore", "Option '--pipeline'", KedroDeprecationWarning)  # both spellings are ours
+warnings.filterwarnings("ignore", "Option '--pipeline'", KedroDeprecationWarning)  # README uses `--pipeline`
 
-# Idle threads sleep. Spinning ones make a step several times slower as soon as another process wants a core.
+# Idle OpenMP threads sleep: spinning ones make a step several times slower when another process needs a core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-HOOKS = (ParameterHooks(), TrackingHooks())
+HOOKS = (TrackingHooks(), ParameterHooks())  # Kedro calls the last first: parameters are checked before any use
 # Their hooks write beside the project and post usage data: a run writes below data_root and nowhere else.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro-viz", "kedro-telemetry")
 CONFIG_LOADER_ARGS = {

@@ -12,8 +12,9 @@ import h5py
 import numpy as np
 import pytest
 
-from ups.data import transfer
-from ups.data.pdebench import FAMILIES, Family
+from ups.data import http
+from ups.data.families import Family
+from ups.data.pdebench import FAMILIES
 
 NAMES = {
     "advection_1d": "1D_Advection_Sols_beta0.4.hdf5",
@@ -168,7 +169,7 @@ class FileHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], FileServer]]:
     """`serve(folder)` starts a server of the files in a folder."""
-    monkeypatch.setattr(transfer, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
     servers: list[FileServer] = []
 
     def start(folder: Path) -> FileServer:

@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from ups.data import cards, facts
+from ups.data import cards
+from ups.data.card_text import BOUNDARY_WORDS, Card, card_markdown, find_origin
 from ups.data.cards import draw_card, read_sample, write_cards
-from ups.data.facts import BOUNDARY_WORDS, EQUATIONS, MEANINGS, Card, card_text, find_origin
-from ups.data.pdebench import BOUNDARIES, FAMILIES, Family
-from ups.data.registry import read_registry
+from ups.data.families import BOUNDARIES, Family
+from ups.data.pdebench import FAMILIES
+from ups.data.published import read_published_files
 from ups.data.simulate import file_name, simulate
-from ups.data.trajectories import TrajectoryReader, describe
+from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
 
 SPLITS = {"train": [2, 3], "valid": [0], "test": [1]}
 
 
 def card_of(path: Path, **changes) -> Card:
     """The card of the one dataset in a file, with statistics that no other number looks like."""
-    (dataset,) = describe(path.parent, [path.name]).values()
+    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
     family = FAMILIES[dataset.family]
     names = {"fields": family.fields, "coefficients": family.coefficients}
     statistics = {
@@ -53,9 +54,9 @@ def test_text_has_every_fact(write, family: str):
     """The text has equation, parameters, axes, time, fields with statistics, split counts, files and source."""
     path = write(family)
     card = card_of(path)
-    text = card_text(card)
+    text = card_markdown(card)
     facts_of_card = [
-        *EQUATIONS[family],
+        *card.family.formulas,
         "4: train 2, valid 1, test 1",
         f"5 MiB, {path.name}",
         "made up",
@@ -64,7 +65,7 @@ def test_text_has_every_fact(write, family: str):
     facts_of_card += [f"{name} = {value:g}" for name, value in card.dataset.parameters.items()]
     facts_of_card += ["5 snapshots, dt = 0.25, duration 1"] * (not card.family.steady)
     for name in (*card.family.fields, *card.family.coefficients):
-        facts_of_card.append(f"| {name} | {MEANINGS[family][name]}")
+        facts_of_card.append(f"| {name} | {card.family.meanings[name]}")
     facts_of_card += ["| 1.23 | 0.0789 |", "| log |" if card.family.positive else "| linear |"]
     axes = zip(card.family.axes, card.dataset.grid, strict=True)
     facts_of_card += [f"| {axis} | 1 | {points} | {1 / points:.4g} |" for axis, points in axes]
@@ -111,7 +112,7 @@ def test_sample_has_few_snapshots(write):
     """Of a plane the first, middle and last snapshot are read, whatever the length; of a line all up to 256."""
     for family, expected in (("shallow_water_2d", [0, 0.5, 1]), ("advection_1d", [0, 0.25, 0.5, 0.75, 1])):
         path = write(family)
-        (dataset,) = describe(path.parent, [path.name]).values()
+        (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
         times, u, _ = read_sample(path.parent, dataset, 1)
         assert times.tolist() == expected
         assert u.shape == (len(expected), 1, *dataset.grid)
@@ -125,7 +126,7 @@ def test_many_and_long_names_lengthen_the_page(write):
     sources = {name: {"bytes": 2**20, "md5": ""} for name in names}
     many = type(dataset)(**asdict(dataset) | {"files": names, "counts": (4,) * 274})
     card = card_of(path, dataset=many, sources=sources, origin=("partial: " + "trajectories " * 400,))
-    assert "and 270 more, 274 MiB in all" in card_text(card)
+    assert "and 270 more, 274 MiB in all" in card_markdown(card)
     figure = draw_card(card, np.zeros(1), np.zeros((1, 3, 8, 6)), np.zeros((2, 8, 6)))
     assert figure.get_figheight() > cards.HEIGHT
     assert min(text.get_window_extent().y0 for text in figure.texts) > 0
@@ -135,10 +136,9 @@ def test_own_family_shows_its_equation(write, monkeypatch: pytest.MonkeyPatch):
     """A family without an entry here shows what the registry says of it, dollar signs and all."""
     own = Family("own", "u_t = $5 u_xx$ and $ more", "tensor", r"Own_.*\.hdf5", ("u",), ("x",), "periodic", {})
     monkeypatch.setitem(FAMILIES, "own", own)
-    monkeypatch.setitem(facts.MEANINGS, "own", {})
     path = write("own", "Own_1.hdf5")
     card = card_of(path)
-    assert own.equation in card_text(card)
+    assert own.equation in card_markdown(card)
     assert own.equation.replace(" ", "") in words_of(page_of(path, card))
 
 
@@ -151,7 +151,7 @@ def test_hostile_names_are_plain_text(write):
 def test_volumes_are_cut_in_the_middle(write):
     """Of a volume the plane in the middle of z is shown, cut before the next snapshot is read."""
     path = write("compressible_ns_3d")
-    (dataset,) = describe(path.parent, [path.name]).values()
+    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
     _, u, _ = read_sample(path.parent, dataset, 1)
     with TrajectoryReader(path.parent, dataset) as reader:
         assert np.array_equal(u, reader.read(1)[[0, 2, 4], ..., dataset.grid[2] // 2])
@@ -161,8 +161,8 @@ def test_origin_is_checked(write):
     """A file is called published if its MD5 is, and partial if it says so."""
     marker = "trajectories 0-3 of 10000 of 1D_Advection_Sols_beta0.4.hdf5"
     path = write("advection_1d", edit=lambda file: file.attrs.update(ups_partial=marker))
-    (dataset,) = describe(path.parent, [path.name]).values()
-    published = {path.name: {"bytes": 1, "md5": read_registry()[path.name].md5}}
+    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    published = {path.name: {"bytes": 1, "md5": read_published_files()[path.name].md5}}
     said = find_origin("pdebench", path.parent, dataset, published)
     assert said[0].startswith("downloaded") and said[2] == f"partial: {marker}"
     assert said[1] == "1 of 1 files have the MD5 that PDEBench publishes"
@@ -174,9 +174,9 @@ def test_origin_is_checked(write):
 
 def test_words_for_all_families():
     """Every family, field, coefficient and boundary of the registry has its words."""
-    assert set(EQUATIONS) == set(FAMILIES)
-    for name, family in FAMILIES.items():
-        assert set(MEANINGS[name]) >= {*family.fields, *family.coefficients}
+    for family in FAMILIES.values():
+        assert family.formulas
+        assert set(family.meanings) >= {*family.fields, *family.coefficients}
     assert set(BOUNDARY_WORDS) | {"periodic"} == set(BOUNDARIES)
 
 
@@ -185,7 +185,7 @@ def write_simulated(folder: Path) -> dict:
     for family, num_snapshots in (("advection_1d", 3), ("darcy_2d", 1)):
         sizes = {"num_trajectories": 4, "resolution": 8, "num_snapshots": num_snapshots, "duration": 1.0, "seed": 0}
         simulate(folder / file_name(family, {"beta": 1.0}), family=family, parameters={"beta": 1.0}, **sizes)
-    described = describe(folder, [path.name for path in folder.glob("*.hdf5")])
+    described = find_single_grid_datasets(folder, [path.name for path in folder.glob("*.hdf5")])
     datasets = {
         "datasets": {name: asdict(dataset) for name, dataset in described.items()},
         "splits": dict.fromkeys(described, SPLITS),

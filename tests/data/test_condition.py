@@ -1,13 +1,11 @@
-"""What a network is told about a dataset besides its state."""
+"""Condition features: what the models get about a dataset besides its state."""
 
 import itertools
 from dataclasses import replace
 
 import pytest
 
-from ups.data.condition import NUM_CONDITIONS, condition_features
-from ups.data.dataset import Dataset
-from ups.data.pdebench import BOUNDARIES, PARAMETERS
+from ups.data.families import BOUNDARIES, NUM_CONDITIONS, PARAMETERS, Dataset, condition_features
 
 PLAIN = Dataset(
     name="plain",
@@ -46,16 +44,16 @@ def test_features_by_hand():
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_each_parameter_counts(name: str):
-    """Two values of a parameter, and its absence, are told apart; 1 has the logarithm 0 but is not absent."""
+    """Two values of a parameter, and its absence, have different features; 1 has the logarithm 0 but is not absent."""
     values = [{}, {name: 1.0}, {name: 0.1}, {name: 1e-8}, {name: 0.0}]
-    told = [tuple(condition_features(replace(PLAIN, parameters=parameters))) for parameters in values]
-    assert len(set(told)) == len(values)
+    vectors = [tuple(condition_features(replace(PLAIN, parameters=parameters))) for parameters in values]
+    assert len(set(vectors)) == len(values)
 
 
 def test_parameters_do_not_mix():
     """The same value for two parameters gives two vectors."""
-    told = {tuple(condition_features(replace(PLAIN, parameters={name: 0.1}))) for name in PARAMETERS}
-    assert len(told) == len(PARAMETERS)
+    vectors = {tuple(condition_features(replace(PLAIN, parameters={name: 0.1}))) for name in PARAMETERS}
+    assert len(vectors) == len(PARAMETERS)
 
 
 def test_time_step_counts():
@@ -74,15 +72,15 @@ def test_steady_dataset_has_no_time_step():
 def test_boundary_and_dimension_count():
     """Every boundary condition in every number of dimensions has its own vector."""
     cases = itertools.product(range(1, 4), BOUNDARIES)
-    told = {tuple(condition_features(in_dimensions(dims, boundary))) for dims, boundary in cases}
-    assert len(told) == 3 * len(BOUNDARIES)
+    vectors = {tuple(condition_features(in_dimensions(dims, boundary))) for dims, boundary in cases}
+    assert len(vectors) == 3 * len(BOUNDARIES)
 
 
 def test_boundary_of_each_axis_counts():
     """Walls left and right are not walls above and below."""
     sides, ends = ("wall", "periodic"), ("periodic", "wall")
-    told = [condition_features(replace(in_dimensions(2), boundary=boundary)) for boundary in (sides, ends)]
-    assert told[0] != told[1]
+    vectors = [condition_features(replace(in_dimensions(2), boundary=boundary)) for boundary in (sides, ends)]
+    assert vectors[0] != vectors[1]
 
 
 def test_resolution_counts():

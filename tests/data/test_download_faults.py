@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ups.data import transfer
-from ups.data.checksums import md5_of
+from ups.data import http
 from ups.data.download import download_file
 from ups.data.hdf5 import SIGNATURE
 from ups.errors import DataFault
+from ups.files import digest_of
 
 CONTENT = SIGNATURE + bytes(range(256)) * 1000
 SIZE, NAME = len(CONTENT), "file.hdf5"
@@ -137,7 +137,7 @@ BAD_URLS = {
 @pytest.fixture
 def url(serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Answer]], str]:
     """`url(answers)` scripts a server and returns the URL of its file."""
-    monkeypatch.setattr(transfer, "ATTEMPTS", 4)
+    monkeypatch.setattr(http, "ATTEMPTS", 4)
     (tmp_path / NAME).write_bytes(CONTENT)
     server = serve(tmp_path)
 
@@ -153,7 +153,7 @@ def test_fault_is_repaired(url, tmp_path, case):
     """The right file in the end and nothing beside it; the reported bytes add up to its size."""
     target, arrived = tmp_path / "local" / NAME, []
     download_file(url(REPAIRED[case]), MD5, target, arrived.append, num_bytes=SIZE)
-    assert md5_of(target) == MD5
+    assert digest_of(target, "md5") == MD5
     assert sum(arrived) == SIZE
     assert list(target.parent.iterdir()) == [target]
 
@@ -168,8 +168,8 @@ def test_fault_is_told(url, tmp_path, case):
 @pytest.mark.parametrize("case", BAD_URLS)
 def test_bad_url_is_told(tmp_path, monkeypatch, case):
     """One line with the URL, and nothing left behind."""
-    monkeypatch.setattr(transfer, "ATTEMPTS", 2)
-    monkeypatch.setattr(transfer, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(http, "ATTEMPTS", 2)
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
     expect_refusal(BAD_URLS[case], tmp_path / "local" / NAME, re.escape(BAD_URLS[case]))
 
 
@@ -186,4 +186,4 @@ def test_faults_in_a_row_are_repaired(url, tmp_path, first, second):
     """One fault after the other changes nothing."""
     target = tmp_path / "local" / NAME
     download_file(url(REPAIRED[first] + REPAIRED[second]), MD5, target, lambda count: None, num_bytes=SIZE)
-    assert md5_of(target) == MD5
+    assert digest_of(target, "md5") == MD5

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ups.data.checksums import md5_of
 from ups.data.download import download_file
 from ups.data.hdf5 import SIGNATURE
+from ups.files import digest_of
 
 NAME = "file.hdf5"
 NUM_DROPS = 50
@@ -64,7 +64,7 @@ def test_random_drop_points(serve, tmp_path):
         server.sent, server.drop_after = 0, [generator.randrange(size)]
         target = tmp_path / "local" / f"{number}.hdf5"
         download_file(f"{server.url}/{NAME}", md5, target, lambda count: None, num_bytes=size)
-        assert md5_of(target) == md5
+        assert digest_of(target, "md5") == md5
         worst = max(worst, server.sent / size)
     sys.stdout.write(f"\n{NUM_DROPS} drops: at most {worst:.4f} times the bytes\n")
     assert worst <= 1.05
@@ -98,7 +98,7 @@ def test_killed_downloads_go_on(serve, tmp_path):
         client.kill()
         client.wait(30)
     assert subprocess.run(command, timeout=120, check=False).returncode == 0
-    assert md5_of(target) == md5
+    assert digest_of(target, "md5") == md5
     assert [path.name for path in target.parent.iterdir() if not path.name.endswith(".lock")] == [NAME]
 
 
@@ -120,7 +120,7 @@ def test_throughput(fast_server, tmp_path):
         file.write(SIGNATURE)
         file.truncate(size)
     started = time.perf_counter()
-    md5 = md5_of(tmp_path / NAME)
+    md5 = digest_of(tmp_path / NAME, "md5")
     hashing = size / MEGABYTE / (time.perf_counter() - started)
     best = 0.0
     for number in range(3):

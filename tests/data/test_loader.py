@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ups.data.dataset import Dataset
+from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache, write_latents, write_manifest
-from ups.data.loader import BatchSampler, batch_size, fixed_batches
 from ups.data.samples import FieldSamples, LatentSamples
-from ups.data.trajectories import TrajectoryReader, describe
+from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
+from ups.training.batches import BatchSampler
+from ups.training.stage import batch_size, fixed_batches
 
 NUM_SAMPLES = {"advection_1d": 30, "burgers_1d": 7, "darcy_2d": 100}
 BATCH_SIZES = {"advection_1d": 8, "burgers_1d": 16, "darcy_2d": 4}
@@ -86,7 +87,7 @@ def test_validation_batches_are_spread_evenly():
 def datasets(write: Callable[..., Path]) -> dict[str, Dataset]:
     """Six trajectories of two transient families and a steady one."""
     names = [write(family, count=6).name for family in GRIDS]
-    return describe(write("darcy_2d", count=6).parent, names)
+    return find_single_grid_datasets(write("darcy_2d", count=6).parent, names)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ups.data.checksums import md5_of
+from ups.files import digest_of
 
 NAME = "2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_128_Train.hdf5"
 COUNT, NUM_SNAPSHOTS, GRID = 1100, 21, 128
@@ -28,8 +28,8 @@ def report(**values):
 """
 DESCRIBE_AND_SPLIT = """
 from ups.data.splits import split
-from ups.data.trajectories import describe
-datasets = describe(folder, [name])
+from ups.data.trajectories import find_single_grid_datasets
+datasets = find_single_grid_datasets(folder, [name])
 splits = split(folder, datasets, 0, 0.1, 0.1)
 report(test=len(next(iter(splits.values()))["test"]))
 """
@@ -45,7 +45,7 @@ report()
 PARTIAL = """
 from dataclasses import replace
 from ups.data.partial import fetch_trajectories
-from ups.data.registry import find_file
+from ups.data.published import find_file
 target = folder / "partial" / name
 file = replace(find_file(name), url=f"{url}/{name}", bytes=int(size))
 fetch_trajectories(file, target, range(100), base_url=None, advance=advance)
@@ -78,7 +78,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("task", ["DESCRIBE_AND_SPLIT", "CHECKSUM", "DOWNLOAD", "PARTIAL"])
 def test_peak_memory_is_bounded(serve, large, task):
     """Below 1 GB, libraries and all, for a file of 6 GB."""
-    md5 = md5_of(large) if task == "DOWNLOAD" else ""
+    md5 = digest_of(large, "md5") if task == "DOWNLOAD" else ""
     arguments = [str(large.parent), NAME, serve(large.parent).url, md5, str(large.stat().st_size)]
     command = [sys.executable, "-c", PREAMBLE + globals()[task], *arguments]
     completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=400, check=True)

@@ -1,7 +1,10 @@
 """The first trajectories of a remote file."""
 
 import hashlib
+import io
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +13,14 @@ import h5py
 import numpy as np
 import pytest
 
-from ups.data import transfer
+from ups.data import http
 from ups.data.layouts import find_family
-from ups.data.partial import fetch_trajectories, partial_name, read_marker
+from ups.data.partial import SparseBuffer, fetch_trajectories, read_marker
 from ups.data.pdebench import FAMILIES
-from ups.data.registry import find_file
+from ups.data.plan import partial_name
+from ups.data.published import find_file
 from ups.data.splits import split
-from ups.data.trajectories import TrajectoryReader, describe
+from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
 from ups.errors import ConfigFault, DataFault, StorageFault
 
 CONTIGUOUS = [name for name, family in FAMILIES.items() if family.layout in ("tensor", "fields")]
@@ -49,7 +53,7 @@ def fetch(
 
 def expect_same(small: Path, whole: Path, count: int) -> None:
     """The trajectories of the small file are the first ones of the whole."""
-    part, full = (next(iter(describe(path.parent, [path.name]).values())) for path in (small, whole))
+    part, full = (next(iter(find_single_grid_datasets(path.parent, [path.name]).values())) for path in (small, whole))
     assert part.counts == (count,)
     assert (part.times, part.grid, part.lengths, part.boundary) == (full.times, full.grid, full.lengths, full.boundary)
     assert part.parameters == full.parameters
@@ -142,9 +146,9 @@ def test_chosen_trajectories_arrive(serve, write, tmp_path, local, family, posit
     """Any increasing positions can be chosen; the reader knows where they come from."""
     whole = write(family)
     small = fetch(serve(tmp_path), whole, local, positions=positions)
-    part, full = (next(iter(describe(path.parent, [path.name]).values())) for path in (small, whole))
+    part, full = (next(iter(find_single_grid_datasets(path.parent, [path.name]).values())) for path in (small, whole))
     with TrajectoryReader(local, part) as a, TrajectoryReader(tmp_path, full) as b:
-        assert [a.origin(i) for i in range(len(positions))] == list(positions)
+        assert [a.published_position(i) for i in range(len(positions))] == list(positions)
         for i, position in enumerate(positions):
             assert np.array_equal(a.read(i), b.read(position))
             assert np.array_equal(a.read_coefficients(i), b.read_coefficients(position))
@@ -162,7 +166,7 @@ def test_chosen_trajectories_split_by_origin(serve, write, tmp_path, local):
     """Trajectory 7 of one file and trajectory 7 of another share a split, wherever they are in the small files."""
     server, chosen = serve(tmp_path), {"advection_1d": range(5, 25), "burgers_1d": range(20)}
     small = [fetch(server, write(family, count=40), local, positions=positions) for family, positions in chosen.items()]
-    splits = split(local, describe(local, [path.name for path in small]), 0, 0.2, 0.2)
+    splits = split(local, find_single_grid_datasets(local, [path.name for path in small]), 0, 0.2, 0.2)
     place = {
         family: {positions[i]: kind for kind, indices in splits[path.stem].items() for i in indices}
         for (family, positions), path in zip(chosen.items(), small, strict=True)
@@ -175,7 +179,7 @@ def test_partial_files_split_like_whole_ones(serve, write, tmp_path, local):
     """Two families with common initial states keep trajectory i of both in one split."""
     server = serve(tmp_path)
     small = [fetch(server, write(family, count=40), local, 20) for family in ("advection_1d", "burgers_1d")]
-    datasets = describe(local, [path.name for path in small])
+    datasets = find_single_grid_datasets(local, [path.name for path in small])
     first, second = split(local, datasets, 0, 0.2, 0.2).values()
     assert first == second
 
@@ -237,7 +241,7 @@ def test_file_that_changes_is_refused(serve, write, tmp_path, local, monkeypatch
 
 def test_dead_server_ends(serve, write, tmp_path, local, monkeypatch):
     """A server that drops every connection is given up."""
-    monkeypatch.setattr(transfer, "ATTEMPTS", 3)
+    monkeypatch.setattr(http, "ATTEMPTS", 3)
     whole, server = write("advection_1d"), serve(tmp_path)
     server.drop_after = [0] * 1000
     with pytest.raises(DataFault, match="3 times in a row"):
@@ -314,3 +318,64 @@ def test_foreign_file_is_not_overwritten(serve, write, tmp_path, local):
     with pytest.raises(DataFault, match="delete it"):
         fetch(server, whole, local)
     assert target.read_bytes() == whole.read_bytes()
+
+
+CLIENT = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from ups.data.partial import fetch_trajectories
+from ups.data.published import find_file
+from ups.errors import DataFault
+name, url, size, target = sys.argv[1:]
+kept = []
+try:
+    fetch_trajectories(
+        replace(find_file(name), url=url, bytes=int(size)), Path(target), range(2), base_url=None, advance=kept.append
+    )
+except DataFault as fault:
+    kept.append(fault)
+    sys.exit(fault.exit_code)
+"""
+
+
+def test_truncated_remote_file_ends_with_its_exit_code(serve, write, tmp_path, local):
+    """A process that keeps the fault of a remote file that cannot be opened ends by itself, not by a crash in HDF5."""
+    whole = write("advection_1d")
+    whole.write_bytes(whole.read_bytes()[:1000])
+    arguments = [whole.name, f"{serve(tmp_path).url}/{whole.name}", "1000", str(local / whole.name)]
+    assert subprocess.run([sys.executable, "-c", CLIENT, *arguments], timeout=60, check=False).returncode == 3
+
+
+def test_buffer_behaves_like_a_file(tmp_path):
+    """Writes, overwrites, gaps, seeks and short reads agree with a real file."""
+    sparse, plain = SparseBuffer(), (tmp_path / "plain").open("wb+", buffering=0)
+    for file in (sparse, plain):
+        for place, block in ((5, b"hello"), (20, b"world"), (8, b"12345"), (0, b"ab")):
+            file.seek(place)
+            assert file.write(block) == len(block)
+        file.truncate(40)
+    for place, num_bytes in ((0, 40), (3, 10), (9, 1), (25, 100), (50, 10)):
+        for file in (sparse, plain):
+            file.seek(place)
+        assert sparse.read(num_bytes) == plain.read(num_bytes)
+        assert place > 40 or sparse.tell() == plain.tell()
+    assert sparse.seek(0, io.SEEK_END) == 40
+
+
+def test_frame_of_a_large_dataset_is_small(tmp_path):
+    """A file with a dataset of 8 GB that is not written takes a few kilobytes here, and is sound on disk."""
+    frame = SparseBuffer()
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    with h5py.File(frame, "w") as file:
+        space = h5py.h5s.create_simple((2**31,))
+        h5py.h5d.create(file.id, b"large", h5py.h5t.IEEE_F32LE, space, properties)
+        file["small"] = np.arange(5)
+    assert sum(len(block) for _, block in frame.pieces) < 20_000
+    with (tmp_path / "file.hdf5").open("wb") as small:
+        frame.write_to(small)
+    with h5py.File(tmp_path / "file.hdf5") as file:
+        assert file["large"].shape == (2**31,) and file["large"][-1] == 0
+        assert file["small"][:].tolist() == [0, 1, 2, 3, 4]

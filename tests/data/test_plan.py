@@ -11,16 +11,15 @@ import pytest
 
 from ups.config import DownloadConfig
 from ups.data import plan as planning
-from ups.data import registry
+from ups.data.download import lock
 from ups.data.normalization import fit_normalization
-from ups.data.plan import announce, make_plan
-from ups.data.registry import RemoteFile, find_file
+from ups.data.plan import log_plan, make_plan
+from ups.data.published import PublishedFile, find_file
 from ups.data.sources import CHECKSUMS, download_files, list_files
 from ups.data.splits import split
-from ups.data.storage import lock
-from ups.data.trajectories import describe
+from ups.data.trajectories import find_single_grid_datasets
 from ups.errors import ConfigFault, DataFault, StorageFault
-from ups.pipelines.data.nodes import download_pdebench
+from ups.pipelines.data import download_pdebench
 
 BETAS = (0.1, 0.2, 0.4, 1.0)
 
@@ -31,7 +30,7 @@ def names() -> list[str]:
 
 
 @pytest.fixture
-def published(write, tmp_path: Path) -> list[RemoteFile]:
+def published(write, tmp_path: Path) -> list[PublishedFile]:
     """Records of four small files in the test's folder, in place of the published ones."""
     files = []
     for name in names():
@@ -47,7 +46,7 @@ def local(tmp_path: Path) -> Path:
     return tmp_path / "local"
 
 
-def fetch(files: list[RemoteFile], local: Path, url: str, parallel: int = 2) -> dict[str, Any]:
+def fetch(files: list[PublishedFile], local: Path, url: str, parallel: int = 2) -> dict[str, Any]:
     """Plan and download whole files."""
     return download_files(make_plan(local, files, None), lambda name, count: None, base_url=url, parallel=parallel)
 
@@ -58,15 +57,15 @@ def test_plan_counts_what_is_missing(published, local, tmp_path):
     (local / names()[0]).write_bytes((tmp_path / names()[0]).read_bytes())
     (local / f"{names()[1]}.part").write_bytes(b"0" * 100)
     plan = make_plan(local, published, None)
-    assert [file.is_there for file in plan.files] == [True, False, False, False]
-    assert plan.total == sum(file.bytes for file in published)
-    assert plan.missing == plan.total - published[0].bytes - 100
+    assert [file.is_complete for file in plan.files] == [True, False, False, False]
+    assert sum(file.bytes for file in plan.files) == sum(file.bytes for file in published)
+    assert plan.missing == sum(file.bytes for file in published) - published[0].bytes - 100
 
 
 def test_plan_is_told(published, local, caplog):
     """Number, size and place of the files, each by name, and the free disk; test files are pointed out."""
     with caplog.at_level(logging.INFO, planning.__name__):
-        announce(make_plan(local, [*published, find_file("Sod1.hdf5")], None))
+        log_plan(make_plan(local, [*published, find_file("Sod1.hdf5")], None))
     text = " ".join(record.getMessage() for record in caplog.records)
     assert "5 files" in text and f"and 1 files of unknown size, to {local}" in text
     assert all(name in text for name in names())
@@ -76,7 +75,7 @@ def test_plan_is_told(published, local, caplog):
 def test_long_plan_is_cut(published, local, caplog):
     """Of many files the first are listed."""
     with caplog.at_level(logging.INFO, planning.__name__):
-        announce(make_plan(local, published * 30, None))
+        log_plan(make_plan(local, published * 30, None))
     assert any("... and 80 more" in record.getMessage() for record in caplog.records)
     assert len(caplog.records) < 50
 
@@ -85,7 +84,7 @@ def test_small_disk_is_refused(published, local, monkeypatch):
     """A plan that does not fit on the disk is refused with both numbers, before anything is made."""
     monkeypatch.setattr(planning, "free_bytes", lambda folder: 10)
     with pytest.raises(StorageFault, match="to fetch, 1e-08 GB free; free space") as caught:
-        announce(make_plan(local, published, None))
+        log_plan(make_plan(local, published, None))
     assert caught.value.exit_code == 6
     assert not local.exists()
 
@@ -151,7 +150,7 @@ def test_files_that_were_there_are_checked_once(published, local, serve, tmp_pat
         fetch(published[:1], local, serve(tmp_path).url)
     (local / names()[0]).write_bytes(content)
     fetch(published[:1], local, serve(tmp_path).url)
-    monkeypatch.setattr("ups.data.download.md5_of", lambda path: pytest.fail("hashed again"))
+    monkeypatch.setattr("ups.data.download.digest_of", lambda path, algorithm: pytest.fail("hashed again"))
     assert fetch(published[:1], local, serve(tmp_path).url)[names()[0]]["md5"] == published[0].md5
 
 
@@ -191,13 +190,13 @@ CONFIG: dict[str, Any] = {
 
 def test_node_follows_its_configuration(published, local, serve, tmp_path, monkeypatch, caplog):
     """The node selects, tells the plan, fetches the first trajectories from the mirror; they split and normalize."""
-    monkeypatch.setattr(registry, "read_registry", lambda: {file.name: file for file in published})
+    monkeypatch.setattr("ups.data.published.read_published_files", lambda: {file.name: file for file in published})
     config = DownloadConfig(**CONFIG | {"base_url": serve(tmp_path).url})
     with caplog.at_level(logging.INFO, planning.__name__):
         files = download_pdebench("pdebench", config, local)
     assert list(files) == [f"1D_Advection_Sols_beta{beta}_first4.hdf5" for beta in (0.1, 0.4)]
     assert "download plan: 2 files" in caplog.text
-    datasets = describe(local, list(files))
+    datasets = find_single_grid_datasets(local, list(files))
     splits = split(local, datasets, 0, 0.2, 0.2)
     assert all(len(indices) for kinds in splits.values() for indices in kinds.values())
     assert fit_normalization(local, datasets, splits, lambda count: None)["advection_1d"]["fields"]["u"]["std"] > 0

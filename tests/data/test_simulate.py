@@ -8,12 +8,13 @@ import torch
 import yaml
 
 from ups.data import simulate as module
-from ups.data.pdebench import FAMILIES, Family
+from ups.data.families import Family
+from ups.data.pdebench import FAMILIES
 from ups.data.simulate import file_name, files_of, simulate
-from ups.data.trajectories import TrajectoryReader, describe
+from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
 from ups.errors import ConfigFault, DataFault
 from ups.metrics.errors import conservation_drift
-from ups.solvers import SIMULATED_FAMILIES, draw
+from ups.solvers import SIMULATED_FAMILIES, sample_initial_states
 from ups.solvers.families import PROBLEMS
 
 torch.set_num_threads(1)
@@ -77,12 +78,11 @@ def test_a_file_has_the_name_and_layout_of_pdebench(family, tmp_path):
 def test_written_files_are_read_back(family, tmp_path):
     """The reader finds in a written file the family, its parameters, its domain and the states that were drawn."""
     path = write(tmp_path, family)
-    dataset = next(iter(describe(tmp_path, [path.name]).values()))
+    dataset = next(iter(find_single_grid_datasets(tmp_path, [path.name]).values()))
     assert (dataset.family, dataset.counts, dataset.parameters) == (family, (3,), parameters_of(family))
     assert dataset.grid == (8,) * len(FAMILIES[family].axes)
-    assert dataset.lengths == (PROBLEMS[family].length,) * len(dataset.grid)
-    mach = dataset.parameters.get("mach")
-    u_0, drawn = draw(family, [1], dataset.grid, 0, mach=mach)
+    assert dataset.lengths == (PROBLEMS[family].high - PROBLEMS[family].low,) * len(dataset.grid)
+    u_0, drawn = sample_initial_states(family, [1], dataset.grid, 0, dataset.parameters)
     with TrajectoryReader(tmp_path, dataset) as reader:
         u, fields = reader.read(1), reader.read_coefficients(1)
     assert np.isfinite(u).all()
@@ -100,10 +100,12 @@ def test_box_flow_comes_in_files_of_four(tmp_path):
     assert list(files) == ["ns_incom_inhom_2d_8-0.h5", "ns_incom_inhom_2d_8-1.h5"]
     for name, arguments in files.items():
         simulate(tmp_path / name, **arguments)
-    dataset = describe(tmp_path, list(files))["ns_incom_inhom_2d_8"]
+    dataset = find_single_grid_datasets(tmp_path, list(files))["ns_incom_inhom_2d_8"]
     assert dataset.counts == (4, 2)
     with TrajectoryReader(tmp_path, dataset) as reader:
-        np.testing.assert_array_equal(reader.read(5)[0], draw("incompressible_ns_2d", [5], (8, 8), 0)[0][0])
+        np.testing.assert_array_equal(
+            reader.read(5)[0], sample_initial_states("incompressible_ns_2d", [5], (8, 8), 0)[0][0]
+        )
 
 
 def test_open_ends_and_shocks_are_named_as_in_pdebench(tmp_path):
@@ -113,7 +115,7 @@ def test_open_ends_and_shocks_are_named_as_in_pdebench(tmp_path):
     name = file_name("compressible_ns_1d", inviscid, **how)
     assert name == "1D_CFD_Shock_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5"
     path = write(tmp_path, "compressible_ns_1d", inviscid, **how).rename(tmp_path / name)
-    dataset = describe(tmp_path, [path.name])[path.stem]
+    dataset = find_single_grid_datasets(tmp_path, [path.name])[path.stem]
     assert dataset.boundary == ("outflow",)
     assert dataset.parameters == inviscid
 
@@ -142,7 +144,9 @@ def test_tensor_files_have_cell_centres_and_one_time_more(tmp_path):
         assert file["tensor"].shape == (3, 4, 8)
         np.testing.assert_allclose(file["x-coordinate"], (np.arange(8) + 0.5) / 8)
         np.testing.assert_allclose(file["t-coordinate"], [0.0, 0.1, 0.2, 0.3, 0.4], rtol=1e-6)
-        np.testing.assert_array_equal(file["tensor"][2, 0], draw("advection_1d", [2], (8,), 0)[0][0, 0])
+        np.testing.assert_array_equal(
+            file["tensor"][2, 0], sample_initial_states("advection_1d", [2], (8,), 0)[0][0, 0]
+        )
         assert file["tensor"].chunks is None
 
 
@@ -150,7 +154,7 @@ def test_darcy_files_hold_permeability_and_solution(tmp_path):
     """A Darcy file has the permeability beside the solution and no time axis of coordinates."""
     with h5py.File(write(tmp_path, "darcy_2d")) as file:
         assert file["tensor"].shape == (3, 1, 8, 8)
-        np.testing.assert_array_equal(file["nu"][:], draw("darcy_2d", range(3), (8, 8), 0)[1]["nu"])
+        np.testing.assert_array_equal(file["nu"][:], sample_initial_states("darcy_2d", range(3), (8, 8), 0)[1]["nu"])
         assert "t-coordinate" not in file
 
 
@@ -158,7 +162,7 @@ def test_group_files_store_y_before_x_for_reaction_diffusion(tmp_path):
     """Two-dimensional reaction-diffusion is stored (T, Y, X, 2) with exact times, one group per trajectory."""
     with h5py.File(write(tmp_path, "diffusion_reaction_2d")) as file:
         assert list(file) == ["0000", "0001", "0002"]
-        u_0 = draw("diffusion_reaction_2d", [1], (8, 8), 0)[0][0]
+        u_0 = sample_initial_states("diffusion_reaction_2d", [1], (8, 8), 0)[0][0]
         np.testing.assert_array_equal(file["0001/data"][0], u_0.permute(2, 1, 0))
         np.testing.assert_allclose(file["0001/grid/t"], [0.0, 0.1, 0.2, 0.3], rtol=1e-6)
         np.testing.assert_allclose(file["0001/grid/y"], -1 + (np.arange(8) + 0.5) / 4)
@@ -168,7 +172,7 @@ def test_groups_tell_their_equation(tmp_path):
     """The YAML text of a shallow-water group names the domain and the radius of its dam."""
     with h5py.File(write(tmp_path, "shallow_water_2d")) as file:
         sim = yaml.safe_load(file["0002"].attrs["config"])["sim"]
-    radius = draw("shallow_water_2d", [2], (8, 8), 0)[1]["dam_radius"].item()
+    radius = sample_initial_states("shallow_water_2d", [2], (8, 8), 0)[1]["dam_radius"].item()
     assert sim["dam_radius"] == pytest.approx(radius)
     assert (sim["x_left"], sim["y_top"], sim["xdim"], sim["n_time_steps"]) == (-2.5, 2.5, 8, 3)
 
@@ -206,7 +210,7 @@ def test_a_file_appears_when_it_is_complete(tmp_path):
         ("compressible_ns_3d", {}, {}, r"has the parameters \['mach', 'eta', 'zeta'\]"),
         ("compressible_ns_2d", {"mach": 0.0, "eta": 0.1, "zeta": 0.1}, {}, "mach must be"),
         ("compressible_ns_1d", {"eta": 0.1, "zeta": 0.1}, {"start": "Turb"}, "start must be one of Rand, Shock"),
-        ("burgers_1d", {"nu": 1.0}, {"boundary": "outflow"}, "boundary must be one of periodic"),
+        ("burgers_1d", {"nu": 1.0}, {"boundary": "outflow"}, "the boundary of burgers_1d cannot be chosen"),
         ("burgers_1d", {"beta": 1.0}, {}, r"has the parameters \['nu'\]"),
         ("burgers_1d", {"nu": -1.0}, {}, "not negative"),
         ("burgers_1d", {"nu": 1.0}, {"num_snapshots": 1}, "num_snapshots >= 2"),
@@ -226,7 +230,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(family, paramete
 def test_conserved_fields_are_conserved(tmp_path: Path, family: Family):
     """The integral of a field that the registry calls conserved stays what it was at the start, up to round-off."""
     path = write(tmp_path, family.name, resolution=16)
-    dataset = describe(tmp_path, [path.name])[path.stem]
+    dataset = find_single_grid_datasets(tmp_path, [path.name])[path.stem]
     with TrajectoryReader(tmp_path, dataset) as reader:
         u = torch.from_numpy(np.stack([reader.read(index) for index in range(3)]))
     u = u[:, :, [family.fields.index(field) for field in family.conserved]]

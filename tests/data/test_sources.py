@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ups.data import sources
-from ups.data.checksums import md5_of
 from ups.data.sources import list_files, simulate_files
 from ups.errors import ConfigFault, DataFault
+from ups.files import digest_of
 
 NAME = "1D_Advection_Sols_beta0.4.hdf5"
 RECIPE: dict[str, Any] = {
@@ -34,7 +34,7 @@ def inode(path: Path) -> int:
 def test_simulated_file_is_described(tmp_path: Path):
     """The entry of a simulated file has its true size and MD5 sum."""
     entry = simulated(tmp_path, RECIPE)
-    assert entry == {"bytes": (tmp_path / NAME).stat().st_size, "md5": md5_of(tmp_path / NAME)}
+    assert entry == {"bytes": (tmp_path / NAME).stat().st_size, "md5": digest_of(tmp_path / NAME, "md5")}
 
 
 def test_simulated_file_is_reused(tmp_path: Path):
@@ -50,7 +50,7 @@ def test_changed_recipe_simulates_again(tmp_path: Path, change: dict[str, Any]):
     entry = simulated(tmp_path, RECIPE)
     again = simulated(tmp_path, RECIPE | change)
     assert again["md5"] != entry["md5"]
-    assert again["md5"] == md5_of(tmp_path / NAME)
+    assert again["md5"] == digest_of(tmp_path / NAME, "md5")
 
 
 def test_changed_solvers_simulate_again(tmp_path: Path):
@@ -66,7 +66,7 @@ def test_lost_file_is_simulated_again(tmp_path: Path):
     entry = simulated(tmp_path, RECIPE)
     (tmp_path / NAME).unlink()
     assert simulated(tmp_path, RECIPE) == entry
-    assert md5_of(tmp_path / NAME) == entry["md5"]
+    assert digest_of(tmp_path / NAME, "md5") == entry["md5"]
 
 
 def test_duplicates_are_refused(tmp_path: Path):
@@ -80,7 +80,7 @@ def test_sums_of_a_folder_are_remembered(tmp_path: Path, monkeypatch: pytest.Mon
     """A file whose size and time of change are known is not read a second time."""
     simulated(tmp_path / "raw", RECIPE)
     first = list_files(tmp_path / "raw", tmp_path / "sums.json")
-    monkeypatch.setattr(sources, "md5_of", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr(sources, "digest_of", lambda path, algorithm: pytest.fail("read again"))
     assert list_files(tmp_path / "raw", tmp_path / "sums.json") == first
 
 
@@ -95,7 +95,7 @@ def test_sums_of_changed_files_are_taken_anew(tmp_path: Path, keep_time: bool):
     content[-100] ^= 1
     path.write_bytes(content)
     os.utime(path, ns=(time, time if keep_time else time + 1))
-    assert list_files(tmp_path / "raw", tmp_path / "sums.json")[NAME]["md5"] == md5_of(path)
+    assert list_files(tmp_path / "raw", tmp_path / "sums.json")[NAME]["md5"] == digest_of(path, "md5")
 
 
 def test_empty_folder_is_refused(tmp_path: Path):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -5,15 +6,15 @@ import h5py
 import numpy as np
 import pytest
 
-from ups.data import splits as splits_module
+from ups.data.pdebench import FAMILIES
 from ups.data.splits import split
-from ups.data.trajectories import TrajectoryReader, describe, find_files
+from ups.data.trajectories import TrajectoryReader, find_files, find_single_grid_datasets
 from ups.errors import ConfigFault, DataFault
 
 
 def split_folder(folder: Path, seed: int = 0, valid: float = 0.25, test: float = 0.25) -> dict:
     """Splits of everything in a folder."""
-    return split(folder, describe(folder, find_files(folder)), seed, valid, test)
+    return split(folder, find_single_grid_datasets(folder, find_files(folder)), seed, valid, test)
 
 
 def place(splits: dict[str, list[int]], index: int) -> str:
@@ -117,7 +118,8 @@ def test_steady_problems_are_compared_by_coefficient(write, tmp_path):
 
 def test_blocks_of_compressible_flow_are_linked(write, tmp_path, monkeypatch):
     """Where every block repeats the fields of the one before, trajectories one block apart stay together."""
-    monkeypatch.setitem(splits_module.BLOCKS, "compressible_ns_1d", 4)
+    small = replace(FAMILIES["compressible_ns_1d"], initial_condition_block=4)
+    monkeypatch.setitem(FAMILIES, "compressible_ns_1d", small)
     path = write("compressible_ns_1d", count=12)
     splits = split_folder(tmp_path)[path.stem]
     assert all(place(splits, index) == place(splits, index + 4) == place(splits, index + 8) for index in range(4))
@@ -157,7 +159,7 @@ def test_impossible_fractions_are_refused(write, tmp_path, fractions):
 
 def test_real_files_share_no_initial_condition(samples):
     """No state in two splits of advection, Burgers and 1D reaction-diffusion, even after rescaling to [0, 1]."""
-    datasets = describe(samples, find_files(samples))
+    datasets = find_single_grid_datasets(samples, find_files(samples))
     splits = split(samples, datasets, 0, 0.1, 0.1)
     states: dict[str, list[np.ndarray]] = {"train": [], "valid": [], "test": []}
     for name in ("1D_Advection_Sols_beta0.4", "1D_Burgers_Sols_Nu0.01", "ReacDiff_Nu0.5_Rho1.0"):
@@ -171,7 +173,7 @@ def test_real_files_share_no_initial_condition(samples):
 
 def test_real_files_are_all_split(samples):
     """Each real dataset has trajectories in all splits."""
-    datasets = describe(samples, find_files(samples))
+    datasets = find_single_grid_datasets(samples, find_files(samples))
     splits = split(samples, datasets, 0, 0.1, 0.1)
     assert all(all(splits[name].values()) for name in datasets)
     assert all(sum(map(len, splits[name].values())) == datasets[name].num_trajectories for name in datasets)

@@ -10,6 +10,11 @@ from tests.untrained import copy_some, make_root_of, receipt
 TRAINED = ("advection_1d", "compressible_ns_1d", "darcy_2d", "diffusion_reaction_2d", "incompressible_ns_2d")
 
 
+def unpadded(text: str) -> list[str]:
+    """Lines without the spaces that align the columns of a Markdown table."""
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data root as after training; tests leave its receipts alone."""

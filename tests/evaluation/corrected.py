@@ -1,4 +1,4 @@
-"""An emulator whose residuals are Gaussian and known, so that everything about its corrector is."""
+"""An surrogate whose residuals are Gaussian and known, so that everything about its corrector is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,14 +7,13 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from ups.data.pdebench import FAMILIES
-from ups.emulator import Emulator
-from ups.models.amplitude import Amplitude
 from ups.models.denoiser import Prediction, predict
-from ups.models.domain import Domain
+from ups.models.sizes import Domain, Sizes
+from ups.models.state_statistics import StateStatistics
+from ups.surrogate.surrogate import Surrogate
 
 FAMILY, NUM_POINTS = "burgers_1d", 32
-DOMAIN = Domain(list(FAMILIES).index(FAMILY), (NUM_POINTS,), (True,))
+DOMAIN = Domain(FAMILY, (NUM_POINTS,), (True,))
 Denoise = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -34,9 +33,9 @@ class Halving(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.amplitude = Amplitude(num_families=len(FAMILIES), latent_channels=1)
-        self.amplitude.bound.fill_(1e6)
-        self.amplitude.spread.fill_(1e6)
+        self.statistics = StateStatistics(Sizes((FAMILY, "darcy_2d"), (1, 2), (1, 1), (1, 1), (0, 1), 1))
+        self.statistics.max_mean.fill_(1e6)
+        self.statistics.max_fluctuation.fill_(1e6)
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         return z / 2 + coefficients.sum(-1, keepdim=True)
@@ -53,8 +52,8 @@ class Denoiser:
         self.levels.append(sigma)
         return self.denoise(x, sigma[:, None, None])
 
-    def units(self, context: Prediction, domain: Domain) -> Tensor:
-        return context.unit
+    def residual_unit(self, context: Prediction, domain: Domain) -> Tensor:
+        return context.change_rms
 
 
 def posterior_mean(mean: float, std: float) -> Denoise:
@@ -67,9 +66,9 @@ def flow_end(mean: float, std: float) -> Denoise:
     return lambda x, sigma: mean + (x - mean) * std / (std**2 + sigma**2).sqrt()
 
 
-def make_emulator(denoise: Denoise, student: Denoise | None = None) -> Emulator:
+def make_surrogate(denoise: Denoise, student: Denoise | None = None) -> Surrogate:
     """Put the operator together with a denoiser, and a student if there is one."""
-    return Emulator(
+    return Surrogate(
         codec=Codec(),
         operator=Halving(),
         denoiser=Denoiser(denoise, []),
@@ -86,5 +85,5 @@ def trajectories(residual: Callable[[int], Tensor], num_trajectories: int, num_s
     nothing = torch.zeros(num_trajectories, NUM_POINTS, 0), torch.zeros(num_trajectories, 1)
     for t in range(num_steps):
         context = predict(Halving(), states[-1], *nothing, DOMAIN)
-        states.append(context.z_pred + context.unit * residual(t))
+        states.append(context.z_pred + context.change_rms * residual(t))
     return torch.stack(states, 1).transpose(-1, -2)

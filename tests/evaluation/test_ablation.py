@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.benchmark.conftest import kedro_run
-from ups.evaluation.ablation import ablation_text, compare
+from tests.evaluation.conftest import unpadded
+from tests.performance.conftest import kedro_run
+from ups.evaluation.studies import ablation_text, compare
 from ups.files import read_json
 
 
@@ -36,7 +37,7 @@ def test_rows_are_relative_to_base_of_their_seed():
 
 def test_table_has_every_row_and_family():
     """Each variant and seed has a line in both tables, with what it changes."""
-    lines = ablation_text(compare(ROWS, SECONDS)).splitlines()
+    lines = unpadded(ablation_text(compare(ROWS, SECONDS)))
     assert "| u_shape | model.levels=2 | 0 | 1 | 2 | 12,345 | 6.79 |" in lines
     assert "| u_shape | model.levels=2 | 1 | 0.5 | not finite | 12,345 | 6.79 |" in lines
     assert "| u_shape | 1 | 0.1 / not finite | 0.2 / 0.5 |" in lines

@@ -15,17 +15,17 @@ from tests.evaluation.corrected import (
     NUM_POINTS,
     Denoise,
     flow_end,
-    make_emulator,
+    make_surrogate,
     posterior_mean,
     trajectories,
 )
 from ups.config import CorrectorConfig
-from ups.data.dataset import Dataset
-from ups.emulator import Correction
-from ups.evaluation import candidates, evaluate
+from ups.data.families import Dataset
+from ups.evaluation import candidates, scores
 from ups.evaluation.candidates import Candidate
 from ups.evaluation.corrector import choose
-from ups.evaluation.score import corrections
+from ups.surrogate.surrogate import Correction
+from ups.surrogate.trained import corrections
 
 NUM_TRAJECTORIES, NUM_STEPS = 12, 4
 VALID, TEST = [2, 3, 7, 9, 10, 11], [1, 5]
@@ -42,13 +42,19 @@ CONFIG = CorrectorConfig(
     sigma_min=0.002,
     sample={"sigma": 10.0, "num_steps": 16},
     refine=[{"sigma": 0.5, "num_steps": 8}],
-    spreads=[0.7, 1.0, 1.4],
-    memories=[0.0, 1.0],
+    residual_scales=[0.7, 1.0, 1.4],
+    noise_correlations=[0.0, 1.0],
     max_crps=0.9,
     max_nrmse=1.0,
     max_high_band=1.2,
     max_miscalibration=1e6,
-    student={"num_steps": [1, 2], "max_nrmse": 1.02, "max_crps": 1.05, "min_evaluations": 8.0, "min_wall_time": 0.1},
+    student={
+        "num_steps": [1, 2],
+        "max_nrmse": 1.02,
+        "max_crps": 1.05,
+        "min_evaluations_ratio": 8.0,
+        "min_wall_time_ratio": 0.1,
+    },
 )
 BIASED, FAR = posterior_mean(1.0, 0.5), torch.Generator().manual_seed(11)
 
@@ -72,7 +78,7 @@ def kept(mean: float, std: float) -> Callable[[int], Tensor]:
 
 @pytest.fixture
 def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
-    """Choose for an emulator on trajectories with given residuals; `decide.read` is what was read."""
+    """Choose for an surrogate on trajectories with given residuals; `decide.read` is what was read."""
 
     def run(
         residual: Callable[[int], Tensor],
@@ -96,11 +102,11 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
                 run.read.append(index)
                 return u[index]
 
-        monkeypatch.setattr(evaluate, "TrajectoryReader", Reader)
+        monkeypatch.setattr(scores, "TrajectoryReader", Reader)
         monkeypatch.setattr(candidates, "TIMED_ROUNDS", 1)
         entry = {"dataset": asdict(DATASET), "split": SPLIT, "condition": [0.0], "token_grid": [NUM_POINTS]}
         cache = SimpleNamespace(datasets={DATASET.name: entry})
-        trained = SimpleNamespace(cache=lambda: cache, emulator=lambda *_: make_emulator(denoise, student))
+        trained = SimpleNamespace(cache=lambda: cache, surrogate=lambda *_: make_surrogate(denoise, student))
         decision = choose(trained, config, "cpu", "raw")
         json.dumps(decision, allow_nan=False)
         return decision
@@ -145,30 +151,34 @@ def test_a_denoiser_that_knows_nothing_is_off(decide: Callable[..., dict]):
 def test_every_limit_counts(decide: Callable[..., dict], limit: str, expected: float):
     """The exact denoiser of N(1, 0.5^2) is on where a limit is above what its four pairs reach, off where below."""
     for factor, mode in ((0.9, "off"), (1.1, "sample")):
-        config = CONFIG.model_copy(update={"refine": [], "memories": [], "spreads": [], limit: factor * expected})
+        config = CONFIG.model_copy(
+            update={"refine": [], "noise_correlations": [], "residual_scales": [], limit: factor * expected}
+        )
         decision = decide(fresh(1.0, 0.5), BIASED, config=config)
         assert decision["families"][FAMILY]["diffusion"]["mode"] == mode
 
 
-def test_residuals_that_stay_are_drawn_once(decide: Callable[..., dict]):
+def test_constant_residuals_have_correlated_noise(decide: Callable[..., dict]):
     """Where the operator misses the same at every step, a member's noise stays the same too."""
-    assert decide(kept(1.0, 0.5), BIASED)["families"][FAMILY]["diffusion"]["memory"] == 1.0
+    assert decide(kept(1.0, 0.5), BIASED)["families"][FAMILY]["diffusion"]["noise_correlation"] == 1.0
 
 
-@pytest.mark.parametrize(("std", "spread"), [(0.5, 1.4), (1.0, 1.0), (2.0, 0.7)])
-def test_spread_is_calibrated(decide: Callable[..., dict], std: float, spread: float):
-    """A denoiser of half the spread gets the largest factor, one of twice it the smallest, the exact one none."""
-    config = CONFIG.model_copy(update={"max_nrmse": 2.0, "max_high_band": 3.0, "refine": [], "memories": [0.0]})
+@pytest.mark.parametrize(("std", "scale"), [(0.5, 1.4), (1.0, 1.0), (2.0, 0.7)])
+def test_residual_scale_calibrates(decide: Callable[..., dict], std: float, scale: float):
+    """A denoiser of half the standard deviation gets the largest scale, twice it the smallest, the exact one 1."""
+    config = CONFIG.model_copy(
+        update={"max_nrmse": 2.0, "max_high_band": 3.0, "refine": [], "noise_correlations": [0.0]}
+    )
     decision = decide(fresh(0.0, 1.0), posterior_mean(0.0, std), config=config)
-    assert decision["families"][FAMILY]["diffusion"]["spread"] == spread
+    assert decision["families"][FAMILY]["diffusion"]["residual_scale"] == scale
 
 
 @pytest.mark.parametrize(("std", "tried"), [(0.5, {1.0, 1.4}), (1.0, {0.7, 1.0, 1.4}), (2.0, {0.7, 1.0})])
-def test_spreads_that_cannot_calibrate_are_not_tried(decide: Callable[..., dict], std: float, tried: set[float]):
-    """Of a denoiser of half the spread no smaller factor is tried, of one of twice it no larger one."""
-    config = CONFIG.model_copy(update={"max_miscalibration": 1.4, "refine": [], "memories": []})
+def test_scales_that_cannot_calibrate_are_not_tried(decide: Callable[..., dict], std: float, tried: set[float]):
+    """Of a denoiser of half the standard deviation no smaller scale is tried, of one of twice it no larger one."""
+    config = CONFIG.model_copy(update={"max_miscalibration": 1.4, "refine": [], "noise_correlations": []})
     report = decide(fresh(0.0, 1.0), posterior_mean(0.0, std), config=config)["report"][FAMILY]
-    assert {one["correction"]["spread"] for one in report["candidates"]} == tried
+    assert {one["correction"]["residual_scale"] for one in report["candidates"]} == tried
 
 
 def test_only_validation_trajectories_are_read(decide: Callable[..., dict]):
@@ -246,7 +256,7 @@ def test_rank(better: tuple, worse: tuple):
 
 
 def test_decisions_become_corrections():
-    """What was decided reaches the emulator by method and family."""
+    """What was decided reaches the surrogate by method and family."""
     correction = Correction("refine", 1.0, 0.002, 8, 1.4, 1.0)
     families = {"a": {"diffusion": asdict(correction), "consistency": {"mode": "off"}}}
     assert corrections({"families": families}) == {("diffusion", "a"): correction}

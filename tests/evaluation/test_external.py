@@ -19,15 +19,21 @@ from ups.config import EvaluationConfig
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import find_files
 from ups.errors import DataFault
-from ups.evaluation.external import find_subjects
-from ups.evaluation.score import Trained
-from ups.files import read_json
-from ups.fingerprint import fingerprint
-from ups.pipelines.evaluation.nodes import evaluate, evaluate_external
+from ups.evaluation.external import external_sets
+from ups.pipelines.evaluation import evaluate, evaluate_external
+from ups.runs.stage_cache import fingerprint
+from ups.surrogate.trained import Trained
 
 EVALUATION = {"folder_correctors": True, "seed": 0, "batch_tokens": 64, "ensemble_size": 4}
 LAUNCH = launched(num_processes=1)
-HOW = {"mode": "sample", "sigma": 5.0, "sigma_min": 0.02, "num_steps": 2, "spread": 1.0, "memory": 0.0}
+HOW = {
+    "mode": "sample",
+    "sigma": 5.0,
+    "sigma_min": 0.02,
+    "num_steps": 2,
+    "residual_scale": 1.0,
+    "noise_correlation": 0.0,
+}
 CORRECTOR = {"families": {name: dict.fromkeys(("diffusion", "consistency"), HOW) for name in TRAINED}}
 TRANSIENT = {"persistence", "codec", "operator", "diffusion", "consistency"}
 STEADY = {"codec", "steady", "diffusion", "consistency"}
@@ -43,11 +49,10 @@ def stages(root: Path) -> dict[str, dict[str, Any]]:
     return {stage: receipt(root, stage) for stage in STAGE_NAMES}
 
 
-def score(root: Path, folder: Path, external: Path, **changed: bool) -> list[dict[str, Any]]:
+def score(root: Path, folder: Path, **changed: bool) -> list[dict[str, Any]]:
     """The records of the files in a folder."""
     cache, how = receipt(root, "latent_cache"), config(folder).model_copy(update=changed)
-    evaluate_external(cache, how, LAUNCH, external, root, **stages(root), corrector=CORRECTOR)
-    return read_json(external / "metrics.json")
+    return evaluate_external(cache, how, LAUNCH, root, **stages(root), corrector=CORRECTOR)
 
 
 def value(records: list[dict[str, Any]], method: str, metric: str = "nRMSE", horizon: str = "one_step") -> float:
@@ -62,21 +67,21 @@ def test_the_test_split_as_a_folder_has_the_scores_of_the_test_split(trained: Pa
     cache = receipt(trained, "latent_cache")
     given = stages(trained) | {"corrector": CORRECTOR}
     records, _ = evaluate(cache, config(None), LAUNCH, trained / "01_raw", trained, **given)
-    assert score(trained, held_out(), tmp_path) == records
+    assert score(trained, held_out()) == records
     assert {record["family"] for record in records} == set(TRAINED)
     assert {r["method"] for r in records if r["family"] == "advection_1d"} == TRANSIENT
 
 
-def test_snapshots_that_vanish_are_told(
+def test_snapshots_that_vanish_are_logged(
     trained: Path, held_out: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """What is divided by nearly nothing is said, with the dataset and how often; elsewhere nothing is."""
+    """Snapshots whose nRMSE is divided by EPS are logged with dataset and number; others have no line."""
     folder = held_out()
     with h5py.File(next(folder.glob("1D_Advection*")), "r+") as file:
         file["tensor"][0, -1] = 0.0
-    score(trained, folder, tmp_path)
-    told = [record.getMessage() for record in caplog.records if "vanish" in record.getMessage()]
-    assert len(told) == 1 and told[0].startswith("1D_Advection") and "fields of 1 true" in told[0]
+    score(trained, folder)
+    lines = [record.getMessage() for record in caplog.records if "vanish" in record.getMessage()]
+    assert len(lines) == 1 and lines[0].startswith("1D_Advection") and "1 reference snapshots vanish" in lines[0]
 
 
 def test_figures_leave_out_what_is_off(trained: Path):
@@ -97,7 +102,7 @@ def test_other_resolutions_and_parameters_are_scored(trained: Path, tmp_path: Pa
     """On a finer grid with another parameter all methods have finite scores, and those that are known are right."""
     path = write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta3.0.hdf5", count=3, grid=(32,))
     write_file(tmp_path, "darcy_2d", "2D_DarcyFlow_beta0.1_Train.hdf5", count=3, grid=(16, 12))
-    records = score(trained, tmp_path, tmp_path / "external")
+    records = score(trained, tmp_path)
     assert all(math.isfinite(record["value"]) for record in records)
     assert {record["method"] for record in records if record["family"] == "darcy_2d"} == STEADY
     records = [record for record in records if record["family"] == "advection_1d"]
@@ -113,8 +118,8 @@ def test_without_correctors_the_other_scores_are_the_same(trained: Path, held_ou
     """Asked for alone, operator and steady model have the records that they have beside the correctors."""
     folder = held_out()
     records, alone = (
-        score(trained, folder, tmp_path / "1"),
-        score(trained, folder, tmp_path / "2", folder_correctors=False),
+        score(trained, folder),
+        score(trained, folder, folder_correctors=False),
     )
     assert alone == [record for record in records if record["method"] not in ("diffusion", "consistency")]
 
@@ -123,7 +128,7 @@ def test_a_family_may_have_several_datasets(trained: Path, tmp_path: Path):
     """Files of one family with different parameters and grids are scored each for itself."""
     for beta, points in ((0.1, 8), (0.2, 8), (0.4, 16)):
         write_file(tmp_path, "advection_1d", f"1D_Advection_Sols_beta{beta}.hdf5", count=2, grid=(points,))
-    records = score(trained, tmp_path, tmp_path / "external")
+    records = score(trained, tmp_path)
     assert {record["dataset"] for record in records} == {f"1D_Advection_Sols_beta{beta}" for beta in (0.1, 0.2, 0.4)}
 
 
@@ -134,8 +139,8 @@ def test_a_score_does_not_depend_on_other_files(trained: Path, tmp_path: Path):
         folder.mkdir()
         write_file(folder, "advection_1d", "1D_Advection_Sols_beta0.4.hdf5", count=2)
     write_file(both, "advection_1d", "1D_Advection_Sols_beta0.1.hdf5", count=2)
-    expected = score(trained, alone, tmp_path / "1")
-    records = score(trained, both, tmp_path / "2")
+    expected = score(trained, alone)
+    records = score(trained, both)
     assert [record for record in records if record["dataset"].endswith("beta0.4")] == expected
 
 
@@ -143,8 +148,8 @@ def test_boundaries_are_those_of_the_file(trained: Path, tmp_path: Path):
     """The models learned gas between open ends; a periodic file is periodic for them."""
     write_file(tmp_path, "compressible_ns_1d", "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5")
     write_file(tmp_path, "compressible_ns_1d", "1D_CFD_Shock_Eta0.1_Zeta0.1_trans_Train.hdf5")
-    subjects = find_subjects(tmp_path, find_files(tmp_path), of(trained))
-    assert [subject.domain.periodic for subject in subjects] == [(True,), (False,)]
+    sets = external_sets(tmp_path, find_files(tmp_path), of(trained))
+    assert [each.domain.periodic for each in sets] == [(True,), (False,)]
 
 
 def of(root: Path) -> Trained:
@@ -155,16 +160,14 @@ def of(root: Path) -> Trained:
 def test_the_folder_makes_nothing_stale():
     """The fingerprint of the normal evaluation does not know the folder; that of other members it does."""
     plain, other = config(None), EvaluationConfig(folder=None, **EVALUATION | {"ensemble_size": 6})
-    digest = fingerprint("ups.rollout", plain, {})
-    assert fingerprint("ups.rollout", config(Path("somewhere")), {}) == digest
-    assert fingerprint("ups.rollout", other, {}) != digest
+    digest = fingerprint("ups.surrogate.surrogate", plain, {})
+    assert fingerprint("ups.surrogate.surrogate", config(Path("somewhere")), {}) == digest
+    assert fingerprint("ups.surrogate.surrogate", other, {}) != digest
 
 
-def test_without_a_folder_nothing_changes(trained: Path, tmp_path: Path):
-    """`folder: null` opens no receipt and leaves what an earlier run wrote."""
-    (tmp_path / "metrics.json").write_text("[]")
-    evaluate_external({}, config(None), LAUNCH, tmp_path, trained)
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("metrics.json", "[]")]
+def test_without_a_folder_nothing_changes(trained: Path):
+    """`folder: null` opens no receipt and gives no records, which leave what an earlier run wrote."""
+    assert evaluate_external({}, config(None), LAUNCH, trained) == []
 
 
 def _unknown_family(folder: Path) -> None:
@@ -207,7 +210,7 @@ def _no_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "line"),
     [
-        (_unknown_family, "1D_Burgers_.*: the model was not trained on burgers_1d, it knows advection_1d, "),
+        (_unknown_family, "1D_Burgers_.*: the model was not trained on burgers_1d but on advection_1d, "),
         (_foreign_name, "wave.hdf5: matches no PDEBench family"),
         (_other_fields, "1D_CFD_.*: has no 'pressure'"),
         (_odd_grid, "1D_Advection_.*: grid 9 is not divided by the codec's patch of 2 points; .*multiples of 2"),
@@ -224,7 +227,7 @@ def test_bad_folders_are_refused(trained: Path, tmp_path: Path, prepare: Callabl
     folder.mkdir()
     prepare(folder)
     with pytest.raises(DataFault, match=line) as caught:
-        score(trained, folder, tmp_path / "external")
+        score(trained, folder)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "external").exists()
 
@@ -235,7 +238,7 @@ def test_a_changed_registry_is_noticed(trained: Path, tmp_path: Path, monkeypatc
     monkeypatch.setitem(FAMILIES, "compressible_ns_1d", changed)
     write_file(tmp_path, "compressible_ns_1d")
     with pytest.raises(DataFault, match="has the fields density, Vx, the model was trained on 3 fields"):
-        find_subjects(tmp_path, find_files(tmp_path), of(trained))
+        external_sets(tmp_path, find_files(tmp_path), of(trained))
 
 
 @pytest.fixture
@@ -250,10 +253,10 @@ def samples() -> Path:
 def test_real_files_of_all_layouts_are_accepted(trained: Path, samples: Path):
     """Each sample of a family that was trained is taken with its own grid, all of its files together."""
     names = [name for name in find_files(samples) if re.match("1D_Adv|1D_CFD|2D_Dar|2D_diff|ns_", name)]
-    subjects = {s.dataset.family: s for s in find_subjects(samples, names, of(trained))}
-    assert set(subjects) == set(TRAINED)
-    assert all(s.domain.grid == tuple(n // 2 for n in s.dataset.grid) for s in subjects.values())
-    assert subjects["incompressible_ns_2d"].trajectories == tuple(range(12))
+    sets = {s.dataset.family: s for s in external_sets(samples, names, of(trained))}
+    assert set(sets) == set(TRAINED)
+    assert all(s.domain.grid == tuple(n // 2 for n in s.dataset.grid) for s in sets.values())
+    assert sets["incompressible_ns_2d"].indices == tuple(range(12))
 
 
 def test_real_files_are_scored(trained: Path, samples: Path, tmp_path: Path):
@@ -261,6 +264,6 @@ def test_real_files_are_scored(trained: Path, samples: Path, tmp_path: Path):
     for pattern, family in {"1D_CFD*": "compressible_ns_1d", "2D_Dar*": "darcy_2d"}.items():
         for path in samples.glob(pattern):
             copy_some(path, tmp_path / path.name, family, [1])
-    records = [r for r in score(trained, tmp_path, tmp_path / "external") if r["metric"] == "nRMSE"]
+    records = [r for r in score(trained, tmp_path) if r["metric"] == "nRMSE"]
     assert {record["method"] for record in records} == TRANSIENT | {"steady"}
     assert all(math.isfinite(record["value"]) for record in records)

@@ -4,13 +4,13 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from ups.evaluation.scorer import (
-    Scorer,
+from ups.evaluation.violations import (
+    PhysicsScore,
     fit_weights,
     log_ratios,
     mean_reference,
     rank_correlation,
-    ratios_to_truth,
+    ratios_to_reference,
 )
 from ups.metrics.errors import EPS
 
@@ -25,17 +25,17 @@ def test_the_reference_is_the_mean_over_trajectories_of_all_batches():
 def test_a_score_is_the_weighted_sum_of_log_ratios():
     """S = 2 mean(log 1, log 4) + 0.5 log 2 where violations are 0 and 3 times, and once the truth's."""
     reference = {"a": torch.tensor([[9.0, 9.0], [1.0, 2.0]]), "b": torch.tensor([[9.0], [5.0]])}
-    scorer = Scorer(reference, {"a": 2.0, "b": 0.5})
-    score = scorer({"a": torch.tensor([[[0.0, 6.0]]]), "b": torch.tensor([[[5.0]]])}, start=1)
+    score = PhysicsScore(reference, {"a": 2.0, "b": 0.5})
+    found = score({"a": torch.tensor([[[0.0, 6.0]]]), "b": torch.tensor([[[5.0]]])}, start=1)
     expected = 2.0 * torch.tensor(4.0).log() / 2 + 0.5 * torch.tensor(2.0).log()
-    assert score.shape == (1, 1) and torch.isclose(score[0, 0], expected)
+    assert found.shape == (1, 1) and torch.isclose(found[0, 0], expected)
 
 
 def test_no_violation_scores_zero():
     """0 is best, and every violation raises the score."""
-    scorer = Scorer({"a": torch.ones(3, 1)}, {"a": 1.0})
-    assert scorer({"a": torch.zeros(2, 3, 1)}).eq(0).all()
-    assert scorer({"a": torch.rand(2, 3, 1) + 1e-3}).gt(0).all()
+    score = PhysicsScore({"a": torch.ones(3, 1)}, {"a": 1.0})
+    assert score({"a": torch.zeros(2, 3, 1)}).eq(0).all()
+    assert score({"a": torch.rand(2, 3, 1) + 1e-3}).gt(0).all()
 
 
 def test_members_may_lead():
@@ -54,7 +54,7 @@ def test_ratios_to_a_truth_that_violates_nothing_have_no_number():
         "lost": torch.full((1, 2, 1), torch.nan),
     }
     reference = mean_reference([{name: value[None] for name, value in truth.items()}])
-    assert ratios_to_truth(values, reference) == {"a": 3.0, "low": None, "lost": None}
+    assert ratios_to_reference(values, reference) == {"a": 3.0, "low": None, "lost": None}
 
 
 def test_rank_correlation_is_spearmans():
@@ -73,7 +73,7 @@ def test_equal_scores_correlate_with_nothing_and_a_diverged_member_ranks_last():
 
 
 def test_weights_are_the_correlation_over_the_spread_and_never_negative():
-    """A reward that orders the members weighs 1 / its spread; one that misleads, or is the same for all, nothing."""
+    """A violation that orders the members weighs 1 / its deviation; one that misleads, or is constant, nothing."""
     errors = torch.tensor([[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])
     terms = {"knows": 10 * errors, "misleads": -errors, "constant": torch.ones(3, 2)}
     weights = fit_weights(terms, errors)
@@ -81,7 +81,7 @@ def test_weights_are_the_correlation_over_the_spread_and_never_negative():
 
 
 def test_noise_has_no_weight_to_speak_of():
-    """Shuffled rewards get a weight near zero from many trajectories."""
+    """Shuffled violations get a weight near zero from many trajectories."""
     generator = torch.Generator().manual_seed(0)
     errors, noise = (torch.randn(8, 2000, generator=generator) for _ in range(2))
     assert fit_weights({"noise": noise}, errors)["noise"] < 0.03

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluation.test_compare import records
+from tests.evaluation.test_comparison import records
 from ups.config import SeedsConfig
 from ups.errors import ConfigFault, DataFault
-from ups.pipelines.seeds.nodes import compare_seeds
+from ups.pipelines.studies import compare_seeds
 
 BASELINES = {"persistence": 1.0, "linear": 0.5, "unet": 0.3, "fno": 0.2}
 

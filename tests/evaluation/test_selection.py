@@ -1,138 +1,261 @@
-"""Choosing among candidates: each trajectory gets its own best, and a good score is never made worse by more."""
+"""Selection is on only where it is proven to help; costs and errors are those of what was done."""
 
+import math
+from dataclasses import dataclass
+from math import pi
+from pathlib import Path
+
+import h5py
 import pytest
 import torch
 from torch import Tensor
 
-from ups.diffusion.samplers import independent, remembered_noise
-from ups.evaluation.selection import beam_search, best_of, candidates, weighted_mean
-from ups.rollout import rollout
+from tests.data.conftest import write_file
+from tests.evaluation.conftest import unpadded
+from tests.solvers.exact import shift
+from ups.config import SelectionConfig
+from ups.data.families import Dataset
+from ups.data.layouts import POSITIONS_DATASET
+from ups.data.trajectories import find_single_grid_datasets
+from ups.diffusion.samplers import Normal
+from ups.evaluation import search
+from ups.evaluation.figures import png
+from ups.evaluation.scores import TrajectorySet
+from ups.evaluation.search import DIVERGED, DatasetSearch, SearchResults, sampler_of, trajectory_error
+from ups.evaluation.selection import (
+    by_initial_condition,
+    decide,
+    initial_conditions,
+    selection_figure,
+    selection_text,
+)
+from ups.evaluation.violations import Physics
+from ups.metrics.bootstrap import MIN_TRAJECTORIES
+from ups.models.sizes import Domain
+from ups.surrogate.surrogate import Correction, Setting
+
+CONFIG = SelectionConfig.model_validate(
+    {
+        "seed": 0,
+        "sampler": "consistency",
+        "if_corrector_off": {"sigma": 5.0, "num_steps": 1},
+        "sigma_min": 0.02,
+        "sizes": [1, 2, 4],
+        "beam": {"width": 2, "successors": 2},
+        "max_trajectories": 8,
+        "batch_tokens": 4096,
+    }
+)
+DATASET = Dataset("waves", "advection_1d", ("f",), (9,), (0.0, 0.05, 0.1), (32,), (1.0,), ("periodic",), {"beta": 0.5})
+SETTING = Setting("advection_1d", Domain("advection_1d", (32,), (True,)), torch.zeros(10, 32, 0), torch.zeros(10, 1))
 
 
-def noisy_step(seed: int):
-    """Halve the latents and add noise, of its own for every row."""
-    generator = torch.Generator().manual_seed(seed)
-    return lambda z, origins=None: z / 2 + torch.randn(z.shape, generator=generator)
+@dataclass(frozen=True)
+class Shifts:
+    """Latents are the fields (B, 1, X); the exact solution, with noise of a random size unless it is the operator."""
 
+    def encode(self, u: Tensor, family: str) -> Tensor:
+        return u
 
-def distance(z: Tensor) -> Tensor:
-    """An oracle where the truth is zero: RMS of each trajectory (..., T, N, D)."""
-    return z.square().mean(dim=(-3, -2, -1)).sqrt()
+    decode = encode
 
+    def plain_step(self, setting: Setting):
+        return lambda z: 1.5 * shift(z, torch.tensor(0.025), 1.0)
 
-def members(num_members: int = 8) -> Tensor:
-    """Rollouts (K, B = 5, T = 4, N = 3, D = 2)."""
-    return candidates(noisy_step(0), torch.ones(5, 3, 2), 3, num_members)
-
-
-def test_candidates_start_alike_and_differ_by_their_noise():
-    """The first member of one is a plain rollout; all begin with the initial state."""
-    assert torch.equal(members(1)[0], rollout(noisy_step(0), torch.ones(5, 3, 2), 3))
-    z = members()
-    assert z.shape == (8, 5, 4, 3, 2) and torch.equal(z[:, :, 0], torch.ones(8, 5, 3, 2))
-    assert not torch.equal(z[0], z[1])
-
-
-def test_an_oracle_reaches_the_best_member_and_never_loses_by_more():
-    """With the true error as score the error is that of the best member, so it falls with K."""
-    z = members()
-    errors = distance(z)
-    chosen = [distance(best_of(z[:size], errors[:size])) for size in range(1, 9)]
-    assert torch.equal(chosen[-1], errors.min(dim=0).values)
-    assert all((more <= fewer).all() for fewer, more in zip(chosen[:-1], chosen[1:], strict=True))
-    assert (chosen[-1] < chosen[0]).any()
-
-
-def test_every_trajectory_gets_its_own_best():
-    """Three trajectories whose best members are 2, 0 and 1 get these."""
-    z = torch.arange(9.0).reshape(3, 3, 1)
-    scores = torch.tensor([[9.0, 1.0, 5.0], [8.0, 2.0, 4.0], [7.0, 3.0, 6.0]])
-    assert best_of(z, scores)[:, 0].tolist() == [6.0, 1.0, 5.0]
-
-
-def test_a_constant_score_gives_the_first_member():
-    """Equals are not told apart, and what has no number is never better."""
-    z = members()
-    assert torch.equal(best_of(z, torch.zeros(8, 5)), z[0])
-    scores = torch.full((8, 5), torch.nan)
-    scores[3] = 1e9
-    assert torch.equal(best_of(z, scores), z[3])
-
-
-def test_weights_fall_with_the_score():
-    """Equal scores give the mean, log 3 apart a weight of 3 : 1, and a diverged member none."""
-    z = torch.tensor([[[1.0]], [[5.0]]])
-    assert weighted_mean(z, torch.zeros(2, 1)).item() == 3.0
-    assert torch.isclose(weighted_mean(z, torch.tensor([[0.0], [3.0]]).log1p() * 0.7924812), torch.tensor(2.0)).all()
-    z[1] = torch.nan
-    assert weighted_mean(z, torch.tensor([[0.0], [torch.nan]])).item() == 1.0
-
-
-def test_a_beam_of_one_is_a_rollout():
-    """W = K = 1 is bit for bit the plain rollout, whatever the score."""
-    z_0 = torch.ones(5, 3, 2)
-    z = beam_search(noisy_step(0), lambda z, z_next, t: z_next[:, 0, 0], z_0, 6, width=1, num_candidates=1)
-    assert torch.equal(z, rollout(noisy_step(0), z_0, 6))
-
-
-def test_a_beam_of_width_one_takes_the_best_candidate_of_each_step():
-    """Greedy search, once more in a plain loop over trajectories and steps."""
-    z_0, draws = torch.ones(2, 1, 1), noisy_step(3)
-    z = beam_search(draws, lambda z, z_next, t: z_next[:, 0, 0].abs(), z_0, 4, width=1, num_candidates=3)
-    generator = torch.Generator().manual_seed(3)
-    state = [1.0, 1.0]
-    for t in range(1, 5):
-        noise = torch.randn(6, 1, 1, generator=generator).reshape(3, 2)
-        state = [min((state[b] / 2 + float(noise[k, b]) for k in range(3)), key=abs) for b in range(2)]
-        assert torch.allclose(z[:, t, 0, 0], torch.tensor(state), atol=1e-6)
-
-
-def test_a_beam_finds_the_path_that_is_best_in_the_end():
-    """A cheap first step that leads to a costly second one is left for the other, by a beam of two and not of one."""
-    cost = {1: 0.0, 2: 1.0, 11: 9.0, 12: 8.0, 21: 5.0, 22: 2.0}
-
-    def step(z: Tensor, origins: Tensor | None = None) -> Tensor:
-        return 10 * z + torch.tensor([1.0, 2.0, 1.0, 2.0] if z.any() else [1.0, 3.0, 3.0, 2.0])[: len(z), None, None]
-
-    def score(z: Tensor, z_next: Tensor, t: int) -> Tensor:
-        return torch.tensor([cost.get(int(value), 99.0) for value in z_next[:, 0, 0]])
-
-    z_0 = torch.zeros(1, 1, 1)
-    greedy = beam_search(step, score, z_0, 2, width=1, num_candidates=2)
-    wide = beam_search(step, score, z_0, 2, width=2, num_candidates=2)
-    assert greedy.flatten().tolist() == [0.0, 1.0, 12.0]
-    assert wide.flatten().tolist() == [0.0, 2.0, 22.0]
-
-
-def test_beams_of_trajectories_do_not_mix():
-    """A trajectory has the same path alone and in a batch, whatever the others want."""
-    wanted = torch.tensor([0.0, 1.0, 3.0])
-
-    def found(rows: list[int]) -> Tensor:
+    def consistency_step(self, setting: Setting, correction: Correction, normal: Normal):
         def step(z: Tensor, origins: Tensor | None = None) -> Tensor:
-            return z + torch.arange(4.0).repeat_interleave(len(rows))[:, None, None] / 100
+            size = 0.2 * torch.special.ndtr(normal(len(z), 1, 1))
+            return shift(z, torch.tensor(0.025), 1.0) + size * normal(*z.shape)
 
-        def score(z: Tensor, z_next: Tensor, t: int) -> Tensor:
-            return ((z_next - z)[:, 0, 0] * 100 - wanted[rows].repeat(4)).abs()
+        return step
 
-        z_0 = torch.tensor([10.0, 20.0, 30.0])[rows, None, None]
-        return beam_search(step, score, z_0, 3, width=2, num_candidates=2)
-
-    assert torch.equal(found([0, 1, 2]), torch.cat([found([0]), found([1]), found([2])]))
+    diffusion_step = consistency_step
 
 
-@pytest.mark.parametrize("memory", [0.0, 0.8, 1.0])
-@pytest.mark.parametrize("width", [1, 4])
-def test_noise_follows_the_path_that_is_kept(memory: float, width: int):
-    """Along the chosen path noises n steps apart have the correlation memory^n, whoever was in their place before."""
+def truth() -> Tensor:
+    """Ten waves of random phase (10, 3, 1, 32)."""
+    x = torch.arange(32) / 32
+    phase = torch.rand(10, 1, 1, 1, generator=torch.Generator().manual_seed(1))
+    return (2 * pi * (x - 0.5 * torch.tensor(DATASET.times)[:, None, None] - phase)).sin()
+
+
+def search_with(surrogate: Shifts) -> DatasetSearch:
+    """Members of this surrogate on the waves."""
+    sampler = sampler_of(surrogate, "consistency", Correction("sample", 5.0, 0.02, 1, 1.0, 0.0))
+    return DatasetSearch(surrogate, Physics.of(DATASET), sampler, CONFIG, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def results() -> SearchResults:
+    """Errors of every search method on noisy shifts."""
+    dataset_search, u_ref, batches = search_with(Shifts()), truth(), [(truth(), SETTING)]
+    score, ratios = dataset_search.fit(batches)
+    assert ratios["residual"] > 1 and score.weights["residual"] > 0 and len(u_ref) == 10
+    return dataset_search.run(batches, score)
+
+
+def test_every_way_has_errors_and_seconds_of_every_trajectory(results: SearchResults):
+    """All ways at all sizes, ten trajectories each."""
+    ways = {(way, size) for way in ("mean", "best", "weighted", "oracle") for size in (1, 2, 4)}
+    assert set(results.errors) == ways | {("operator", 1), ("single", 1), ("beam", 4)} == set(results.seconds)
+    assert all(len(errors) == 10 and errors.isfinite().all() for errors in results.errors.values())
+    assert all(seconds > 0 for seconds in results.seconds.values())
+
+
+def test_no_way_pays_for_the_comparison_with_the_truth(monkeypatch: pytest.MonkeyPatch):
+    """A clock that only the comparison moves shows no time at all."""
+    clock = [0.0]
+
+    def compared(u: Tensor, u_ref: Tensor) -> Tensor:
+        clock[0] += 1.0
+        return trajectory_error(u, u_ref)
+
+    monkeypatch.setattr(search, "trajectory_error", compared)
+    monkeypatch.setattr(search, "now", lambda device: clock[0])
+    dataset_search, batches = search_with(Shifts()), [(truth(), SETTING)]
+    score, _ = dataset_search.fit(batches)
+    seconds = dataset_search.run(batches, score).seconds
+    assert clock[0] > 0 and set(seconds.values()) == {0.0}
+
+
+def test_ways_agree_where_there_is_nothing_to_choose(results: SearchResults):
+    """With one member all ways give that member."""
+    first = results.errors["mean", 1]
+    assert all(torch.allclose(results.errors[way, 1], first) for way in ("best", "weighted", "oracle"))
+
+
+def test_the_oracle_bounds_the_choice_and_violations_find_noise(results: SearchResults):
+    """No choice beats the oracle; where candidates differ by how noisy they are, the residual tells them apart."""
+    assert (results.errors["oracle", 4] <= results.errors["best", 4]).all()
+    assert torch.cat(results.rank_correlations).mean() > 0.5
+    assert results.errors["best", 4].mean() < results.errors["single", 1].mean()
+    assert results.errors["beam", 4].mean() < results.errors["single", 1].mean()
+
+
+def test_what_diverged_counts_as_a_thousand():
+    """A NaN has the error DIVERGED, and so has what is larger."""
+    u_ref = torch.ones(3, 2, 1, 4)
+    u = torch.stack((u_ref[0], torch.full((2, 1, 4), torch.nan), torch.full((2, 1, 4), 1e30)))
+    assert trajectory_error(u, u_ref).tolist() == [0.0, DIVERGED, DIVERGED]
+
+
+def errors(best: float, mean: float = 1.0, operator: float = 1.0, count: int = 32) -> dict[tuple[str, int], Tensor]:
+    """Errors of `count` trajectories about these values, with noise that is not shared."""
     generator = torch.Generator().manual_seed(0)
-    draw = remembered_noise(1, memory, independent(generator))
 
-    def score(z: Tensor, z_next: Tensor, t: int) -> Tensor:
-        return torch.rand(len(z), generator=generator)
+    def about(value: float) -> Tensor:
+        return value + 0.01 * torch.randn(count, generator=generator, dtype=torch.float64)
 
-    z = beam_search(
-        lambda z, origins=None: draw(z, origins)[0], score, torch.zeros(50, 40, 10), 3, width=width, num_candidates=3
-    )
-    correlation = torch.corrcoef(z[:, 1:].transpose(0, 1).flatten(1))
-    assert correlation[0, 1:].tolist() == pytest.approx([memory, memory**2], abs=0.03)
+    single = {("single", 1): about(1.2), ("operator", 1): about(operator), ("best", 1): about(0.1)}
+    return single | {("mean", 4): about(mean), ("best", 4): about(best), ("oracle", 4): about(0.01)}
+
+
+def test_selection_is_on_where_it_beats_everything():
+    """Better than the mean, a single member and the operator: on, with its gains; one member is no choice."""
+    decision = decide(errors(best=0.8), seed=0)
+    assert decision["is_on"] and (decision["method"], decision["num_members"]) == ("best", 4)
+    assert decision["gains"]["mean"]["value"] == pytest.approx(0.2, abs=0.02)
+    assert decision["gains"]["single"]["low"] > 0.3
+
+
+@pytest.mark.parametrize("rivals", [{"best": 1.1}, {"best": 1.0}, {"best": 0.8, "operator": 0.7}, {"best": 1.3}])
+def test_selection_is_off_where_a_rival_is_as_good(rivals: dict[str, float]):
+    """A better or equally good mean, or a better operator, leaves it off."""
+    assert not decide(errors(**rivals), seed=0)["is_on"]
+
+
+def test_selection_is_off_where_too_few_trajectories_speak_for_it():
+    """One trajectory less than an interval takes leaves it off, with gains that have none."""
+    assert decide(errors(best=0.8, count=MIN_TRAJECTORIES), seed=0)["is_on"]
+    decision = decide(errors(best=0.8, count=MIN_TRAJECTORIES - 1), seed=0)
+    assert not decision["is_on"]
+    assert all(set(gain) == {"value"} and gain["value"] > 0 for gain in decision["gains"].values())
+
+
+def test_an_initial_condition_counts_once():
+    """Errors 1, 2 of the conditions a, b and 5, 7 of b, c have the means 1, 3.5, 7."""
+    key, (a, b, c) = ("single", 1), (("waves", i) for i in range(3))
+    parts = [([a, b], {key: torch.tensor([1.0, 2.0])}), ([b, c], {key: torch.tensor([5.0, 7.0])})]
+    assert by_initial_condition(parts)[key].tolist() == [1.0, 3.5, 7.0]
+
+
+@pytest.mark.parametrize("count", [MIN_TRAJECTORIES - 2, MIN_TRAJECTORIES])
+def test_datasets_that_start_alike_prove_no_more_than_one(count: int):
+    """Three datasets with the same initial conditions and errors are decided on like one of them."""
+    part = ([("waves", i) for i in range(count)], errors(best=0.8, count=count))
+    one, three = (decide(by_initial_condition([part] * num), seed=0) for num in (1, 3))
+    assert three["is_on"] == one["is_on"] == (count == MIN_TRAJECTORIES)
+    assert three["num_initial_conditions"] == count
+    assert all(three["gains"][rival] == pytest.approx(gain) for rival, gain in one["gains"].items())
+
+
+def test_equal_positions_start_alike_but_for_batches(tmp_path: Path):
+    """Positions count in the published file, whatever part of it is here; batch files have conditions of their own."""
+
+    def keep_some(file: h5py.File) -> None:
+        file[POSITIONS_DATASET] = [2, 5, 9]
+
+    write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta0.1.hdf5", count=10)
+    write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta0.2.hdf5", count=3, edit=keep_some)
+    write_file(tmp_path, "incompressible_ns_2d", count=3)
+    datasets = find_single_grid_datasets(tmp_path, [path.name for path in tmp_path.iterdir()])
+    found = {
+        name: initial_conditions(TrajectorySet(tmp_path, dataset, (0, 2), [], SETTING.domain))
+        for name, dataset in datasets.items()
+    }
+    whole, some = found["1D_Advection_Sols_beta0.1"], found["1D_Advection_Sols_beta0.2"]
+    assert whole == [("advection_1d", 0), ("advection_1d", 2)] and some == [("advection_1d", 2), ("advection_1d", 9)]
+    (batch,) = (name for name, dataset in datasets.items() if dataset.family == "incompressible_ns_2d")
+    assert found[batch] == [(batch, 0), (batch, 2)]
+
+
+@dataclass(frozen=True)
+class Diverges(Shifts):
+    """The same, but half of the members are NaN after a step."""
+
+    def consistency_step(self, setting: Setting, correction: Correction, normal: Normal):
+        def step(z: Tensor, origins: Tensor | None = None) -> Tensor:
+            is_lost = normal(len(z), 1, 1) < 0
+            return shift(z, torch.tensor(0.025), 1.0).masked_fill(is_lost, torch.nan)
+
+        return step
+
+
+def test_diverged_members_are_never_chosen():
+    """Where half of the members are lost, errors stay numbers, and the best is no worse than any that is left."""
+    dataset_search = search_with(Diverges())
+    score, _ = dataset_search.fit([(truth(), SETTING)])
+    results = dataset_search.run([(truth(), SETTING)], score)
+    assert all(errors.isfinite().all() for errors in results.errors.values())
+    has_left = results.errors["oracle", 4] < DIVERGED
+    assert has_left.any()
+    assert (results.errors["best", 4][has_left] < 0.01).all() and (results.errors["weighted", 4][has_left] < 0.01).all()
+    assert all(weight >= 0 and math.isfinite(weight) for weight in score.weights.values())
+
+
+def test_the_report_holds_for_nothing():
+    """Where no family can be selected for, there is still a text and a page."""
+    assert selection_text({"families": {}, "datasets": {}, "records": []}).startswith("# Choosing")
+    assert png(selection_figure([]))[:4] == b"\x89PNG"
+
+
+def test_the_report_says_how_many_initial_conditions_there_are():
+    """A family that is better but off has its number beside the least, and gains without an interval."""
+    families = {
+        "burgers_1d": decide(errors(best=0.8, count=MIN_TRAJECTORIES - 1), seed=0),
+        "advection_1d": decide(errors(best=0.8), seed=0),
+    }
+    text = selection_text({"families": families, "datasets": {}, "records": []})
+    few, enough = (next(line for line in unpadded(text) if name in line) for name in families)
+    assert f"fewer than {MIN_TRAJECTORIES} have none" in text
+    assert f"| off | best | 4 | {MIN_TRAJECTORIES - 1} |" in few and "[" not in few
+    assert "| on | best | 4 | 32 |" in enough and enough.count("[") == 3
+
+
+def test_the_report_has_no_number_for_what_cannot_be_told():
+    """A violation without a ratio to the reference's is there with its weight alone."""
+    ratios = {"residual": (0.5, 12.0), "mass": (0.25, None)}
+    parts = {name: {"weight": weight, "ratio_to_reference": ratio} for name, (weight, ratio) in ratios.items()}
+    quality = {"sampler": "diffusion", "corrector": "sample", "rank_correlation": {"value": 0.5}, "violations": parts}
+    lines = unpadded(selection_text({"families": {}, "datasets": {"waves": quality}, "records": []}))
+    assert any(line.endswith("| residual 0.5 (12), mass 0.25 (no number) | 0.5 |") for line in lines)

@@ -13,11 +13,12 @@ from tests.training.jobs import launched, section
 from tests.untrained import make_root, make_stage, receipt
 from ups.data.simulate import simulate
 from ups.files import WEIGHTS, digest_of, write_json
-from ups.pipelines.evaluation.nodes import evaluate
-from ups.pipelines.finetune.nodes import score_finetuned
-from ups.run import Run
-from ups.training import loop, operator
+from ups.pipelines.evaluation import evaluate
+from ups.pipelines.studies import score_finetuned
+from ups.runs.run import Run
+from ups.training import loop
 from ups.training.distributed import Ranks
+from ups.training.stages import operator
 
 SIZES = {"resolution": 16, "num_snapshots": 6, "duration": 0.5, "seed": 0}
 
@@ -48,7 +49,7 @@ def test_an_operator_is_scored_on_parameters_it_has_not_seen(tmp_path: Path):
     make_root(root, ("operator",))
     train_operator(root, 80)
     write_advection(tmp_path / "unseen", 0.4, num_trajectories=4)
-    records = score(root, tmp_path / "unseen", tmp_path / "external")
+    records = score(root, tmp_path / "unseen")
     assert {(record["dataset"], record["num_trajectories"]) for record in records} == {("1D_Advection_Sols_beta0.4", 4)}
     assert value(records, "operator") < 0.8 * value(records, "persistence")
 

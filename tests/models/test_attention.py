@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.models.test_mixing import GRIDS, normal, periodic, randomized
-from ups.models.attention import AttentionMixing, from_windows, to_windows, window_of
-from ups.models.domain import Domain
+from ups.models.sizes import Domain
+from ups.models.variants import AttentionMixing, from_windows, to_windows, window_of
 
 CHANNELS, HEAD = 16, 8
 
@@ -32,7 +32,7 @@ def test_attention_is_a_softmax_of_rotated_products():
             logits = (query @ key.conj().T).real / HEAD**0.5
             heads.append(logits.softmax(1) @ v[:, first : first + HEAD])
         expected = mixing.merge(torch.cat(heads, 1))
-        assert torch.allclose(mixing(x, Domain(0, (n,), (wraps,)))[0], expected, atol=1e-5)
+        assert torch.allclose(mixing(x, Domain("advection_1d", (n,), (wraps,)))[0], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -57,7 +57,7 @@ def test_windows_commute_with_shifts_by_a_window(shifted: bool):
 @pytest.mark.parametrize("grid", GRIDS)
 def test_one_window_is_full_attention(grid: tuple[int, ...]):
     """A window as large as the grid is attention to all tokens, shifted or not."""
-    x, domain = normal(2, *grid, CHANNELS), Domain(0, grid, (False,) * len(grid))
+    x, domain = normal(2, *grid, CHANNELS), Domain("advection_1d", grid, (False,) * len(grid))
     full = attention()(x, domain)
     for shifted in (False, True):
         assert torch.equal(attention(max(grid), shifted=shifted)(x, domain), full)
@@ -93,7 +93,7 @@ def reached(mixing: AttentionMixing, domain: Domain, token: int) -> list[int]:
 )
 def test_shifted_windows_reach_over_the_wrap_only(shifted: bool, wraps: bool, expected: list[int]):
     """The first token is seen in its window; windows that hold both ends join them only where the axis is periodic."""
-    assert reached(attention(4, shifted=shifted), Domain(0, (12,), (wraps,)), 0) == expected
+    assert reached(attention(4, shifted=shifted), Domain("advection_1d", (12,), (wraps,)), 0) == expected
 
 
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e6])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ups.models.baselines import Convolution, LinearStencil, UNet, grid_model
-from ups.models.domain import Domain
+from ups.models.sizes import Domain
 
 SIZES = {
     "fno": {"hidden_channels": 8, "num_layers": 2, "modes": (4, 2, 2), "padding": 0.25},
@@ -22,12 +22,12 @@ def settings(kind: str, num_dims: int = 1, *, steady: bool = False, periodic: bo
     return {
         "kind": kind,
         "steady": steady,
-        "num_families": 3,
+        "family": "burgers_1d",
         "in_channels": 2,
         "out_channels": 2,
         "grid": grid,
         "periodic": (periodic,) * num_dims,
-        "told": [],
+        "condition_channels": [],
         "model": SIZES[kind],
     }
 
@@ -38,8 +38,8 @@ def settings(kind: str, num_dims: int = 1, *, steady: bool = False, periodic: bo
 def test_all_parameters_learn_on_every_grid(kind: str, num_dims: int, periodic: bool):
     """A step keeps the shape of the state, is finite, and its error reaches every parameter."""
     model = grid_model(**settings(kind, num_dims, periodic=periodic))
-    model.amplitude.bound.fill_(100.0), model.amplitude.spread.fill_(100.0)
-    domain = Domain(1, GRIDS[num_dims], (periodic,) * num_dims)
+    model.statistics.max_mean.fill_(100.0), model.statistics.max_fluctuation.fill_(100.0)
+    domain = Domain("burgers_1d", GRIDS[num_dims], (periodic,) * num_dims)
     z = torch.randn(3, torch.tensor(domain.grid).prod(), 2)
     z_next = model(z, z[..., :0], torch.zeros(3, 1), domain)
     assert z_next.shape == z.shape and z_next.isfinite().all()
@@ -53,11 +53,11 @@ def test_all_parameters_learn_on_every_grid(kind: str, num_dims: int, periodic: 
 def test_a_model_is_told_what_varies_and_nothing_else(kind: str, steady: bool):
     """Of two conditions the second is told: the prediction depends on it, and not on the first."""
     torch.manual_seed(0)
-    model = grid_model(**settings(kind, steady=steady) | {"told": [1]})
+    model = grid_model(**settings(kind, steady=steady) | {"condition_channels": [1]})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.1)
-    domain, z = Domain(1, (16,), (True,)), torch.randn(1, 16, 2)
+    domain, z = Domain("burgers_1d", (16,), (True,)), torch.randn(1, 16, 2)
     coefficients = torch.randn(1, 16, 2) if steady else z[..., :0]
     first, second, third = (
         model(z, coefficients, torch.tensor([told]), domain) for told in ([1.0, 2.0], [5.0, 2.0], [1.0, 3.0])
@@ -83,7 +83,7 @@ def test_periodic_models_commute_with_shifts(kind: str):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.1)
-    domain = Domain(0, (16,), (True,))
+    domain = Domain("burgers_1d", (16,), (True,))
     z = torch.randn(2, 16, 2, dtype=torch.float64)
     condition = torch.zeros(2, 1)
     shifted = model(z.roll(4, 1), z[..., :0], condition, domain)
@@ -125,7 +125,7 @@ def test_weights_are_plain_and_rebuild_the_model(kind: str, tmp_path):
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     again = grid_model(**content)
     again.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
-    z, coefficients, domain = torch.zeros(2, 64, 2), torch.randn(2, 64, 2), Domain(0, (8, 8), (True, True))
+    z, coefficients, domain = torch.zeros(2, 64, 2), torch.randn(2, 64, 2), Domain("burgers_1d", (8, 8), (True, True))
     assert all(value.is_floating_point() for value in model.state_dict().values())
     inputs = z, coefficients, torch.zeros(2, 1), domain
     assert torch.equal(model(*inputs), again(*inputs))

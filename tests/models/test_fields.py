@@ -1,4 +1,4 @@
-"""Tokens that hold one field each: taken apart and put together again, and what the fields of a point exchange."""
+"""Tokens that hold one field each: split and joined again, and attention between the fields of a point."""
 
 import itertools
 import math
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.models.test_mixing import normal, periodic, randomized, token_mixer
-from ups.models.fields import FieldExchange, apart, together
-from ups.models.token_mixer import TokenMixer
+from ups.models.backbone import TokenMixer
+from ups.models.variants import FieldExchange, join_fields, split_fields
 
 F, K = 2, 3
 CHOICES = {"separate_fields": True, "hidden_channels": (16, 16, 16)}
@@ -18,17 +18,17 @@ CHOICES = {"separate_fields": True, "hidden_channels": (16, 16, 16)}
 def test_each_token_has_its_own_field_of_every_state():
     """Token (b, n) of two states a and b and what is shared becomes (a_f, b_f, shared) for each field f."""
     a, b, shared = normal(2, 5, F * K), normal(2, 5, F * K, seed=1), normal(2, 5, 4, seed=2)
-    found = apart(torch.cat([a, b, shared], -1), 2, F, K)
+    found = split_fields(torch.cat([a, b, shared], -1), 2, F, K)
     for sample, field in itertools.product(range(2), range(F)):
         mine = slice(field * K, (field + 1) * K)
         expected = torch.cat([a[sample, :, mine], b[sample, :, mine], shared[sample]], -1)
         assert torch.equal(found[sample * F + field], expected)
 
 
-def test_together_undoes_apart():
+def test_joining_undoes_splitting():
     """One state without anything shared comes back."""
     x = normal(2, 5, F * K)
-    assert torch.equal(together(apart(x, 1, F, K), F), x)
+    assert torch.equal(join_fields(split_fields(x, 1, F, K), F), x)
 
 
 @pytest.mark.parametrize("grid", [(5,), (2, 3)])
@@ -49,7 +49,7 @@ def test_exchange_is_attention_among_the_fields_of_a_point(grid: tuple[int, ...]
 
 
 def mix(mixer: TokenMixer, tokens: Tensor, seed: int = 0) -> Tensor:
-    """The output, with the fields apart, for a fixed summary and condition."""
+    """The output, with the fields split_fields, for a fixed summary and condition."""
     return mixer(tokens, normal(len(tokens), 8, seed=seed), normal(len(tokens), 7), periodic((12,)), 4)
 
 

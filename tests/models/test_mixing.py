@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.backbones import small
-from ups.models.domain import Domain
-from ups.models.mixing import FourierMixing, LocalMixing
-from ups.models.sizes import Sizes
-from ups.models.token_mixer import FamilyLinear, TokenMixer
+from ups.models.backbone import FamilyLinear, FourierMixing, LocalMixing, TokenMixer
+from ups.models.sizes import Domain, Sizes
 
 torch.set_num_threads(1)
 
 GRIDS = [(12,), (6, 8), (4, 6, 5)]
+
+NAMES = ("advection_1d", "burgers_1d", "diffusion_reaction_1d")
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -35,12 +35,13 @@ def randomized(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
 
 def periodic(grid: tuple[int, ...], family: int = 0) -> Domain:
     """A domain that wraps on every axis."""
-    return Domain(family, grid, (True,) * len(grid))
+    return Domain(NAMES[family], grid, (True,) * len(grid))
 
 
 def token_mixer(**choices: Any) -> TokenMixer:
     """A small mixer of three families, on grids of up to three axes, with random weights."""
     sizes = Sizes(
+        families=NAMES,
         num_axes=(3, 3, 3),
         num_fields=(2, 2, 2),
         latent_channels=(4,) * 3,
@@ -72,7 +73,7 @@ def test_half_turns_on_bounded_axes():
         mixing.weights[0].zero_()
         mixing.weights[0][1, 0] = 1.0
     x = (torch.arange(64) + 0.5) / 64
-    analysed = mixing((torch.pi * x).cos()[None, :, None], Domain(0, (64,), (False,)))
+    analysed = mixing((torch.pi * x).cos()[None, :, None], Domain("advection_1d", (64,), (False,)))
     assert torch.allclose(analysed[0, :, 0], (torch.pi * x).cos(), atol=1e-5)
 
 
@@ -84,7 +85,7 @@ def test_fourier_mixing_knows_no_resolution(wraps: bool, tolerance: float):
     def mixed(num_points: int) -> Tensor:
         x = (torch.arange(num_points) + 0.5) / num_points
         u = (2 * math.pi * x).sin() + 0.5 * (4 * math.pi * x + 1).cos()
-        return mixing(u[None, :, None], Domain(0, (num_points,), (wraps,)))[0, :, 0]
+        return mixing(u[None, :, None], Domain("advection_1d", (num_points,), (wraps,)))[0, :, 0]
 
     assert torch.allclose(mixed(60), mixed(180)[1::3], atol=tolerance)
 
@@ -94,15 +95,15 @@ def test_local_mixing_by_hand():
     mixing, x = LocalMixing(1, 1), torch.tensor([1.0, 2.0, 4.0])[None, :, None]
     with torch.no_grad():
         mixing.weights[0][:, 0] = torch.tensor([100.0, 10.0, 1.0])
-    wrapped = mixing(x, Domain(0, (3,), (True,))).flatten()
-    bounded = mixing(x, Domain(0, (3,), (False,))).flatten()
+    wrapped = mixing(x, Domain("advection_1d", (3,), (True,))).flatten()
+    bounded = mixing(x, Domain("advection_1d", (3,), (False,))).flatten()
     assert wrapped.tolist() == [400 + 10 + 2, 100 + 20 + 4, 200 + 40 + 1]
     assert bounded.tolist() == [100 + 10 + 2, 100 + 20 + 4, 200 + 40 + 4]
 
 
 def test_each_axis_has_its_own_boundary():
     """A shift along the periodic axis commutes with mixing; one along the bounded axis does not."""
-    domain, x = Domain(0, (6, 8), (False, True)), normal(2, 6, 8, 3)
+    domain, x = Domain("advection_1d", (6, 8), (False, True)), normal(2, 6, 8, 3)
     for mixing in (FourierMixing(3, 3, 2), LocalMixing(3, 2)):
         mixed = mixing(x, domain)
         assert torch.allclose(mixing(x.roll(3, 2), domain), mixed.roll(3, 2), atol=1e-5)
@@ -140,7 +141,7 @@ def test_token_mixer_listens(ignored: str):
         "summary": {"summary": normal(2, 6, seed=1)},
         "condition": {"condition": normal(2, 7, seed=1)},
         "family": {"domain": periodic((12,), family=1)},
-        "boundary": {"domain": Domain(0, (12,), (False,))},
+        "boundary": {"domain": Domain("advection_1d", (12,), (False,))},
     }[ignored]
     difference = mixer(tokens, **given, out_channels=4) - mixer(tokens, **given | other, out_channels=4)
     assert difference.abs().max() > 1e-3
@@ -158,13 +159,13 @@ def test_family_linear_starts_from_zero():
     assert FamilyLinear(5, 4, [0.0] * 3)(normal(2, 5), 1, 4).count_nonzero() == 0
 
 
-@pytest.mark.parametrize(("experts", "family"), list(itertools.product([True, False], range(3))))
-def test_what_a_batch_does_not_use_rests(experts: bool, family: int):
-    """Stem, summary, head and, with experts, trunk of other families have no gradient; all others have one."""
-    mixer, domain = token_mixer(experts=experts), periodic((4, 6, 5), family)
+@pytest.mark.parametrize(("separate_trunks", "family"), list(itertools.product([True, False], range(3))))
+def test_what_a_batch_does_not_use_rests(separate_trunks: bool, family: int):
+    """Stem, summary, head and, with separate trunks, trunk of other families have no gradient; all others have one."""
+    mixer, domain = token_mixer(separate_trunks=separate_trunks), periodic((4, 6, 5), family)
     mixer(normal(1, 120, 3), normal(1, 3), normal(1, 7), domain, 2).square().sum().backward()
     used = {name for name, parameter in mixer.named_parameters() if parameter.grad is not None}
-    place = {"trunks": 1} if experts else {}
+    place = {"trunks": 1} if separate_trunks else {}
     place |= dict.fromkeys(("stem", "summary", "head"), 2)
     expected = {
         name
@@ -174,20 +175,24 @@ def test_what_a_batch_does_not_use_rests(experts: bool, family: int):
     assert used == expected
 
 
-@pytest.mark.parametrize("experts", [True, False])
+@pytest.mark.parametrize("separate_trunks", [True, False])
 @pytest.mark.parametrize("grid", GRIDS)
-def test_experts_are_of_one_family(grid: tuple[int, ...], experts: bool):
+def test_separate_trunks_are_of_one_family(grid: tuple[int, ...], separate_trunks: bool):
     """A trunk that changes changes its family alone, or all families if they share it."""
-    mixer, inputs = token_mixer(experts=experts), (normal(2, math.prod(grid), 5), normal(2, 8), normal(2, 7))
+    mixer, inputs = (
+        token_mixer(separate_trunks=separate_trunks),
+        (normal(2, math.prod(grid), 5), normal(2, 8), normal(2, 7)),
+    )
     before = [mixer(*inputs, periodic(grid, family), 4) for family in range(3)]
     randomized(mixer.trunks[-1], seed=1)
     changed = [not torch.equal(mixer(*inputs, periodic(grid, family), 4), before[family]) for family in range(3)]
-    assert changed == [not experts, not experts, True]
+    assert changed == [not separate_trunks, not separate_trunks, True]
 
 
 def test_channels_are_those_of_the_number_of_axes():
     """A trunk is as wide as its number of axes says; stem and head serve the widest."""
     sizes = Sizes(
+        families=NAMES,
         num_axes=(1, 2, 3),
         num_fields=(1, 1, 1),
         latent_channels=(4,) * 3,
@@ -207,7 +212,7 @@ def test_channels_are_those_of_the_number_of_axes():
 def test_what_a_family_begins_with_does_not_depend_on_the_others(num_states: int, separate_fields: bool):
     """Tokens of unit variance enter the blocks with unit variance, however few numbers they hold beside others'."""
     num_fields, latents, coefficients = (1, 2, 5), (1, 8, 40), (1, 0, 2)
-    sizes = Sizes((1, 1, 1), num_fields, latents, coefficients, num_conditions=7)
+    sizes = Sizes(NAMES, (1, 1, 1), num_fields, latents, coefficients, num_conditions=7)
     backbone = small(hidden_channels=(512, 512, 512), separate_fields=separate_fields)
     torch.manual_seed(0)
     mixer = TokenMixer(backbone, sizes, num_states, num_conditions=7)
@@ -220,6 +225,7 @@ def test_what_a_family_begins_with_does_not_depend_on_the_others(num_states: int
 def test_families_without_data_have_no_trunk():
     """Only families that have a grid cost weights."""
     sizes = Sizes(
+        families=NAMES,
         num_axes=(1, 0, 2),
         num_fields=(1, 1, 1),
         latent_channels=(4,) * 3,

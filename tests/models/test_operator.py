@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from tests.backbones import small
-from ups.data.condition import NUM_CONDITIONS, condition_features
-from ups.data.dataset import Dataset
-from ups.data.pdebench import BOUNDARIES, FAMILIES, PARAMETERS
-from ups.models.amplitude import LARGEST, SMALLEST, Amplitude
-from ups.models.domain import Domain
+from ups.data.families import BOUNDARIES, NUM_CONDITIONS, PARAMETERS, Dataset, condition_features
+from ups.data.pdebench import FAMILIES
 from ups.models.operator import Operator
-from ups.models.sizes import Sizes
+from ups.models.sizes import Domain, Sizes
+from ups.models.state_statistics import LARGEST, SMALLEST, StateStatistics
 
 torch.set_num_threads(1)
 
@@ -45,14 +43,16 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def domain_of(dataset: Dataset) -> Domain:
     """The token grid of a dataset."""
-    return Domain(list(FAMILIES).index(dataset.family), GRID, tuple(name == "periodic" for name in dataset.boundary))
+    return Domain(dataset.family, GRID, tuple(name == "periodic" for name in dataset.boundary))
 
 
 def operator(randomized: bool = False) -> Operator:
     """A small operator for all families whose bounds do not bind; with weights anywhere if randomized."""
-    made = Operator(Sizes(*((n,) * len(FAMILIES) for n in (3, 1, D, D_C)), NUM_CONDITIONS), small(modes=(3, 3, 3)))
-    made.amplitude.bound.fill_(100.0)
-    made.amplitude.spread.fill_(100.0)
+    made = Operator(
+        Sizes(tuple(FAMILIES), *((n,) * len(FAMILIES) for n in (3, 1, D, D_C)), NUM_CONDITIONS), small(modes=(3, 3, 3))
+    )
+    made.statistics.max_mean.fill_(100.0)
+    made.statistics.max_fluctuation.fill_(100.0)
     if randomized:
         with torch.no_grad():
             for seed, parameter in enumerate(made.parameters()):
@@ -96,8 +96,8 @@ def test_operator_sees_the_coefficients():
 def test_prediction_stays_within_its_bound(size: float):
     """However absurd the state, mean and fluctuation of each channel stay where its family allows or the state was."""
     model, bound, spread = operator(randomized=True), torch.linspace(0.1, 5.0, D), torch.linspace(3.0, 0.3, D)
-    family = domain_of(DATASET).family
-    model.amplitude.bound[family], model.amplitude.spread[family] = bound, spread
+    row = list(FAMILIES).index(DATASET.family)
+    model.statistics.max_mean[row], model.statistics.max_fluctuation[row] = bound, spread
     before = size * normal(2, 24, D)
     z = advance(model, DATASET, before)
     mean_before = before.mean(1, keepdim=True)
@@ -111,17 +111,17 @@ def test_prediction_stays_within_its_bound(size: float):
 def test_nothing_grows_faster_than_training_showed(factor: float):
     """The RMS of each field's distance from its mean grows by `growth` at most; below that no bit is changed."""
     free, slowed, z = operator(randomized=True), operator(randomized=True), normal(2, 24, D)
-    slowed.amplitude.growth.fill_(factor)
-    amplitude, domain = slowed.amplitude, domain_of(DATASET)
+    slowed.statistics.max_growth.fill_(factor)
+    statistics, domain = slowed.statistics, domain_of(DATASET)
     before, after, wild = (
         x - x.mean(1, keepdim=True) for x in (z, advance(slowed, DATASET, z), advance(free, DATASET, z))
     )
-    grown = amplitude.field_rms(after, domain) / amplitude.field_rms(before, domain)
-    wanted = amplitude.field_rms(wild, domain) / amplitude.field_rms(before, domain)
+    grown = statistics.field_rms(after, domain) / statistics.field_rms(before, domain)
+    wanted = statistics.field_rms(wild, domain) / statistics.field_rms(before, domain)
     assert wanted.max() > 1.1
     torch.testing.assert_close(grown, wanted.clamp(max=factor))
     torch.testing.assert_close(advance(slowed, DATASET, z).mean(1), advance(free, DATASET, z).mean(1))
-    slowed.amplitude.growth.fill_(10.0 * wanted.max())
+    slowed.statistics.max_growth.fill_(10.0 * wanted.max())
     assert torch.equal(advance(slowed, DATASET, z), advance(free, DATASET, z))
 
 
@@ -129,22 +129,22 @@ def test_nothing_grows_faster_than_training_showed(factor: float):
 def test_nothing_grows_larger_than_training_showed(share: float):
     """The RMS of each field's distance from its mean stays below `largest`, or what it was; else nothing moves."""
     free, bounded, z = operator(randomized=True), operator(randomized=True), normal(2, 24, D)
-    amplitude, domain = bounded.amplitude, domain_of(DATASET)
-    before, wild = (amplitude.field_rms(x - x.mean(1, keepdim=True), domain) for x in (z, advance(free, DATASET, z)))
+    statistics, domain = bounded.statistics, domain_of(DATASET)
+    before, wild = (statistics.field_rms(x - x.mean(1, keepdim=True), domain) for x in (z, advance(free, DATASET, z)))
     limit = share * wild[wild > before].max()
-    amplitude.largest.fill_(limit)
+    statistics.max_rms.fill_(limit)
     after = advance(bounded, DATASET, z)
-    rms = amplitude.field_rms(after - after.mean(1, keepdim=True), domain)
+    rms = statistics.field_rms(after - after.mean(1, keepdim=True), domain)
     assert (wild > before.clamp(min=limit)).any()
     torch.testing.assert_close(rms, torch.minimum(wild, before.clamp(min=limit)))
-    amplitude.largest.fill_(2.0 * wild.max())
+    statistics.max_rms.fill_(2.0 * wild.max())
     assert torch.equal(advance(bounded, DATASET, z), advance(free, DATASET, z))
 
 
 def test_a_constant_field_has_finite_gradients():
     """A state and a step that are constant in space have a gradient, which a root mean square alone has not."""
     model, z = operator(), torch.ones(2, 24, D)
-    model.amplitude.growth.fill_(1.0)
+    model.statistics.max_growth.fill_(1.0)
     condition = torch.tensor([condition_features(DATASET)]).expand(len(z), -1)
     model(z, z[..., :D_C], condition, domain_of(DATASET)).sum().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
@@ -153,7 +153,7 @@ def test_a_constant_field_has_finite_gradients():
 def test_a_state_outside_training_is_kept():
     """An untrained operator leaves a state alone however far its mean lies outside what training showed."""
     model, z = operator(), 50.0 + normal(2, 24, D)
-    model.amplitude.bound.fill_(1.0)
+    model.statistics.max_mean.fill_(1.0)
     assert torch.equal(advance(model, DATASET, z), z)
 
 
@@ -161,7 +161,7 @@ def test_a_state_outside_training_is_kept():
 def test_what_training_never_showed_is_not_seen(shifts: tuple[float, float], same: bool):
     """However far the mean is outside, the same change is predicted; inside, each has its own."""
     model = operator(randomized=True)
-    model.amplitude.bound.fill_(1.0), model.amplitude.spread.fill_(1e3)
+    model.statistics.max_mean.fill_(1.0), model.statistics.max_fluctuation.fill_(1e3)
     after = [advance(model, DATASET, shift + normal(2, 24, D)) for shift in shifts]
     one, other = (z - z.mean(1, keepdim=True) for z in after)
     assert torch.allclose(one, other, atol=1e-3) == same
@@ -177,48 +177,58 @@ def test_change_is_the_unit_of_a_step():
     """Twice the expected change per step is twice the step."""
     model, z = operator(randomized=True), normal(2, 24, D)
     step = advance(model, DATASET, z) - z
-    model.amplitude.change.mul_(2)
+    model.statistics.step_rms.mul_(2)
     assert torch.allclose(advance(model, DATASET, z) - z, 2 * step, atol=1e-4)
 
 
-def two_fields() -> Amplitude:
+def two_fields() -> StateStatistics:
     """Statistics of a family with two fields of three components each."""
-    amplitude = Amplitude(1, D)
-    amplitude.pool[0] = torch.block_diag(*[torch.full((3, 3), 1 / 3)] * 2)
-    amplitude.fluctuation[0] = torch.tensor([2.0] * 3 + [0.5] * 3)
-    return amplitude
+    statistics = StateStatistics(Sizes(("advection_1d",), (1,), (2,), (D,), (0,), 1))
+    statistics.field_average[0] = torch.block_diag(*[torch.full((3, 3), 1 / 3)] * 2)
+    statistics.fluctuation_rms[0] = torch.tensor([2.0] * 3 + [0.5] * 3)
+    return statistics
 
 
 def test_amplitude_by_hand():
     """The amplitude is the RMS of a field's fluctuation over all its tokens and components, over what is usual."""
     z = torch.tensor([[1.0, 5, 5, 0, 0, 0], [-1.0, 5, 5, 0, 0, 3]])[None]  # two tokens
     expected = [(1 / 3) ** 0.5 / 2] * 3 + [(1.5**2 / 3) ** 0.5 / 0.5] * 3
-    assert two_fields().measure(z, Domain(0, (2,), (True,))).flatten().tolist() == pytest.approx(expected)
+    assert two_fields().amplitude(z, Domain("advection_1d", (2,), (True,))).flatten().tolist() == pytest.approx(
+        expected
+    )
 
 
 def test_standardized_state_has_unit_amplitude():
     """Networks see zero mean per channel and the fluctuation of one per field; the summary tells what was removed."""
-    domain, z = Domain(0, (24,), (True,)), 3 + normal(2, 24, D)
-    amplitude = two_fields()
-    x, summary = amplitude.standardize(z, domain)
+    domain, z = Domain("advection_1d", (24,), (True,)), 3 + normal(2, 24, D)
+    statistics = two_fields()
+    x, summary = statistics.standardize(z, domain)
     assert torch.allclose(x.mean(1), torch.zeros(2, D), atol=1e-5)
     assert torch.allclose(x.unflatten(2, (2, 3)).square().mean((1, 3)), torch.ones(2, 2), atol=1e-5)
-    assert torch.allclose(summary, torch.cat([z.mean(1), amplitude.measure(z, domain)[:, 0].log()], -1))
+    assert torch.allclose(summary, torch.cat([z.mean(1), statistics.amplitude(z, domain)[:, 0].log()], -1))
 
 
 @pytest.mark.parametrize(("size", "expected"), [(0.0, SMALLEST), (1e-6, SMALLEST), (1e6, LARGEST)])
 def test_amplitude_is_limited(size: float, expected: float):
     """A state at rest is not blown up, and a wild one is not taken as usual."""
-    a = two_fields().measure(size * normal(2, 24, D), Domain(0, (24,), (True,)))
+    a = two_fields().amplitude(size * normal(2, 24, D), Domain("advection_1d", (24,), (True,)))
     assert torch.equal(a, torch.full_like(a, expected))
 
 
 def test_statistics_stay_in_float32():
     """Under autocast amplitudes, units and what follows from them have the same bits as without."""
-    domain, z, amplitude = Domain(0, (24,), (True,)), 3 + normal(2, 24, D), two_fields()
+    domain, z, statistics = Domain("advection_1d", (24,), (True,)), 3 + normal(2, 24, D), two_fields()
     with torch.autocast("cpu", torch.bfloat16):
-        found = (amplitude.measure(z, domain), amplitude.unit(z, domain), *amplitude.standardize(z, domain))
-    expected = (amplitude.measure(z, domain), amplitude.unit(z, domain), *amplitude.standardize(z, domain))
+        found = (
+            statistics.amplitude(z, domain),
+            statistics.expected_change(z, domain),
+            *statistics.standardize(z, domain),
+        )
+    expected = (
+        statistics.amplitude(z, domain),
+        statistics.expected_change(z, domain),
+        *statistics.standardize(z, domain),
+    )
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, expected, strict=True))
 
 

@@ -10,15 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.backbones import small
-from tests.models.test_mixing import normal, periodic, randomized, token_mixer
+from tests.models.test_mixing import NAMES, normal, periodic, randomized, token_mixer
+from ups.models.backbone import TokenMixer, make_stack
 from ups.models.blocks import Blocks, UShape
 from ups.models.denoiser import Denoiser, Prediction
-from ups.models.domain import Domain
-from ups.models.mixing import make_stack
-from ups.models.operator import Operator
-from ups.models.sizes import Sizes
-from ups.models.steady import SteadyModel
-from ups.models.token_mixer import TokenMixer
+from ups.models.operator import Operator, SteadyModel
+from ups.models.sizes import Domain, Sizes
 
 torch.set_num_threads(1)
 
@@ -37,7 +34,12 @@ OPTIONS = {
 }
 GRIDS = [(12,), (13,), (6, 8), (7, 10), (4, 6, 5), (8, 8, 8), (2,)]
 SIZES = Sizes(
-    num_axes=(1, 1, 1), num_fields=(1, 2, 1), latent_channels=(4,) * 3, coefficient_channels=(1,) * 3, num_conditions=7
+    families=NAMES,
+    num_axes=(1, 1, 1),
+    num_fields=(1, 2, 1),
+    latent_channels=(4,) * 3,
+    coefficient_channels=(1,) * 3,
+    num_conditions=7,
 )
 
 
@@ -60,7 +62,7 @@ def unrested(mixer: TokenMixer, num_axes: int) -> list[tuple[str, nn.Parameter]]
 def test_every_option_serves_every_grid(name: str, grid: tuple[int, ...]):
     """In 1D, 2D and 3D, on odd and even grids, there is a finite output per token and a gradient per parameter."""
     mixer = token_mixer(**OPTIONS[name])
-    output = mix(mixer, normal(2, math.prod(grid), 5), Domain(1, grid, (False, True, True)[: len(grid)]))
+    output = mix(mixer, normal(2, math.prod(grid), 5), Domain("burgers_1d", grid, (False, True, True)[: len(grid)]))
     output.square().sum().backward()
     assert output.shape == (2, math.prod(grid), 4) and output.isfinite().all()
     assert [name for name, parameter in unrested(mixer, len(grid)) if parameter.grad is None] == []

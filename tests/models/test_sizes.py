@@ -11,10 +11,9 @@ from torch import nn
 from tests.backbones import small
 from ups.files import WEIGHTS, digest_of
 from ups.models.denoiser import Denoiser
-from ups.models.operator import Operator
-from ups.models.sizes import Sizes, from_settings
-from ups.models.steady import SteadyModel
-from ups.models.weights import load_model, tensor_bytes
+from ups.models.operator import Operator, SteadyModel
+from ups.models.sizes import Sizes
+from ups.models.weights import from_settings, load_model, tensor_bytes
 
 
 @pytest.mark.parametrize("model", [Operator, Denoiser, SteadyModel])
@@ -22,7 +21,12 @@ def test_model_is_rebuilt_from_its_file(model: type[nn.Module], tmp_path: Path):
     """Settings that survive JSON and weights on disk give the same model."""
     sizes, backbone = (
         Sizes(
-            num_axes=(1, 2), num_fields=(1, 2), latent_channels=(4, 4), coefficient_channels=(2, 2), num_conditions=3
+            families=("advection_1d", "burgers_1d"),
+            num_axes=(1, 2),
+            num_fields=(1, 2),
+            latent_channels=(4, 4),
+            coefficient_channels=(2, 2),
+            num_conditions=3,
         ),
         small(),
     )

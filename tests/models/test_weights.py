@@ -15,13 +15,13 @@ SETTINGS = {"in_features": 3, "out_features": 2}
 
 @pytest.fixture
 def trained() -> nn.Linear:
-    """A model with what it learned."""
+    """A model with random weights."""
     return nn.Linear(**SETTINGS)
 
 
 @pytest.fixture
 def receipt(tmp_path: Path, trained: nn.Linear) -> dict[str, Any]:
-    """It on disk as a stage leaves it."""
+    """The receipt of the model, whose file is on disk."""
     folder = tmp_path / "06_models"
     folder.mkdir()
     (folder / WEIGHTS).write_bytes(tensor_bytes({"settings": SETTINGS, "weights": trained.state_dict()}))
@@ -29,7 +29,7 @@ def receipt(tmp_path: Path, trained: nn.Linear) -> dict[str, Any]:
 
 
 def test_a_model_comes_back_as_it_was_and_frozen(tmp_path: Path, receipt: dict[str, Any], trained: nn.Linear):
-    """Bit for bit, for evaluation alone."""
+    """Saved and loaded weights are equal bit for bit; the model is in evaluation mode and has no gradients."""
     model = load_model(nn.Linear, tmp_path, receipt)
     x = torch.randn(5, 3)
     assert torch.equal(model(x), trained(x))
@@ -37,10 +37,10 @@ def test_a_model_comes_back_as_it_was_and_frozen(tmp_path: Path, receipt: dict[s
 
 
 def test_other_weights_than_those_of_the_receipt_are_refused(tmp_path: Path, receipt: dict[str, Any]):
-    """A torn file is named, with the command that makes it anew."""
+    """A truncated file ends in one line with its path and the command that trains the model again."""
     path = tmp_path / "06_models" / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataFault, match="does not hold what operator trained"):
+    with pytest.raises(DataFault, match="differs from the weights that training saved"):
         load_model(nn.Linear, tmp_path, receipt)
 
 
@@ -60,7 +60,7 @@ def _with_another_shape(in_features: int, out_features: int) -> nn.Module:
 def test_a_model_of_another_version_is_one_line(
     tmp_path: Path, receipt: dict[str, Any], make: Callable[..., nn.Module]
 ):
-    """Arguments, layers or shapes that the code knows otherwise by now are the trained model's age, not a defect."""
+    """Saved weights whose arguments, layers or shapes differ from the class end in one line, not in a traceback."""
     with pytest.raises(DataFault, match="another version of ups.*--from-nodes train_operator") as fault:
         load_model(make, tmp_path, receipt)
     assert "\n" not in str(fault.value)

@@ -1,10 +1,12 @@
 from math import exp, pi, sqrt
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from ups.solvers import compressible, draw, solve
+from ups.errors import ConfigFault
+from ups.solvers import compressible, sample_initial_states, solve
 from ups.solvers.compressible import GAMMA, conserved, hllc, primitive, viscous_change
 
 torch.set_num_threads(1)
@@ -161,7 +163,7 @@ def test_stress_has_the_viscosity_of_its_direction():
 
 def test_density_and_pressure_stay_positive():
     """Strong shocks and thin gas leave density and pressure above zero, periodic or open."""
-    u_0, _ = draw("compressible_ns_2d", range(4), (16, 16), seed=0, mach=3.0)
+    u_0, _ = sample_initial_states("compressible_ns_2d", range(4), (16, 16), seed=0, parameters={"mach": 3.0})
     for boundary in ("periodic", "outflow"):
         u = solve("compressible_ns_2d", u_0, INVISCID, [0.0, 0.1, 0.2], boundary=boundary)
         assert u.isfinite().all()
@@ -200,3 +202,59 @@ def test_conserved_and_primitive_are_inverse():
     """Density, pressure and velocities survive the way to conserved fields and back."""
     W = waves(3, 4)[0]
     assert torch.allclose(primitive(conserved(W)), W, atol=1e-14)
+
+
+@pytest.mark.parametrize("num_axes", [2, 3])
+def test_speed_is_the_mach_number(num_axes):
+    """Where no window cuts it, the mean speed is mach sqrt(Gamma T_0); a window only lowers it."""
+    u, _ = sample_initial_states(
+        f"compressible_ns_{num_axes}d", range(12), (12,) * num_axes, seed=3, parameters={"mach": 0.5}
+    )
+    speed = u[:, 2:].square().sum(1).sqrt().flatten(1).mean(1).numpy()
+    T_0 = np.array([np.random.default_rng([3, i]).uniform(0.1, 10.0, 2)[1] for i in range(12)])
+    ratio = speed / (0.5 * np.sqrt(GAMMA * T_0))
+    assert np.isclose(ratio, 1, atol=1e-5).any()
+    assert (ratio < 1 + 1e-5).all()
+
+
+def test_sines_gas_stays_in_its_range():
+    """Density lies between 1 and 20, pressure between 10 and 200, and velocities have either sign."""
+    u, _ = sample_initial_states("compressible_ns_1d", range(200), (64,), seed=0)
+    assert 1 <= u[:, 0].min() < 1.5
+    assert u[:, 0].max() <= 20
+    assert 10 <= u[:, 1].min() < 15
+    assert u[:, 1].max() <= 200
+    assert u[:, 2].min() < 0 < u[:, 2].max()
+
+
+def test_shock_tubes_have_two_states():
+    """Each field has one jump in the middle half of the tube, and the velocity is always positive."""
+    u, _ = sample_initial_states("compressible_ns_1d", range(50), (64,), seed=0, start="Shock")
+    jumps = u.diff(dim=-1) != 0
+    assert (jumps.sum(-1) == 1).all()
+    place = jumps.float().argmax(-1)
+    assert place.min() >= 15
+    assert place.max() <= 48
+    assert u[:, 2].min() > 0.6
+
+
+def test_turbulence_has_its_mach_number():
+    """Density 1, pressure 1 / (Gamma M^2) and mean speed 1."""
+    u, _ = sample_initial_states("compressible_ns_3d", [0], (12,) * 3, seed=0, parameters={"mach": 0.5}, start="Turb")
+    assert torch.allclose(u[:, 0], torch.ones(()))
+    assert torch.allclose(u[:, 1], torch.tensor(1 / (GAMMA * 0.25)))
+    assert u[:, 2:].square().sum(1).sqrt().mean().item() == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("compressible_ns_2d", {}, "needs a Mach number above 0, got None"),
+        ("compressible_ns_3d", {"parameters": {"mach": 0.0}}, "needs a Mach number above 0"),
+        ("compressible_ns_1d", {"start": "Turb"}, "start must be one of Rand, Shock"),
+    ],
+)
+def test_a_gas_that_cannot_be_drawn_is_refused(family, options, message):
+    """A missing Mach number or an unknown start is a ConfigFault."""
+    with pytest.raises(ConfigFault, match=message):
+        sample_initial_states(family, [0], (8,) * int(family[-2]), 0, **options)

@@ -2,7 +2,9 @@ from math import log2, pi
 
 import numpy as np
 import pytest
+import torch
 
+from ups.solvers import sample_initial_states
 from ups.solvers.darcy import darcy, darcy_matrix
 
 
@@ -63,3 +65,10 @@ def test_darcy_mirrors_with_its_permeability():
     u = darcy(nu, 1.0, 1.0)
     np.testing.assert_allclose(darcy(nu[::-1], 1.0, 1.0), u[::-1], rtol=1e-12)
     np.testing.assert_allclose(darcy(nu.T, 1.0, 1.0), u.T, rtol=1e-12)
+
+
+def test_permeability_is_one_or_a_tenth():
+    """Permeabilities take the values 0.1 and 1, each on about half of the area."""
+    _, coefficients = sample_initial_states("darcy_2d", range(300), (16, 16), seed=0)
+    assert set(coefficients["nu"].unique().tolist()) == {torch.tensor(0.1).item(), 1.0}
+    assert (coefficients["nu"] == 1).float().mean().item() == pytest.approx(0.5, abs=0.05)

@@ -3,8 +3,8 @@ from math import pi
 import pytest
 import torch
 
-from ups.solvers import draw, solve
-from ups.solvers.incompressible import advected, cosines, divergence, laplacian, to_centres, to_faces
+from ups.solvers import sample_initial_states, solve
+from ups.solvers.incompressible import advected, cosine_transform, divergence, laplacian, to_centres, to_faces
 
 torch.set_num_threads(1)
 
@@ -26,7 +26,7 @@ def test_centres_are_undone():
 
 def test_flow_has_no_divergence():
     """After the first step no cell gains or loses volume, and no flow crosses the walls."""
-    u_0, force = draw("incompressible_ns_2d", range(2), (24, 24), seed=0)
+    u_0, force = sample_initial_states("incompressible_ns_2d", range(2), (24, 24), seed=0)
     state = to_faces(solve("incompressible_ns_2d", u_0.double(), force, [0.0, 0.5])[:, 1])
     assert divergence(state[:, 0], state[:, 1], 1 / 24, 1 / 24).abs().max() < 1e-9
     assert state[:, 0, -1].abs().max() == 0
@@ -50,7 +50,7 @@ def test_the_force_acts_on_the_particles():
 
 def test_a_flow_without_force_comes_to_rest():
     """Without force kinetic energy falls from snapshot to snapshot."""
-    u_0, _ = draw("incompressible_ns_2d", range(2), (16, 16), seed=0)
+    u_0, _ = sample_initial_states("incompressible_ns_2d", range(2), (16, 16), seed=0)
     u = solve("incompressible_ns_2d", u_0, still(16)[1], [0.0, 0.1, 0.3, 0.6, 1.0])
     energy = u[:, :, :2].square().mean((2, 3, 4))
     assert (energy.diff(dim=1) < 0).all()
@@ -58,7 +58,7 @@ def test_a_flow_without_force_comes_to_rest():
 
 def test_particles_make_no_new_extrema():
     """The particle density stays between its smallest and its largest initial value."""
-    u_0, force = draw("incompressible_ns_2d", range(3), (16, 16), seed=1)
+    u_0, force = sample_initial_states("incompressible_ns_2d", range(3), (16, 16), seed=1)
     c = solve("incompressible_ns_2d", u_0, force, [0.0, 0.5, 1.0])[:, :, 2]
     assert (c.amax((1, 2, 3)) <= u_0[:, 2].amax((1, 2)) + 1e-6).all()
     assert (c.amin((1, 2, 3)) >= u_0[:, 2].amin((1, 2)) - 1e-6).all()
@@ -66,7 +66,7 @@ def test_particles_make_no_new_extrema():
 
 def test_axes_can_be_exchanged():
     """A flow with x and y exchanged, and velocities and forces with them, stays the exchanged flow."""
-    u_0, force = draw("incompressible_ns_2d", [0], (16, 16), seed=0)
+    u_0, force = sample_initial_states("incompressible_ns_2d", [0], (16, 16), seed=0)
     u = solve("incompressible_ns_2d", u_0.double(), force, [0.0, 0.5])[:, 1]
     swapped = {"force_x": force["force_y"].mT, "force_y": force["force_x"].mT}
     v = solve("incompressible_ns_2d", u_0.double().mT[:, [1, 0, 2]], swapped, [0.0, 0.5])[:, 1]
@@ -92,7 +92,7 @@ def test_advection_interpolates_linearly():
 
 def test_cosines_diagonalise_the_zero_flux_second_difference():
     """Vectors and eigenvalues rebuild the matrix with rows 1 -2 1, and -1 1 at the walls."""
-    vectors, eigenvalues = cosines(7, 1.0)
+    vectors, eigenvalues = cosine_transform(7, 1.0)
     second = torch.diag(torch.full((7,), -2.0)) + torch.diag(torch.ones(6), 1) + torch.diag(torch.ones(6), -1)
     second[0, 0] = second[-1, -1] = -1
     assert torch.allclose(vectors @ torch.diag(eigenvalues) @ vectors.T, second.double(), atol=1e-13)

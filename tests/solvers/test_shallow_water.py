@@ -1,6 +1,6 @@
 import torch
 
-from ups.solvers import draw, solve
+from ups.solvers import sample_initial_states, solve
 from ups.solvers.shallow_water import hll
 
 torch.set_num_threads(1)
@@ -14,14 +14,14 @@ def test_still_water_stays_still():
 
 def test_water_is_not_lost_before_it_reaches_the_walls():
     """While the wave is inside the domain the volume of water stays what it was to round-off."""
-    u_0, _ = draw("shallow_water_2d", range(2), (32, 32), seed=0)
+    u_0, _ = sample_initial_states("shallow_water_2d", range(2), (32, 32), seed=0)
     u = solve("shallow_water_2d", u_0.double(), {}, [0.0, 0.5])
     assert torch.allclose(u[:, 1].mean((-1, -2)), u[:, 0].mean((-1, -2)), atol=1e-9)
 
 
 def test_a_radial_dam_breaks_radially():
     """The solution has the symmetries of the square: it equals its mirror images and its transpose."""
-    u_0, _ = draw("shallow_water_2d", [0], (24, 24), seed=0)
+    u_0, _ = sample_initial_states("shallow_water_2d", [0], (24, 24), seed=0)
     u = solve("shallow_water_2d", u_0.double(), {}, [0.0, 1.0])[0, 1, 0]
     for image in (u.flip(0), u.flip(1), u.T):
         assert torch.allclose(u, image, atol=1e-12)
@@ -39,3 +39,18 @@ def test_hll_is_consistent():
     h, v, w = 2.0, 0.3, -0.4
     state = torch.tensor([h, v, w])[None, :, None]
     assert torch.allclose(hll(state, state)[0, :, 0], torch.tensor([h * v, h * v**2 + h**2 / 2, h * v * w]))
+
+
+def test_the_dam_has_its_radius():
+    """Water of height 2 stands on an area of pi R^2 and of height 1 elsewhere, with R between 0.3 and 0.7."""
+    u_0, coefficients = sample_initial_states("shallow_water_2d", range(8), (64, 64), seed=0)
+    area = (u_0 - 1).double().mean((1, 2, 3)) * 25
+    assert torch.allclose((area / torch.pi).sqrt(), coefficients["dam_radius"], atol=5e-3)
+    assert ((coefficients["dam_radius"] > 0.3) & (coefficients["dam_radius"] < 0.7)).all()
+    assert u_0.unique().min() == 1 and u_0.unique().max() == 2
+
+
+def test_no_two_dams_are_the_same_on_coarse_cells():
+    """Different radii are different states on 32 x 32 cells."""
+    u_0, _ = sample_initial_states("shallow_water_2d", range(64), (32, 32), seed=0)
+    assert len(u_0.flatten(1).unique(dim=0)) == 64

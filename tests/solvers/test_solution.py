@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.solvers.exact import shift
 from ups.data.pdebench import FAMILIES
-from ups.data.trajectories import TrajectoryReader, describe
+from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
 from ups.errors import ConfigFault
-from ups.metrics import nRMSE
-from ups.solvers import SIMULATED_FAMILIES, draw, solution, solve
+from ups.metrics.errors import nRMSE
+from ups.solvers import SIMULATED_FAMILIES, sample_initial_states, solution, solve
 from ups.solvers.families import PROBLEMS
 
 torch.set_num_threads(1)
@@ -21,8 +22,10 @@ needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="PDEBench's sample
 
 def drawn(family: str, count: int) -> tuple[torch.Tensor | None, dict]:
     """The first states of a family on eight points per axis, and all its coefficients."""
-    mach = 0.5 if family.startswith("compressible") else None
-    u_0, fields = draw(family, range(count), (8,) * PROBLEMS[family].num_axes, seed=0, mach=mach)
+    parameters = {"mach": 0.5}
+    u_0, fields = sample_initial_states(
+        family, range(count), (8,) * PROBLEMS[family].num_axes, seed=0, parameters=parameters
+    )
     return u_0, {**COEFFICIENTS, **fields}
 
 
@@ -51,7 +54,7 @@ def test_a_solution_starts_at_u_0_in_its_precision(family):
 
 def test_coefficients_may_differ_between_trajectories():
     """One value per trajectory gives the same as one call per value."""
-    u_0, _ = draw("burgers_1d", range(2), (16,), seed=0)
+    u_0, _ = sample_initial_states("burgers_1d", range(2), (16,), seed=0)
     u = solve("burgers_1d", u_0, {"nu": np.array([0.1, 1.0])}, [0.0, 0.3])
     for i, nu in enumerate((0.1, 1.0)):
         assert torch.allclose(solve("burgers_1d", u_0[i : i + 1], {"nu": nu}, [0.0, 0.3])[0], u[i], atol=1e-6)
@@ -95,17 +98,10 @@ def test_a_field_may_be_given_once_for_all():
     assert torch.allclose(u, solve("darcy_2d", None, {"nu": nu.expand(2, -1, -1), "beta": beta}, [0.0]))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scheme": "best"}, "scheme must be one of generator, accurate"),
-        ({"boundary": "outflow"}, "the boundary of burgers_1d cannot be chosen"),
-    ],
-)
-def test_wrong_options_are_told_in_one_line(options, message):
-    """A scheme or boundary that a family does not have is a ConfigFault."""
-    with pytest.raises(ConfigFault, match=message):
-        solve("burgers_1d", torch.ones(2, 1, 8), {"nu": 0.1}, [0.0, 1.0], **options)
+def test_a_boundary_that_cannot_be_chosen_is_refused():
+    """A boundary that a family does not have is a ConfigFault."""
+    with pytest.raises(ConfigFault, match="the boundary of burgers_1d cannot be chosen"):
+        solve("burgers_1d", torch.ones(2, 1, 8), {"nu": 0.1}, [0.0, 1.0], boundary="outflow")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +122,49 @@ def test_wrong_arguments_are_told_in_one_line(family, coefficients, times, messa
     assert "\n" not in str(fault.value)
 
 
+def random_part(family: str, indices, seed: int = 0) -> torch.Tensor:
+    """What is random of a family: the initial states, for Darcy the permeabilities."""
+    parameters = {"mach": 0.5}
+    u_0, coefficients = sample_initial_states(
+        family, indices, (16,) * PROBLEMS[family].num_axes, seed, parameters=parameters
+    )
+    return coefficients["nu"] if u_0 is None else u_0
+
+
+@pytest.mark.parametrize("family", SIMULATED_FAMILIES)
+def test_a_trajectory_depends_on_seed_and_index_alone(family):
+    """Trajectory 5 starts from the same state alone, in another order and among others; another seed changes it."""
+    together = random_part(family, range(8))
+    assert torch.equal(random_part(family, [5])[0], together[5])
+    assert torch.equal(random_part(family, [7, 5]), together[[7, 5]])
+    assert not torch.equal(random_part(family, range(8), seed=1), together)
+
+
+@pytest.mark.parametrize("family", SIMULATED_FAMILIES)
+def test_states_have_the_fields_of_the_family(family):
+    """States come as finite float32 (B, C, *grid), permeabilities as (B, X, Y)."""
+    problem = PROBLEMS[family]
+    states = random_part(family, range(3))
+    fields = () if problem.steady else (problem.num_fields,)
+    assert states.shape == (3, *fields, *(16,) * problem.num_axes)
+    assert states.dtype == torch.float32
+    assert states.isfinite().all()
+
+
+def test_the_one_dimensional_families_share_their_states():
+    """Advection and Burgers start from the same states, reaction-diffusion from the same rescaled to [0, 1]."""
+    u_0 = random_part("advection_1d", range(4))
+    assert torch.equal(random_part("burgers_1d", range(4)), u_0)
+    low, high = u_0.amin(-1, keepdim=True), u_0.amax(-1, keepdim=True)
+    assert torch.allclose(random_part("diffusion_reaction_1d", range(4)), (u_0 - low) / (high - low), atol=1e-6)
+
+
+def test_a_grid_of_the_wrong_dimension_is_refused():
+    """A grid that does not fit the family ends in a ConfigFault."""
+    with pytest.raises(ConfigFault, match="1 axes"):
+        sample_initial_states("burgers_1d", [0], (8, 8), seed=0)
+
+
 BARS = {
     "advection_1d": 0.02,
     "burgers_1d": 0.02,
@@ -143,7 +182,7 @@ BARS = {
 def stored(family: str, count: int) -> tuple[torch.Tensor, dict, tuple[float, ...]]:
     """The first trajectories of PDEBench's sample file of a family, their coefficients and times."""
     names = [path.name for path in SHARED.iterdir() if re.fullmatch(FAMILIES[family].file_pattern, path.name)]
-    dataset = next(iter(describe(SHARED, sorted(names)[:1]).values()))
+    dataset = next(iter(find_single_grid_datasets(SHARED, sorted(names)[:1]).values()))
     with TrajectoryReader(SHARED, dataset) as reader:
         u = torch.from_numpy(np.stack([reader.read(i) for i in range(count)]))
         fields = torch.from_numpy(np.stack([reader.read_coefficients(i) for i in range(count)])).unbind(1)
@@ -169,12 +208,11 @@ def test_solutions_follow_pdebench(family):
 def test_an_exact_shift_differs_from_pdebench():
     """PDEBench's advection blurs: its own scheme follows it much closer than the exact solution does."""
     u_ref, coefficients, times = stored("advection_1d", 8)
-    errors = {
-        scheme: nRMSE(solve("advection_1d", u_ref[:, 0], coefficients, times, scheme=scheme), u_ref).mean()
-        for scheme in ("generator", "accurate")
-    }
-    assert errors["generator"] < 1e-3
-    assert errors["accurate"] > 5e-3
+    beta, start = coefficients["beta"], u_ref[:, 0]
+    generator = solve("advection_1d", start, coefficients, times)
+    exact = torch.stack([shift(start, torch.tensor(beta * (time - times[0])), 1.0) for time in times], dim=1)
+    assert nRMSE(generator, u_ref).mean() < 1e-3
+    assert nRMSE(exact, u_ref).mean() > 5e-3
 
 
 @needs_shared

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ups.solvers import draw, solve, sorption
+from ups.solvers import sample_initial_states, solve, sorption
 from ups.solvers.sorption import D, retardation, sorption_rate
 
 torch.set_num_threads(1)
@@ -21,7 +21,7 @@ def test_rate_has_the_ghosts_of_the_two_ends():
 
 def test_the_steady_state_is_linear():
     """After a long time u is the line through 1 half a cell left of the domain that meets the right condition."""
-    u_0, _ = draw("diffusion_sorption_1d", [0], (8,), seed=0)
+    u_0, _ = sample_initial_states("diffusion_sorption_1d", [0], (8,), seed=0)
     u = solve("diffusion_sorption_1d", u_0.double(), {}, [0.0, 2e5])[0, 1, 0]
     slope = 1 / (9 + D * 8)  # per cell: 1 - 9 slope = D slope / dx
     line = 1 - slope * torch.arange(1, 9, dtype=torch.float64)
@@ -30,7 +30,7 @@ def test_the_steady_state_is_linear():
 
 def test_concentrations_stay_between_zero_and_one():
     """Nothing is above the inflow or below 0, in the early layers of both ends too."""
-    u_0, _ = draw("diffusion_sorption_1d", range(8), (64,), seed=0)
+    u_0, _ = sample_initial_states("diffusion_sorption_1d", range(8), (64,), seed=0)
     u = solve("diffusion_sorption_1d", u_0.double(), {}, [0.0, 1.0, 5.0, 50.0, 500.0])
     assert u.min() >= 0
     assert u.max() <= 1
@@ -38,14 +38,14 @@ def test_concentrations_stay_between_zero_and_one():
 
 def test_concentration_rises_in_time_at_the_inflow():
     """The first cell fills monotonically from its initial value."""
-    u_0, _ = draw("diffusion_sorption_1d", range(4), (32,), seed=0)
+    u_0, _ = sample_initial_states("diffusion_sorption_1d", range(4), (32,), seed=0)
     u = solve("diffusion_sorption_1d", u_0, {}, list(range(0, 501, 50)))[:, :, 0, 0]
     assert (u.diff(dim=1) > 0).all()
 
 
 def test_many_stages_agree_with_short_steps(monkeypatch):
     """Steps of a second agree with Euler-sized ones within 0.2 % of the inflow after fifty seconds."""
-    u_0, _ = draw("diffusion_sorption_1d", range(4), (128,), seed=0)
+    u_0, _ = sample_initial_states("diffusion_sorption_1d", range(4), (128,), seed=0)
     u = solve("diffusion_sorption_1d", u_0.double(), {}, [0.0, 50.0])[:, 1]
     monkeypatch.setattr(sorption, "LONGEST_STEP", 1e-9)
     assert torch.allclose(solve("diffusion_sorption_1d", u_0.double(), {}, [0.0, 50.0])[:, 1], u, atol=2e-3)

@@ -28,13 +28,13 @@ from ups.config import (
     SimulateConfig,
     SplitConfig,
     SteadyConfig,
-    TrainingSection,
 )
+from ups.config.training import Terms, TrainingSection
 from ups.files import digest_of, read_json, write_json
-from ups.launch import train_stage
-from ups.pipelines.data.nodes import describe_datasets, fit_normalization, simulate_pdebench
-from ups.pipelines.training.nodes import encode_latents, train_codec
-from ups.receipts import Receipt, only_trained
+from ups.pipelines.data import describe_datasets, fit_normalization, simulate_pdebench
+from ups.pipelines.training import encode_latents, train_codec
+from ups.runs.launcher import train_stage
+from ups.runs.stage_cache import Receipt, trained_receipts
 
 PROJECT = Path(__file__).parents[2]
 SECONDS_PER_JOB = 60
@@ -46,7 +46,14 @@ DATASETS = [
     {"family": "diffusion_reaction_1d", "parameters": {"nu": 0.5, "rho": 1.0}, **SIZES},
     {"family": "darcy_2d", "parameters": {"beta": 1.0}, **SIZES | {"num_snapshots": 1}},
 ]
-LOOP = {"seed": 0, "steps": 24, "batch_tokens": 64, "batch_multiple": 12, "balance": 0.5, "draws": [1.0, 1.0, 1.0]}
+LOOP = {
+    "seed": 0,
+    "steps": 24,
+    "batch_tokens": 64,
+    "batch_multiple": 12,
+    "balance": 0.5,
+    "family_weights_by_dimension": [1.0, 1.0, 1.0],
+}
 LOOP |= {"optimizer": "adamw", "learning_rate": 0.003, "schedule": "cosine", "warmup_steps": 4, "weight_decay": 0.01}
 LOOP |= {"clip_norm": 1.0, "spike_factor": 100.0, "max_skipped_steps": 2, "ema_decay": 0.9, "precision": "float32"}
 LOOP |= {"patience": None, "log_every": 1, "validate_every": 12}
@@ -63,8 +70,8 @@ LAUNCH |= {
 LAUNCH |= {"restarts": 3, "timeout_seconds": 30, "force": False}
 
 NO_TERMS: dict[str, dict[str, Any]] = {
-    "query": {"weight": 0.0, "num_points": 16, "every": 1, "warmup_steps": 0},
-    **{name: {"weight": 0.0} for name in ("spectral", "conservation", "positivity", "boundary", "divergence")},
+    name: {"weight": 0.0} | ({"num_points": 16, "every": 1, "warmup_steps": 0} if name == "query" else {})
+    for name in Terms.model_fields
 }
 ONE_STEP = {"horizon": 1, "pushforward": False, "start": 0.5}
 NOISE = {"P_mean": -0.4, "P_std": 1.2}
@@ -132,7 +139,7 @@ INPUTS = {
 
 def inputs_of(root: Path, stage: str = "operator") -> dict[str, Receipt]:
     """The receipts that a stage is trained from."""
-    return only_trained({name: read_json(root / f"receipts/{name}.json") for name in INPUTS[stage]})
+    return trained_receipts({name: read_json(root / f"receipts/{name}.json") for name in INPUTS[stage]})
 
 
 def train(root: Path, stage: str = "operator", launch: dict[str, Any] | None = None, **changes: Any) -> Path:
@@ -177,7 +184,7 @@ def processes_of(root: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         command = " ".join(process.info["cmdline"] or [])
-        if f"ups.training.train {root}/" in command and process.info["status"] != psutil.STATUS_ZOMBIE:
+        if f"ups.training.worker {root}/" in command and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
     return found
 
@@ -239,6 +246,39 @@ def meanwhile(condition: Callable[[], bool], act: Callable[[], Any]) -> Iterator
     try:
         yield
     finally:
+        thread.join()
+
+
+def sockets_of(root: Path) -> set[str]:
+    """The local addresses on which processes that train in `root` listen, for TCP or UDP."""
+    found = set()
+    for process in processes_of(root):
+        try:
+            connections = process.net_connections("inet")
+        except psutil.Error:  # it has just ended
+            continue
+        for connection in connections:
+            if connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM:
+                found.add(connection.laddr.ip)
+    return found
+
+
+@contextmanager
+def watched(root: Path) -> Iterator[set[str]]:
+    """The addresses on which any process of a job listens at any time while the body trains."""
+    found: set[str] = set()
+    finished = threading.Event()
+
+    def watch() -> None:
+        while not finished.wait(0.2):
+            found.update(sockets_of(root))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        finished.set()
         thread.join()
 
 

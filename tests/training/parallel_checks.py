@@ -21,27 +21,26 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tests.backbones import small
-from ups.data.loader import LatentBatch
+from ups.data.samples import LatentBatch
 from ups.errors import Unsynchronised
-from ups.models.domain import Domain
 from ups.models.operator import Operator
-from ups.models.sizes import Sizes
+from ups.models.sizes import Domain, Sizes
 from ups.training.distributed import Ranks
 from ups.training.parallel import (
     Sharding,
-    abandon,
     check_gradients_agree,
     clip_gradients,
-    exchanging,
+    discard_step,
     full_optimizer_state,
     full_state,
+    gradient_sync,
     load_full_optimizer_state,
     load_full_state,
-    local,
+    local_shards,
     parallelize,
 )
 
-DOMAINS = Domain(0, (12,), (True,)), Domain(1, (4, 6), (True, False))
+DOMAINS = Domain("advection_1d", (12,), (True,)), Domain("burgers_1d", (4, 6), (True, False))
 BATCH_SIZE = 25  # not a multiple of the number of ranks
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU)
@@ -55,10 +54,15 @@ def operator() -> Operator:
     """An operator of which every weight matters, large enough for several buckets."""
     torch.manual_seed(0)
     sizes = Sizes(
-        num_axes=(1, 2), num_fields=(1, 2), latent_channels=(4, 4), coefficient_channels=(2, 2), num_conditions=3
+        families=("advection_1d", "burgers_1d"),
+        num_axes=(1, 2),
+        num_fields=(1, 2),
+        latent_channels=(4, 4),
+        coefficient_channels=(2, 2),
+        num_conditions=3,
     )
     made = Operator(sizes, small(hidden_channels=(64, 64, 64), num_layers=3, modes=(3, 3, 3)))
-    made.amplitude.change.copy_(torch.rand(2, 4) + 0.5)
+    made.statistics.step_rms.copy_(torch.rand(2, 4) + 0.5)
     for parameter in made.parameters():
         nn.init.normal_(parameter, std=0.1)
     return made
@@ -89,7 +93,7 @@ class Setup:
         if target_from_student:
             with torch.no_grad():
                 z_next = self.operator(0.9 * batch.z, batch.coefficients, batch.condition, batch.domain)
-        unit = self.operator.amplitude.unit(batch.z, batch.domain)
+        unit = self.operator.statistics.expected_change(batch.z, batch.domain)
         return ((z_pred - z_next) / unit).square().flatten(1).mean(1)
 
     def backward(self, step: int, accumulation: int = 1, **loss: int) -> None:
@@ -97,7 +101,7 @@ class Setup:
         whole = self.ranks.share(BATCH_SIZE)
         for i in range(accumulation):
             part = Ranks(i, accumulation, CPU).share(whole.stop - whole.start)
-            with exchanging(self.operator, self.ranks, i + 1 == accumulation, BUCKET_MEGABYTES):
+            with gradient_sync(self.operator, self.ranks, i + 1 == accumulation, BUCKET_MEGABYTES):
                 values = self.losses(step, slice(whole.start + part.start, whole.start + part.stop), **loss)
                 (values.sum() * (self.ranks.world_size / BATCH_SIZE)).backward()
 
@@ -169,14 +173,14 @@ def gap_after_giving_up(setup: Setup, failing: tuple[int, ...], where: str, exch
     for step in range(2):
         armed = setup.ranks.rank in failing
         with (
-            exchanging(setup.operator, setup.ranks, exchange, BUCKET_MEGABYTES),
+            gradient_sync(setup.operator, setup.ranks, exchange, BUCKET_MEGABYTES),
             contextlib.suppress(torch.OutOfMemoryError),
         ):
             values = setup.losses(step, setup.ranks.share(BATCH_SIZE))
             if where == "backward":
                 values.sum().backward()
         armed = False
-        abandon(setup.operator)
+        discard_step(setup.operator)
         gaps.append(gradient_gap(setup, accumulation=2))
     return max(gaps)
 
@@ -203,7 +207,9 @@ class Training:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             with torch.no_grad():
-                torch._foreach_lerp_(local(self.average.parameters()), local(self.setup.operator.parameters()), 0.1)
+                torch._foreach_lerp_(
+                    local_shards(self.average.parameters()), local_shards(self.setup.operator.parameters()), 0.1
+                )
 
     def save(self) -> bytes:
         """The state as a file holds it."""
@@ -282,7 +288,7 @@ def alter_on_rank_1(setup: Setup) -> None:
 
 
 def bypass(setup: Setup) -> None:
-    """Differentiate without exchanging gradients."""
+    """Differentiate without gradient_sync gradients."""
     setup.losses(1, setup.ranks.share(BATCH_SIZE)).sum().backward()
 
 

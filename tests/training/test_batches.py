@@ -60,7 +60,7 @@ def test_micro_batches_tile_the_share(tmp_path: Path, world_size: int, tokens: i
 @pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
 def test_families_are_drawn_by_samples_and_dimensions(balance: float):
     """A family is drawn in proportion to a power of its samples, times what the dimensions of its grid are given."""
-    weights = toy_stage().weights(section(balance=balance, draws=[2.0, 3.0, 7.0]))
+    weights = toy_stage().weights(section(balance=balance, family_weights_by_dimension=[2.0, 3.0, 7.0]))
     expected = {"advection_1d": 2.0 * 50**balance, "burgers_1d": 2.0 * 20**balance, "darcy_2d": 3.0 * 7**balance}
     assert weights == pytest.approx(expected)
 
@@ -85,7 +85,7 @@ def test_a_disk_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest
     """Data that do not come within the time-out are a lost worker, in one line that names the folder."""
     batches = toy_batches(tmp_path, timeout_seconds=2)
     monkeypatch.setattr(Batches, "read", lambda self, step: time.sleep(3))
-    with batches.from_step(0), pytest.raises(LostWorker, match=f"no data for 1 s: does the disk of {tmp_path}"):
+    with batches.from_step(0), pytest.raises(LostWorker, match=f"no data for 1 s: check the disk of {tmp_path}"):
         batches.next()
 
 

@@ -11,16 +11,15 @@ import torch
 from torch import nn
 
 from tests.backbones import small
-from ups.models.domain import Domain
-from ups.models.sizes import Sizes
-from ups.models.token_mixer import TokenMixer
-from ups.training.compiling import compile_blocks, why_not_compiled
+from ups.models.backbone import TokenMixer
+from ups.models.sizes import Domain, Sizes
+from ups.training.update import compile_blocks, why_not_compiled
 
 torch.set_num_threads(1)
 
 WITHOUT_COMPILER = """
 import torch
-from ups.training.compiling import why_not_compiled
+from ups.training.update import why_not_compiled
 print(why_not_compiled(torch.device("cpu")))
 """
 
@@ -29,7 +28,12 @@ def token_mixer() -> TokenMixer:
     """A small mixer with random weights."""
     torch.manual_seed(0)
     sizes = Sizes(
-        num_axes=(2, 2), num_fields=(1, 1), latent_channels=(2, 2), coefficient_channels=(0, 0), num_conditions=4
+        families=("advection_1d", "burgers_1d"),
+        num_axes=(2, 2),
+        num_fields=(1, 1),
+        latent_channels=(2, 2),
+        coefficient_channels=(0, 0),
+        num_conditions=4,
     )
     mixer = TokenMixer(small(modes=(3, 3, 3)), sizes, num_states=1, num_conditions=4)
     with torch.no_grad():
@@ -43,7 +47,7 @@ def gradients(mixer: nn.Module) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     mixer.zero_grad()
     inputs = (torch.randn(shape, generator=generator) for shape in ((2, 24, 2), (2, 4), (2, 4)))
-    mixer(*inputs, Domain(0, (4, 6), (True, False)), 2).square().sum().backward()
+    mixer(*inputs, Domain("advection_1d", (4, 6), (True, False)), 2).square().sum().backward()
     return [p.grad.clone() for p in mixer.parameters() if p.grad is not None]
 
 

@@ -30,21 +30,13 @@ from tests.training.jobs import (
     status_of,
     torchrun_of,
     train,
+    watched,
     worker_of,
 )
-from ups.errors import (
-    DataFault,
-    Diverged,
-    Fault,
-    LostWorker,
-    OutOfMemory,
-    Preempted,
-    StorageFault,
-    Unsynchronised,
-)
+from ups.errors import DataFault, Diverged, Fault, LostWorker, OutOfMemory, Preempted, StorageFault, Unsynchronised
 from ups.files import read_json
 from ups.models.weights import load
-from ups.torchrun import command
+from ups.runs.torchrun import command
 
 pytestmark = pytest.mark.faults
 
@@ -121,7 +113,7 @@ def test_workers_vanish_with_their_torchrun(root: Path, inject: Inject):
 
     with meanwhile(in_slow_step(root), kill):
         fault = fault_of(root, LostWorker, launch={"restarts": 0})
-    assert "ended without a word (torchrun: -9)" in str(fault)
+    assert "ended without a fault report (torchrun: -9)" in str(fault)
     assert len(workers) == 3
     assert not psutil.wait_procs(workers, SECONDS_TO_VANISH)[1]
 
@@ -228,7 +220,7 @@ def test_more_spoilt_gradients_than_may_be(root: Path, inject: Inject):
     """R08: NaN beyond `max_skipped_steps` ends the run with code 4, and the last checkpoint is good."""
     inject("slow:rank0:step8,nan:rank1:step9,nan:rank1:step10,nan:rank0:step11")
     fault = fault_of(root, Diverged)
-    assert "at step 12, gradients not fit to use since step 9; lower operator.learning_rate" in str(fault)
+    assert "at step 12, unusable gradients since step 9; lower operator.learning_rate" in str(fault)
     weights = load(folder_of(root) / "checkpoints/step_00000008.pt")["update"]["model"]
     assert all(value.isfinite().all() for value in weights.values())
     train(root)
@@ -333,12 +325,14 @@ def test_two_nodes(root: Path, undisturbed: Undisturbed):
     second: list[subprocess.Popen[bytes]] = []
 
     def join() -> None:
-        words = command("ups.training.train", folder_of(root), launched(**launch))
+        words = command("ups.training.worker", folder_of(root), launched(**launch))
         second.append(subprocess.Popen(words, env=os.environ | {"OMP_NUM_THREADS": "1"}))
 
-    with at_most(SECONDS_PER_JOB), meanwhile(lambda: bool(list(root.glob("06_models/operator/*/train.log"))), join):
+    begun = meanwhile(lambda: bool(list(root.glob("06_models/operator/*/train.log"))), join)
+    with at_most(SECONDS_PER_JOB), watched(root) as addresses, begun:
         folder = train(root, launch=launch)
     assert second[0].wait(30) == 0
+    assert addresses == {"127.0.0.1"}  # that of the rendezvous
     assert_same_training(folder, undisturbed(2))
 
 

@@ -11,11 +11,12 @@ from ups.training.inputs import model_settings
 def test_sizes_are_those_of_each_family():
     """A family has its own axes and channels, whatever others have; those without data have none."""
     cache = SimpleNamespace(
+        families=list(FAMILIES),
         datasets={
             "waves": entry("advection_1d", grid=[32], fields=4),
             "waves of another speed": entry("advection_1d", grid=[64], fields=2),
             "flow": entry("darcy_2d", grid=[8, 8], fields=16, coefficients=12),
-        }
+        },
     )
     sizes = model_settings(cache, SimpleNamespace(model_dump=small))["sizes"]
     names = list(FAMILIES)

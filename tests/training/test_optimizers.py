@@ -1,16 +1,16 @@
-"""Optimizers and schedules: values by hand, steps that are skipped, states that come back."""
+"""Optimizers and schedules: values by hand, skipped steps, saved and restored states."""
 
 import io
-from dataclasses import dataclass
-from typing import Literal
 
 import pytest
 import torch
 from torch import nn
 
 from tests.backbones import small
+from tests.training.jobs import section
+from ups.config.training import TrainingSection
+from ups.models.backbone import TokenMixer
 from ups.models.sizes import Sizes
-from ups.models.token_mixer import TokenMixer
 from ups.training.optimizers import Optimizer, learning_rate, make_optimizer, num_plateaus
 
 torch.set_num_threads(1)
@@ -19,23 +19,22 @@ GO, SKIP = torch.tensor(0.0), torch.tensor(1.0)
 KINDS = ("adamw", "muon")
 
 
-@dataclass(frozen=True)
-class Config:
-    """What a stage's section says."""
-
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    schedule: Literal["cosine", "step", "plateau", "constant"] = "cosine"
-    weight_decay: float = 0.1
-    learning_rate: float = 0.01
-    warmup_steps: int = 10
-    steps: int = 110
+def configured(optimizer: str = "adamw", schedule: str = "cosine", weight_decay: float = 0.1) -> TrainingSection:
+    """A stage's section with this optimizer and schedule."""
+    changes = {"optimizer": optimizer, "schedule": schedule, "weight_decay": weight_decay, "patience": 2}
+    return section(**changes, learning_rate=0.01, warmup_steps=10, steps=110)
 
 
 def token_mixer() -> TokenMixer:
     """A small mixer, the same every time."""
     torch.manual_seed(0)
     sizes = Sizes(
-        num_axes=(2, 2), num_fields=(1, 1), latent_channels=(2, 2), coefficient_channels=(0, 0), num_conditions=4
+        families=("advection_1d", "burgers_1d"),
+        num_axes=(2, 2),
+        num_fields=(1, 1),
+        latent_channels=(2, 2),
+        coefficient_channels=(0, 0),
+        num_conditions=4,
     )
     return TokenMixer(small(modes=(3, 3, 3)), sizes, num_states=1, num_conditions=4)
 
@@ -68,7 +67,7 @@ def test_first_step_of_adamw_by_hand():
         model.weight.fill_(2.0)
         model.bias.fill_(2.0)
     model.weight.grad, model.bias.grad = torch.full((2, 2), 3.0), torch.full((2,), -3.0)
-    make_optimizer(model, Config()).step(0.01, GO)
+    make_optimizer(model, configured()).step(0.01, GO)
     assert torch.allclose(model.weight, torch.full((2, 2), 2.0 * (1 - 0.01 * 0.1) - 0.01))
     assert torch.allclose(model.bias, torch.full((2,), 2.0 + 0.01))
 
@@ -76,7 +75,7 @@ def test_first_step_of_adamw_by_hand():
 def test_muon_takes_the_matrices_of_the_blocks():
     """Stem, summary, head, condition, Fourier matrices and all vectors are left to AdamW; nothing is left out."""
     model = token_mixer()
-    optimizer = make_optimizer(model, Config("muon"))
+    optimizer = make_optimizer(model, configured("muon"))
     names = {p: name for name, p in model.named_parameters()}
     muon = {names[p] for p in optimizer.muon.param_groups[0]["params"]}
     adamw = [names[p] for group in optimizer.adamw.param_groups for p in group["params"]]
@@ -93,7 +92,7 @@ def test_muon_takes_the_matrices_of_the_blocks():
 def test_a_skipped_step_changes_no_bit(kind: str, scale: float, steps_before: int):
     """Whatever the gradients hold, parameters, moments and counters stay as they were, and training goes on alike."""
     model, undisturbed = token_mixer(), token_mixer()
-    optimizer, other = make_optimizer(model, Config(kind)), make_optimizer(undisturbed, Config(kind))
+    optimizer, other = make_optimizer(model, configured(kind)), make_optimizer(undisturbed, configured(kind))
     steps(model, optimizer, range(steps_before))
     steps(undisturbed, other, range(steps_before))
     set_gradients(model, 99, scale)
@@ -109,14 +108,14 @@ def test_a_skipped_step_changes_no_bit(kind: str, scale: float, steps_before: in
 def test_state_comes_back_from_a_file(kind: str):
     """Two steps, a file, two more steps are four steps, bit by bit; the file holds tensors and plain values only."""
     model = token_mixer()
-    optimizer, file = make_optimizer(model, Config(kind)), io.BytesIO()
+    optimizer, file = make_optimizer(model, configured(kind)), io.BytesIO()
     steps(model, optimizer, range(2))
     torch.save([model.state_dict(), {name: part.state_dict() for name, part in optimizer.parts.items()}], file)
     steps(model, optimizer, range(2, 4))
     file.seek(0)
     weights, state = torch.load(file, weights_only=True)
     again = token_mixer()
-    restored = make_optimizer(again, Config(kind))
+    restored = make_optimizer(again, configured(kind))
     again.load_state_dict(weights)
     for name, part in restored.parts.items():
         part.load_state_dict(state[name])
@@ -129,7 +128,7 @@ def test_lowers_a_quadratic(kind: str):
     """A matrix in a block moves to the one that is wanted."""
     model = nn.ModuleDict({"blocks": nn.Linear(6, 6)})
     wanted = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
-    optimizer = make_optimizer(model, Config(kind, weight_decay=0.0))
+    optimizer = make_optimizer(model, configured(kind, weight_decay=0.0))
 
     def error() -> torch.Tensor:
         return (model["blocks"].weight - wanted).square().sum()
@@ -153,7 +152,7 @@ def test_lowers_a_quadratic(kind: str):
 )
 def test_learning_rate_by_hand(schedule: str, expected: dict[int, float]):
     """Warm-up over 10 steps, then the schedule over 100; on a plateau two validations without a better one halve it."""
-    config = Config(schedule=schedule)
+    config = configured(schedule=schedule)
     found = {step: learning_rate(config, step, [1.0, 2.0, 1.0], patience=2) for step in expected}
     assert found == pytest.approx({step: 0.01 * share for step, share in expected.items()})
 

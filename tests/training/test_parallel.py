@@ -16,11 +16,11 @@ PROJECT = Path(__file__).parents[2]
 SECONDS = 90
 SHARDINGS = ("ddp", "fsdp")
 
-Outcome = Callable[[int, str], list[Any]]
+StepResult = Callable[[int, str], list[Any]]
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> StepResult:
     """`outcome(world_size, check)` is what the check returned on each rank."""
     results: dict[int, list[dict[str, Any]]] = {}
 
@@ -57,7 +57,7 @@ def small(gaps: list[Any]) -> bool:
 @pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("kind", ["gradients", "accumulated"])
-def test_ranks_compute_the_gradients_of_one_process(outcome: Outcome, world_size: int, sharding: str, kind: str):
+def test_ranks_compute_the_gradients_of_one_process(outcome: StepResult, world_size: int, sharding: str, kind: str):
     """However samples are spread over ranks and micro-batches, gradients are those of the whole batch."""
     gaps = outcome(world_size, f"{kind} {sharding}")
     assert small(gaps), gaps
@@ -65,7 +65,7 @@ def test_ranks_compute_the_gradients_of_one_process(outcome: Outcome, world_size
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("kind", ["target from student", "unrolled", "compiled"])
-def test_a_second_forward_pass_or_compiled_blocks_change_nothing(outcome: Outcome, sharding: str, kind: str):
+def test_a_second_forward_pass_or_compiled_blocks_change_nothing(outcome: StepResult, sharding: str, kind: str):
     """Gradients are the same with a pass without gradients in between, when unrolled, or when blocks are compiled."""
     gaps = outcome(2, f"{kind} {sharding}")
     assert small(gaps), gaps
@@ -73,34 +73,34 @@ def test_a_second_forward_pass_or_compiled_blocks_change_nothing(outcome: Outcom
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_clipping_sees_all_shards(outcome: Outcome, world_size: int, sharding: str):
+def test_clipping_sees_all_shards(outcome: StepResult, world_size: int, sharding: str):
     """The norm is that of the whole gradient, and so is the norm that clipping leaves."""
     gaps = outcome(world_size, f"norm {sharding}")
     assert small(gaps), gaps
 
 
 @pytest.mark.parametrize("check", ["given up", "forward failed", "early forward failed", "early backward failed"])
-def test_replicas_survive_a_step_that_is_given_up(outcome: Outcome, check: str):
+def test_replicas_survive_a_step_that_is_given_up(outcome: StepResult, check: str):
     """Training goes on when one rank fails before gradients are exchanged and all give up the step."""
     gaps = outcome(3, f"{check} ddp")
     assert small(gaps), gaps
 
 
 @pytest.mark.parametrize("check", ["given up", "forward failed", "early backward given up"])
-def test_shards_survive_a_step_that_all_give_up(outcome: Outcome, check: str):
+def test_shards_survive_a_step_that_all_give_up(outcome: StepResult, check: str):
     """Nothing of a step that every rank gives up at the same place is left in the shards."""
     gaps = outcome(3, f"{check} fsdp")
     assert small(gaps), gaps
 
 
 @pytest.mark.parametrize("check", ["one to ddp", "ddp to fsdp", "fsdp to one", "one to fsdp"])
-def test_state_moves_between_shardings(outcome: Outcome, check: str):
+def test_state_moves_between_shardings(outcome: StepResult, check: str):
     """Model, average and optimizer continue on another number of ranks and with the other sharding."""
     gaps = outcome(2, check)
     assert small(gaps), gaps
 
 
-def test_resume_is_exact(outcome: Outcome):
+def test_resume_is_exact(outcome: StepResult):
     """A model repeats the steps after a saved state bit by bit, also where the order of sums matters."""
     assert outcome(3, "resumes") == [True] * 3
 
@@ -108,7 +108,7 @@ def test_resume_is_exact(outcome: Outcome):
 @pytest.mark.parametrize(
     ("check", "name"), [("altered", "mixer.trunks.0.blocks.1.mlp.first.bias"), ("bypassed", "mixer.stem.weights.1")]
 )
-def test_every_rank_notices_unsynchronised_gradients(outcome: Outcome, check: str, name: str):
+def test_every_rank_notices_unsynchronised_gradients(outcome: StepResult, check: str, name: str):
     """One bit on one rank, or a backward pass without an exchange, is told by all ranks in the same words."""
     complaints = outcome(3, check)
     assert len(set(complaints)) == 1

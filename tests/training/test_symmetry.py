@@ -7,9 +7,9 @@ import torch
 
 from ups.data.pdebench import FAMILIES
 from ups.models.codec import Codec, FieldGroup
-from ups.solvers import draw, solve
+from ups.solvers import sample_initial_states, solve
 from ups.solvers.families import PROBLEMS
-from ups.training.symmetry import Symmetries, Turn, turns
+from ups.training.symmetry import AxisTransform, Symmetries, axis_transforms
 
 torch.set_num_threads(1)
 
@@ -38,19 +38,19 @@ def test_turned_states_have_turned_solutions(name: str):
     Compressible solvers take one axis after the other: swapped ones then differ by the error of the splitting.
     """
     family, problem = FAMILIES[name], PROBLEMS[name]
-    mach = 0.5 if name.startswith("compressible") else None
-    u_0, given = draw(name, range(1), (8,) * problem.num_axes, seed=0, mach=mach)
+    parameters = {"mach": 0.5}
+    u_0, given = sample_initial_states(name, range(1), (8,) * problem.num_axes, seed=0, parameters=parameters)
     given = {key: value for key, value in given.items() if key in family.coefficients}
     fields = torch.stack([given[key] for key in family.coefficients], 1) if given else None
     times = [0.0] if problem.steady else [0.0, 0.05, 0.1]
 
-    def solution(turn: Turn) -> torch.Tensor:
+    def solution(turn: AxisTransform) -> torch.Tensor:
         turned = turn(fields, family.coefficients, family).unbind(1) if fields is not None else ()
         state = turn(u_0, family.fields, family) if u_0 is not None else None
         coefficients = COEFFICIENTS | dict(zip(family.coefficients, turned, strict=True))
         return solve(name, state, coefficients, times)[0]
 
-    first, *others = turns(family, cubic=True)
+    first, *others = axis_transforms(family, cubic=True)
     u = solution(first)
     splitting = 0.1 if name.startswith("compressible") else 1e-6
     for turn in others:
@@ -63,10 +63,10 @@ def test_turned_states_have_turned_solutions(name: str):
 def test_there_are_as_many_turns_as_a_cube_has():
     """2 in 1D, 8 in 2D, 48 in 3D; mirrors alone where the axes differ; none where the equation has a direction."""
     families = [FAMILIES[name] for name in ("burgers_1d", "darcy_2d", "compressible_ns_3d")]
-    assert [len(set(turns(family, cubic=True))) for family in families] == [2, 8, 48]
-    assert [len(set(turns(family, cubic=False))) for family in families] == [2, 4, 8]
-    assert len(turns(FAMILIES["advection_1d"], cubic=True)) == 1
-    assert len(Symmetries(domains((6, 8), "darcy_2d"), Codec(GROUPS)).turns["darcy_2d"]) == 4
+    assert [len(set(axis_transforms(family, cubic=True))) for family in families] == [2, 8, 48]
+    assert [len(set(axis_transforms(family, cubic=False))) for family in families] == [2, 4, 8]
+    assert len(axis_transforms(FAMILIES["advection_1d"], cubic=True)) == 1
+    assert len(Symmetries(domains((6, 8), "darcy_2d"), Codec(GROUPS)).transforms["darcy_2d"]) == 4
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -83,7 +83,7 @@ def test_latents_turn_as_fields_do(group: str):
     symmetries = Symmetries(domains(GROUPS[group].grid, family.name), codec)
     u = torch.rand(2, len(names), *GROUPS[group].grid) + 0.5
     z = codec.encode(u, group)
-    for turn in symmetries.turns[family.name]:
+    for turn in symmetries.transforms[family.name]:
         expected = codec.encode(turn(u, names, family), group)
         with torch.autocast("cpu", torch.bfloat16):
-            assert torch.allclose(symmetries.turned(z, group, turn), expected, rtol=1e-4, atol=1e-5)
+            assert torch.allclose(symmetries.transformed(z, group, turn), expected, rtol=1e-4, atol=1e-5)

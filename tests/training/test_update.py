@@ -15,13 +15,13 @@ from ups.errors import OutOfMemory
 from ups.models.blocks import Blocks
 from ups.training import update as update_module
 from ups.training.injection import Injection
-from ups.training.update import Outcome, Update
+from ups.training.update import StepResult, Update
 
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
 CPU_ALLOCATOR = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
 
 
-def take(update: Update, folder: Path, *steps: int, **launch: int) -> list[Outcome]:
+def take(update: Update, folder: Path, *steps: int, **launch: int) -> list[StepResult]:
     """Take these steps."""
     batches = toy_batches(folder, **launch)
     return [update(batches.read(step), 0.01, stop=False, save=False) for step in steps]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.training.jobs import launched, section
-from ups.config import TrainingSection
-from ups.data.loader import Batch
-from ups.run import Run
+from ups.config.training import TrainingSection
+from ups.data.samples import Batch
+from ups.runs.run import Run
 from ups.training.batches import Batches
 from ups.training.distributed import Draw, Ranks
 from ups.training.injection import Injection

@@ -1,22 +1,16 @@
-"""Every parameter, typed and closed: an unknown key, a wrong type or an impossible value stops before any work."""
+"""Types of all parameters; an unknown key, a wrong type or an impossible value is an error before any work."""
 
-from ups.config.ablation import BASE, AblationConfig, Variant
-from ups.config.baselines import BaselineConfig, BaselinesConfig
+from typing import Literal
+
+from pydantic import ValidationError, model_validator
+
+from ups.config.baselines import BaselinesConfig
 from ups.config.data import DownloadConfig, LatentsConfig, SimulateConfig, SplitConfig
-from ups.config.evaluation import (
-    CorrectorConfig,
-    EvaluationConfig,
-    Gate,
-    JudgeConfig,
-    SeedsConfig,
-    SelectionConfig,
-    StudentConfig,
-)
+from ups.config.evaluation import CorrectorConfig, EvaluationConfig, JudgeConfig, SeedsConfig, SelectionConfig
 from ups.config.launch import LaunchConfig
-from ups.config.loss import Noise, Terms, Unroll
-from ups.config.models import Backbone, CodecModel
-from ups.config.parameters import Parameters
-from ups.config.speed import BenchmarkConfig, ProfileConfig
+from ups.config.performance import BenchmarkConfig, ProfileConfig
+from ups.config.sections import Section, Seed
+from ups.config.studies import AblationConfig, Variant
 from ups.config.training import (
     CodecConfig,
     ConsistencyConfig,
@@ -24,40 +18,55 @@ from ups.config.training import (
     FinetuneConfig,
     OperatorConfig,
     SteadyConfig,
-    TrainingSection,
 )
 
-__all__ = [
-    "BASE",
-    "AblationConfig",
-    "Backbone",
-    "BaselineConfig",
-    "BaselinesConfig",
-    "BenchmarkConfig",
-    "CodecConfig",
-    "CodecModel",
-    "ConsistencyConfig",
-    "CorrectorConfig",
-    "DiffusionConfig",
-    "DownloadConfig",
-    "EvaluationConfig",
-    "FinetuneConfig",
-    "Gate",
-    "JudgeConfig",
-    "LatentsConfig",
-    "LaunchConfig",
-    "Noise",
-    "OperatorConfig",
-    "Parameters",
-    "ProfileConfig",
-    "SeedsConfig",
-    "SelectionConfig",
-    "SimulateConfig",
-    "SplitConfig",
-    "SteadyConfig",
-    "StudentConfig",
-    "Terms",
-    "TrainingSection",
-    "Unroll",
-    "Variant",
-]
+
+class Parameters(Section):
+    """All sections of `conf`; a misspelt section name is an error."""
+
+    source: Literal["simulate", "folder", "pdebench"]
+    data_root: str
+    raw_root: str | None
+    seed: Seed
+    simulate: SimulateConfig
+    download: DownloadConfig
+    split: SplitConfig
+    codec: CodecConfig
+    latents: LatentsConfig
+    operator: OperatorConfig
+    diffusion: DiffusionConfig
+    consistency: ConsistencyConfig
+    steady: SteadyConfig
+    baselines: BaselinesConfig
+    ablation: AblationConfig
+    finetune: FinetuneConfig
+    launch: LaunchConfig
+    profile: ProfileConfig
+    benchmark: BenchmarkConfig
+    corrector: CorrectorConfig
+    evaluation: EvaluationConfig
+    selection: SelectionConfig
+    seeds: SeedsConfig
+    judge: JudgeConfig
+
+    @model_validator(mode="after")
+    def _check_sections_together(self) -> "Parameters":
+        if self.source == "folder" and self.raw_root is None:
+            raise ValueError("source = folder needs the folder of PDEBench files: --params raw_root=DIR")
+        if self.split.valid_fraction + self.split.test_fraction >= 1:
+            raise ValueError("split.valid_fraction + split.test_fraction must stay below 1: training needs a share too")
+        if self.seed not in (self.simulate.seed, self.split.seed, self.operator.seed):
+            raise ValueError(
+                f"seed = {self.seed} reaches no section: set it by --params seed={self.seed}, or in globals.yml of conf"
+            )
+        for variant in self.ablation.variants:
+            self._check_variant(variant)
+        return self
+
+    def _check_variant(self, variant: Variant) -> None:
+        try:
+            self.ablation.section(variant, self.ablation.seeds[0], self.operator)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(str(part) for part in problem["loc"])
+            raise ValueError(f"ablation, variant {variant.name}: {place}: {problem['msg']}") from None

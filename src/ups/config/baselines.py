@@ -1,20 +1,43 @@
-"""Reference models and how they are trained."""
+"""Section `baselines`: FNO, U-Net and linear stencil of one family each, with which our models are compared."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from ups.config.data import FamilyName
-from ups.config.loss import Noise, Unroll
-from ups.config.models import FNOModel, LinearModel, UNetModel
-from ups.config.sections import Fraction, Section
-from ups.config.training import Recipe, TrainingSection
+from ups.config.sections import Fraction, NonNegative, PerDimension, Section
+from ups.config.training import Noise, Recipe, TrainingSection, Unroll
 
 Kind = Literal["fno", "unet", "linear"]
 
 
+class FNOModel(Section):
+    """Sizes of the Fourier neural operator.
+
+    `modes` is the number of frequencies of each sign per axis on 1D, 2D and 3D grids. Axes that are not periodic are
+    padded by the fraction `padding` of their points, half of it at each end.
+    """
+
+    hidden_channels: PositiveInt
+    num_layers: PositiveInt
+    modes: PerDimension
+    padding: NonNegative
+
+
+class UNetModel(Section):
+    """Channels of the U-Net on its finest grid; they double on each coarser one."""
+
+    hidden_channels: PositiveInt
+
+
+class LinearModel(Section):
+    """Points per axis of the linear stencil."""
+
+    kernel_size: PositiveInt
+
+
 class BaselineConfig(TrainingSection):
-    """Stage `baseline`: a reference model of one family on its grid, trained as the operator or the steady model is."""
+    """Stage `baseline`: a model of one family on its grid, trained as the operator or the steady model is."""
 
     kind: Kind
     family: FamilyName
@@ -25,12 +48,17 @@ class BaselineConfig(TrainingSection):
 
 
 class BaselinesConfig(Section):
-    """What `--pipeline baselines` trains, per family and kind of model.
+    """What `--pipeline baselines` trains: one model per family and kind.
 
-    Each family gets the time in which the multi-task model was trained, divided by the number of families, times
-    `shares` of its kind. The learning rate is that of `learning_rates` with the lowest validation loss after
-    `trial_share` of these steps; the trials are not counted. Every run validates after each `validate_share` of its
-    steps, or `recipe.validate_every` where that is less: noise that follows a model's own error needs to know it.
+    The training time of a model is that of our models, divided by the number of families, times `time_shares` of its
+    kind; divided by the measured seconds per step it gives the number of steps.
+
+    - `learning_rates`: each is tried for the fraction `trial_share` of the steps; the one with the lowest validation
+      loss is used. Trials do not count towards the training time
+    - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
+    - `validate_share`: fraction of the steps between two validations, unless `recipe.validate_every` is less. Short
+      trainings need several validations, because the noise of `noise.own_error` is scaled by the last one
+    - `pace_seconds`, `pace_rounds`: seconds per step are the median over rounds of about so many seconds
     """
 
     recipe: Recipe
@@ -41,7 +69,7 @@ class BaselinesConfig(Section):
     trial_share: Fraction
     warmup_share: Fraction
     validate_share: Fraction
-    shares: dict[Kind, PositiveFloat]
+    time_shares: dict[Kind, PositiveFloat]
     fno: FNOModel
     unet: UNetModel
     linear: LinearModel
@@ -49,7 +77,7 @@ class BaselinesConfig(Section):
     pace_rounds: PositiveInt
 
     def section(self, kind: Kind, family: FamilyName, steps: int, learning_rate: float) -> BaselineConfig:
-        """The section of a baseline that trains for so many steps, one at least."""
+        """The section of a baseline that is trained for `steps` steps, at least one."""
         steps = max(1, steps)
         between = max(1, round(self.validate_share * steps))
         return BaselineConfig(

@@ -1,4 +1,4 @@
-"""Where data come from and how they are split and stored."""
+"""Parameters of the data: source of the raw files, splits, storage of latents."""
 
 from typing import Annotated, Literal
 
@@ -6,7 +6,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from ups.config.sections import Fraction, Section, Seed
 from ups.data.pdebench import FAMILIES
-from ups.data.registry import ALIASES
+from ups.data.published import ALIASES
 
 FamilyName = Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
 SourceName = Literal[(*FAMILIES, *ALIASES)]  # type: ignore[valid-type]

@@ -1,4 +1,4 @@
-"""How the trained models predict, choose and are judged."""
+"""Parameters of the evaluation: choice of the corrector, scoring, search among members, gates, several seeds."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,36 +12,40 @@ EnsembleSize = Annotated[int, Field(ge=4, multiple_of=2)]
 
 
 class Start(Section):
-    """A noise level from which residuals are drawn, and the evaluations from there to `sigma_min`."""
+    """Start of sampling: the noise level `sigma`, and the network evaluations from there to `sigma_min`."""
 
     sigma: PositiveFloat
     num_steps: PositiveInt
 
 
 class StudentConfig(Section):
-    """Evaluations that the consistency student may take, and what it must reach to be called accepted.
+    """Numbers of evaluations to try with the consistency student, and its limits against the denoiser, its teacher.
 
-    `max_nrmse` and `max_crps` are over the teacher's, `min_evaluations` and `min_wall_time` the teacher's over its own.
+    `max_nrmse` and `max_crps` limit the ratio student / teacher, `min_evaluations_ratio` and `min_wall_time_ratio` the
+    ratio teacher / student. The limits decide what is reported as accepted, the first two also which student is chosen.
     """
 
     num_steps: Annotated[list[Literal[1, 2]], Field(min_length=1)]
     max_nrmse: PositiveFloat
     max_crps: PositiveFloat
-    min_evaluations: PositiveFloat
-    min_wall_time: PositiveFloat
+    min_evaluations_ratio: PositiveFloat
+    min_wall_time_ratio: PositiveFloat
 
 
 class CorrectorConfig(Section):
-    """Ways to draw residuals, of which every family gets the best on its validation trajectories, or none.
+    """Ways to sample residuals; every family gets the best one on its validation trajectories, or none.
 
-    `sample` starts where noise hides the residual, `refine` lower. On the best start are tried the `memories`,
-    correlations of a member's noise between neighbouring steps, and then those of the `spreads`, factors of the drawn
-    residuals, that may calibrate them.
-    A family is on if, for one step and for rollouts, the CRPS is at most `max_crps` of the operator's MAE, and of the
-    ensemble's mean the nRMSE at most `max_nrmse` and the error in the highest band of wavenumbers at most
-    `max_high_band` of the operator's. Its spread-skill must lie between the inverse of `max_miscalibration` and it.
-    Of each dataset so many whole trajectories count as have `num_tokens` tokens together, but at least
-    `min_trajectories`; a family that has fewer is off.
+    Residuals have unit variance: `sample` starts from noise far above it, `refine` near or below it. With the best
+    start the `noise_correlations` between neighbouring time steps are tried, then those of the `residual_scales`,
+    factors on the sampled residual, that may calibrate the ensemble.
+
+    The corrector is on for a family if, for one step and for rollouts of every dataset, the ratios to the model without
+    corrector are within limits: CRPS to its MAE `max_crps`, nRMSE of the ensemble's mean `max_nrmse`, and error in the
+    highest band of wavenumbers `max_high_band`. The spread-skill ratio must be between 1 / m and m,
+    m = `max_miscalibration`.
+
+    As many whole trajectories of each dataset are used as have `num_tokens` tokens together, but at least
+    `min_trajectories`; for a family with fewer the corrector is off.
     """
 
     seed: Seed
@@ -52,8 +56,8 @@ class CorrectorConfig(Section):
     sigma_min: PositiveFloat
     sample: Start
     refine: list[Start]
-    spreads: list[PositiveFloat]
-    memories: list[Annotated[float, Field(ge=0.0, le=1.0)]]
+    residual_scales: list[PositiveFloat]
+    noise_correlations: list[Annotated[float, Field(ge=0.0, le=1.0)]]
     max_crps: PositiveFloat
     max_nrmse: PositiveFloat
     max_high_band: PositiveFloat
@@ -68,10 +72,10 @@ class CorrectorConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """How test trajectories are predicted: about so many tokens at a time, in ensembles of so many members.
+    """Scoring: `batch_tokens` tokens per batch, ensembles of `ensemble_size` members.
 
-    `folder` holds further PDEBench files to score, all their trajectories; with `folder_correctors` the correctors
-    sample there too, member by member. Both change only the scores of that folder.
+    `folder` holds further PDEBench files, all of whose trajectories are scored too; `folder_correctors` false scores
+    them without correctors, many times faster. Both affect nothing but the scores of that folder.
     """
 
     folder: Annotated[Annotated[str, Field(min_length=1)] | None, Field(exclude=True)]
@@ -82,22 +86,22 @@ class EvaluationConfig(Section):
 
 
 class BeamConfig(Section):
-    """Beam search along a rollout: `width` states are kept, each with `candidates` successors per step."""
+    """Beam search along a rollout: `width` states are kept, each with `successors` per time step."""
 
     width: PositiveInt
-    candidates: PositiveInt
+    successors: PositiveInt
 
 
 class SelectionConfig(Section):
-    """What `--pipeline selection` compares: `sizes` of ensembles to choose from, and a beam of as many candidates.
+    """`--pipeline selection`: choosing among ensembles of these `sizes`, and beam search at the cost of one of them.
 
-    `sampler` makes the candidates as `corrector` decided, and where that is off from `where_off` to `sigma_min`. The
-    first `max_trajectories` of a split are used, `batch_tokens` tokens at a time.
+    Members are sampled by the method `sampler` with the family's correction; where the corrector is off, in mode
+    `sample` from `if_corrector_off` to `sigma_min`. The first `max_trajectories` of each dataset and split are used.
     """
 
     seed: Seed
     sampler: Literal["consistency", "diffusion"]
-    where_off: Start
+    if_corrector_off: Start
     sigma_min: PositiveFloat
     sizes: Annotated[list[PositiveInt], Field(min_length=1)]
     beam: BeamConfig
@@ -106,21 +110,21 @@ class SelectionConfig(Section):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> "SelectionConfig":
-        if self.sigma_min >= self.where_off.sigma:
-            raise ValueError("selection.sigma_min must be below selection.where_off.sigma")
+        if self.sigma_min >= self.if_corrector_off.sigma:
+            raise ValueError("selection.sigma_min must be below selection.if_corrector_off.sigma")
         if self.sizes != sorted(set(self.sizes)):
             raise ValueError(f"selection.sizes must increase, got {self.sizes}")
-        cost = self.beam.width * self.beam.candidates
+        cost = self.beam.width * self.beam.successors
         if cost not in self.sizes:
             raise ValueError(
-                f"selection.beam.width * selection.beam.candidates = {cost} must be in selection.sizes {self.sizes}: "
-                "a beam is held against an ensemble of the same cost"
+                f"selection.beam.width * selection.beam.successors = {cost} must be in selection.sizes {self.sizes}: "
+                "a beam is compared with an ensemble of the same cost"
             )
         return self
 
 
 class SeedsConfig(Section):
-    """The data roots that `--pipeline seeds` lays beside each other: the same comparison, each with its own seed."""
+    """`--pipeline seeds`: data roots with finished comparisons that differ in `seed` alone."""
 
     data_roots: list[str]
 
@@ -132,7 +136,7 @@ class SeedsConfig(Section):
 
 
 class Gate(Section):
-    """A family passes when `metric` of `method` (over that of `relative_to`, if given) is at most `at_most`."""
+    """A family passes if `metric` of `method`, divided by that of `relative_to` if given, is at most `at_most`."""
 
     name: str
     method: str
@@ -144,6 +148,6 @@ class Gate(Section):
 
 
 class JudgeConfig(Section):
-    """The gates a run must pass."""
+    """The gates that a run must pass."""
 
     gates: list[Gate]

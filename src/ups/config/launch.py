@@ -1,4 +1,4 @@
-"""How training processes are started."""
+"""The section `launch`: processes, device, memory and checkpoints of a training job."""
 
 from typing import Annotated, Literal
 
@@ -8,13 +8,21 @@ from ups.config.sections import Fraction, Section
 
 
 class LaunchConfig(Section):
-    """How training is started; none of it changes what is learned, beyond rounding.
+    """How a stage is trained: none of these parameters changes the trained weights beyond rounding.
 
-    `num_processes` is per node; with `num_nodes` > 1 they meet at `rendezvous`, "host:port". `threads_per_process:
-    null` shares the machine's cores among the processes; `device: auto` takes CUDA where there is one.
-    `micro_batch_tokens`: tokens per process, forward and backward pass; null takes what `--pipeline tune` found, or
-    all at once. A job that lost a worker or memory is started again `restarts` times, from the last checkpoint; one
-    that makes no step for `timeout_seconds` is lost. `force` trains again what is up to date.
+    Attributes:
+        num_processes: Per node; one GPU each on CUDA.
+        rendezvous: "HOST:PORT" at which several nodes find each other, an address of one in a private network.
+        threads_per_process: None: the cores of the machine divided by `num_processes`.
+        device: `auto` is CUDA if there is a GPU.
+        sharding: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state.
+        bucket_megabytes: Size of the messages in which DDP reduces gradients.
+        micro_batch_tokens: Tokens of one forward and backward pass per process; None: what `--pipeline tune` found, or
+            the rank's whole share of the batch.
+        memory_fraction: Of the free memory, that `--pipeline tune` may use.
+        restarts: Of a job that lost a process or ran out of memory, each from the last checkpoint.
+        timeout_seconds: Without a training step, after which a job counts as hung.
+        force: Train again although the stage is up to date.
     """
 
     num_processes: PositiveInt
@@ -43,5 +51,5 @@ class LaunchConfig(Section):
     @model_validator(mode="after")
     def _check_nodes(self) -> "LaunchConfig":
         if self.num_nodes > 1 and self.rendezvous is None:
-            raise ValueError("several nodes need a place to meet: launch.rendezvous=HOST:PORT, the host of one of them")
+            raise ValueError("several nodes need launch.rendezvous=HOST:PORT, an address of one of them")
         return self

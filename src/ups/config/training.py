@@ -1,33 +1,97 @@
-"""How the stages are trained: what their one training loop needs, and what each adds."""
+"""Sections of the training stages: the training loop, the networks, the losses."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from ups.config.data import FamilyName
-from ups.config.loss import Noise, Terms, Unroll
-from ups.config.models import Backbone, CodecModel
-from ups.config.sections import NonNegative, PerDimensionFloat, Section, Seed, Steps
+from ups.config.sections import NonNegative, PerDimension, PerDimensionFloat, Section, Seed, Steps, section_of
+from ups.models import sizes
+
+Backbone = section_of(sizes.Backbone)
+
+
+class CodecModel(Section):
+    """Square patches with an edge of at least `patch_size` points, larger until a snapshot has at most `max_tokens`.
+
+    Both are given for 1D, 2D and 3D grids. `components` is the largest number of latent channels per field.
+    """
+
+    patch_size: PerDimension
+    max_tokens: PerDimension
+    components: PositiveInt
+
+
+class Noise(Section):
+    """Normal noise on the states from which training steps start, in units of the expected change of one step.
+
+    Its standard deviation is `std` + `own_error` |n| e, with a unit normal number n per sample and the latest
+    validation error e of the family (0 before the first validation). So the network is trained on states from
+    exact data to the accuracy of its own predictions, which stabilizes rollouts.
+    """
+
+    std: NonNegative
+    own_error: NonNegative
+
+
+class Unroll(Section):
+    """Number of steps over which the operator is unrolled in training: 1 until the share `start` of all training steps.
+
+    From there on it grows linearly to `horizon`. With `pushforward` no gradient flows from one unrolled step into the
+    one before it (Brandstetter et al. 2022, arXiv:2202.03376).
+    """
+
+    horizon: PositiveInt
+    pushforward: bool
+    start: Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Term(Section):
+    """A further term of the training loss with its weight; with weight 0 it is not computed."""
+
+    weight: NonNegative
+
+
+class Query(Term):
+    """Error at `num_points` random points in every `every`-th step; the weight grows over `warmup_steps` steps."""
+
+    num_points: PositiveInt
+    every: PositiveInt
+    warmup_steps: Annotated[int, Field(ge=0)]
+
+
+class Terms(Section):
+    """Terms added to the latent error in training, not in validation; formulas in `ups.training.losses`.
+
+    `spectral` compares changes of latents; the others compare decoded fields: at random points, integrals that the PDE
+    conserves, negative values, boundary values, the divergence of incompressible flow.
+    """
+
+    query: Query
+    spectral: Term
+    conservation: Term
+    positivity: Term
+    boundary: Term
+    divergence: Term
 
 
 class Recipe(Section):
-    """How the one training loop trains, whatever it trains and for how long.
+    """Options of the training loop that do not depend on the length of a training.
 
-    `batch_tokens` is global: about so many tokens per optimizer step over all processes. A batch has a multiple of
-    `batch_multiple` snapshots of one family, equally many for each process. Families are drawn in proportion to (their
-    number of samples)^`balance` times the number in `draws` for the dimensions of their grid, which may stand against
-    what a step on such a grid costs.
+    A batch of one optimizer step, over all processes, holds about `batch_tokens` tokens: a multiple of `batch_multiple`
+    snapshots of one family, divided equally among the processes. A family is sampled with a probability proportional to
+    (its number of samples)^`balance` times the entry of `family_weights_by_dimension` for 1D, 2D or 3D grids.
 
-    A step whose gradient norm is not finite, or above `spike_factor` times its running mean, changes nothing; more
-    than `max_skipped_steps` of them end the run. `patience`: validations without a better one after which training
-    ends early, with the best weights, and half of it after which schedule `plateau` halves the learning rate.
+    A step is skipped if its gradient norm is not finite or exceeds `spike_factor` times the running mean; more than
+    `max_skipped_steps` skipped steps end the training. After `patience` validations without a new best loss training
+    ends with the best weights; with schedule `plateau` the learning rate is halved after half as many.
     """
 
     seed: Seed
     batch_tokens: PositiveInt
     batch_multiple: PositiveInt
     balance: Annotated[float, Field(ge=0.0, le=1.0)]
-    draws: PerDimensionFloat
+    family_weights_by_dimension: PerDimensionFloat
     optimizer: Literal["adamw", "muon"]
     schedule: Literal["cosine", "step", "plateau", "constant"]
     weight_decay: NonNegative
@@ -48,7 +112,7 @@ class Recipe(Section):
 
 
 class TrainingSection(Recipe):
-    """What the one training loop needs; `warmup_steps` of the steps raise the learning rate to its peak."""
+    """All options of the training loop; in the first `warmup_steps` of `steps` the learning rate rises to its peak."""
 
     steps: Steps
     learning_rate: PositiveFloat
@@ -62,10 +126,10 @@ class CodecConfig(TrainingSection):
 
 
 class OperatorConfig(TrainingSection):
-    """Stage `operator`: one time step; `noise` makes it robust to its own errors.
+    """Stage `operator`: one time step in latent space.
 
-    With `conserve` no step changes the integral of a field that the PDE and its boundaries conserve; with `symmetries`
-    samples are mirrored and turned at random, where the PDE and its domain allow it.
+    With `conserve` no step changes the integral of a field that the PDE conserves under its boundary condition; with
+    `symmetries` training samples are mirrored and rotated at random, where PDE and domain allow it.
     """
 
     model: Backbone
@@ -77,7 +141,7 @@ class OperatorConfig(TrainingSection):
 
 
 class DiffusionConfig(TrainingSection):
-    """Stage `diffusion`: EDM's log-normal noise levels (P_mean, P_std) for residuals of unit variance."""
+    """Stage `diffusion`: unit-variance residuals at EDM's log-normal noise levels, log sigma ~ N(P_mean, P_std^2)."""
 
     model: Backbone
     P_mean: float
@@ -85,7 +149,7 @@ class DiffusionConfig(TrainingSection):
 
 
 class ConsistencyConfig(TrainingSection):
-    """Stage `consistency`: easy consistency tuning (Geng et al. 2024); pairs with sigma_next = (1 - n(t)/q) sigma."""
+    """Stage `consistency`: easy consistency tuning (Geng et al. 2024, arXiv:2406.14548); q, k, b as in `next_sigma`."""
 
     P_mean: float
     P_std: PositiveFloat
@@ -95,13 +159,13 @@ class ConsistencyConfig(TrainingSection):
 
 
 class SteadyConfig(TrainingSection):
-    """Stage `steady`: coefficient fields to steady solutions, with `symmetries` as the operator's."""
+    """Stage `steady`: coefficient fields to steady solutions; `symmetries` as for the operator."""
 
     model: Backbone
     symmetries: bool
 
 
 class FinetuneConfig(TrainingSection):
-    """Stage `finetune`: go on with the operator on one family, with the loss it was trained with."""
+    """Stage `finetune`: continue the training of the operator on one family, with the operator's loss."""
 
     family: FamilyName | None

@@ -1,1 +1,23 @@
-"""PDEBench files: registry, sources, trajectories, splits, statistics and the latent cache."""
+"""Raw PDEBench files, datasets, and the batches that models are trained on.
+
+Where raw files come from:
+    pdebench: the eleven families, the names and layouts of their fields
+    published: the table of all published files
+    plan: selection of published files, download plan
+    http: requests for ranges of bytes, retries, remote files
+    download: one whole file, resumed and checked
+    partial: some trajectories of a remote file
+    simulate, simulated_layouts: files from our own solvers, in PDEBench's layouts
+    sources: the three sources (simulated, folder, downloaded), with sizes and MD5 sums
+What they contain:
+    hdf5: checked access to HDF5 files of unknown origin
+    layouts: the four HDF5 layouts of PDEBench
+    families: a dataset, its condition features
+    trajectories: files grouped into datasets, reader of trajectories
+    splits: train, valid and test trajectories
+    normalization: mean and standard deviation of every field
+    cards, card_text: one page per dataset, as picture and as Markdown
+What models read:
+    latent_cache: encoded trajectories on disk
+    samples: batches of trajectories or latents
+"""

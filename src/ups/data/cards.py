@@ -1,4 +1,4 @@
-"""Data cards: one page per dataset, its facts on the left and its first training trajectory on the right."""
+"""Data cards: one page per dataset, its description on the left and its first training trajectory on the right."""
 
 import re
 import textwrap
@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 
-from ups.data.dataset import Dataset
-from ups.data.facts import Card, Section, card_text, find_origin
+from ups.data.card_text import Card, Section, card_markdown, find_origin
+from ups.data.families import Dataset
 from ups.data.trajectories import TrajectoryReader
 from ups.files import publish
 
@@ -27,7 +27,7 @@ MAX_TIMES = 256  # rows of a space-time image
 GREY = "#666666"
 TEXT = "cards.md"
 
-Pictures = dict[str, list[tuple[str, np.ndarray]]]  # of each field: titles and planes
+Images = dict[str, list[tuple[str, np.ndarray]]]  # of each field: titles and planes
 
 
 def write_cards(
@@ -38,7 +38,7 @@ def write_cards(
     source: str,
     advance: Callable[[int], None],
 ) -> None:
-    """Write `<dataset>.png` for every dataset, and `cards.md` with the facts of all; `advance(1)` follows each."""
+    """Write `<dataset>.png` for every dataset and `cards.md` with the text of all; `advance(1)` follows each."""
     texts = ["# Data cards\n"]
     for name, entry in datasets["datasets"].items():
         dataset = Dataset.from_json(entry)
@@ -47,16 +47,16 @@ def write_cards(
         figure = draw_card(card, *read_sample(raw, dataset, card.splits["train"][0]))
         with publish(folder / f"{name}.png") as temporary:
             figure.savefig(temporary, format="png")
-        texts.append(f"{card_text(card)}\n![{name}](data_cards/{quote(name)}.png)\n")
+        texts.append(f"{card_markdown(card)}\n![{name}](data_cards/{quote(name)}.png)\n")
         advance(1)
     with publish(folder / TEXT) as temporary:
         temporary.write_text("\n".join(texts), encoding="utf-8")
 
 
 def read_sample(raw: Path, dataset: Dataset, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Times (K,), snapshots (K, C, *grid) and coefficients (C, *grid) of a trajectory to show.
+    """Times (K,), snapshots (K, C, *grid) and coefficients (C, *grid) of the trajectory to show.
 
-    In 1D up to 256 snapshots, else the first, the middle and the last; of a volume the middle plane of z.
+    K is at most 256 in 1D, else 3: the first, the middle and the last snapshot. In 3D, grid is the middle plane of z.
     """
     num_times = len(dataset.times)
     count = MAX_TIMES if len(dataset.grid) == 1 else 3
@@ -71,7 +71,7 @@ def _plane(values: np.ndarray, dataset: Dataset) -> np.ndarray:
 
 
 def draw_card(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> Figure:
-    """One landscape page; `times`, `u` and `coefficients` as from `read_sample` are its picture."""
+    """One landscape page with the text of a card and the images of `times`, `u`, `coefficients` from `read_sample`."""
     column = _Column()
     column.write(_printable(card.dataset.name), LARGE, weight="bold", leading=0.24)
     column.write(f"family {card.family.name}", NORMAL, color=GREY)
@@ -94,13 +94,13 @@ def draw_card(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.nda
 
 @dataclass
 class _Column:
-    """Texts with their places in inches from the top left corner, filled downwards."""
+    """Lines of text with their positions in inches from the top left corner, filled downwards."""
 
     bottom: float = MARGIN
     placed: list[tuple[float, float, str, dict[str, Any]]] = field(default_factory=list)
 
     def write(self, words: str, size: float, *, leading: float = LINE, **style: Any) -> None:
-        """Add a paragraph, broken where the column ends."""
+        """Add a paragraph, wrapped at the width of the column."""
         width = int((TEXT_WIDTH - 2 * MARGIN) / (CHARACTER * size / SMALL))
         for line in textwrap.wrap(words.replace("_", "_ "), width):
             self._place(MARGIN, line.replace("_ ", "_"), {"fontsize": size, "parse_math": False, **style})
@@ -127,7 +127,7 @@ class _Column:
 
 
 def _draw_lines(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> None:
-    """Space-time images of the fields on a line; what does not change in time as a curve."""
+    """Space-time images of the fields of a 1D dataset; a field with one snapshot is a curve."""
     names = (*card.family.fields, *card.family.coefficients)
     panels = right.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
     for panel, name, values in zip(panels, names, [*u.swapaxes(0, 1), *coefficients[:, None]], strict=True):
@@ -143,15 +143,15 @@ def _draw_lines(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray, 
 
 
 def _draw_planes(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> None:
-    """Images of every field, one column each; of one or two fields that change in time, one row each."""
-    pictures = _planes(card, times, u, coefficients)
-    longest = max(map(len, pictures.values()))
-    by_column = len(pictures) > 2 or longest == 1
-    shape = (longest, len(pictures)) if by_column else (len(pictures), longest)
+    """Images of every field: one column per field, or one row per field if at most two fields change in time."""
+    images = _planes(card, times, u, coefficients)
+    longest = max(map(len, images.values()))
+    by_column = len(images) > 2 or longest == 1
+    shape = (longest, len(images)) if by_column else (len(images), longest)
     panels = right.subplots(*shape, squeeze=False)
     for panel in panels.flat:
         panel.set_axis_off()
-    for place, (name, planes) in zip(panels.T if by_column else panels, pictures.items(), strict=True):
+    for place, (name, planes) in zip(panels.T if by_column else panels, images.items(), strict=True):
         for panel, (title, plane) in zip(place, planes, strict=False):
             panel.set_axis_on()
             panel.imshow(plane, origin="lower", interpolation="nearest")
@@ -160,7 +160,7 @@ def _draw_planes(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray,
             _tidy(panel, f"{name}{title}")
 
 
-def _planes(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> Pictures:
+def _planes(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> Images:
     """Images (Y, X) of the coefficients and the snapshots."""
     titles = [f", t = {time:.3g}" if len(times) > 1 else "" for time in times]
     given = {name: [("", values.T)] for name, values in zip(card.family.coefficients, coefficients, strict=True)}
@@ -177,5 +177,5 @@ def _tidy(panel: Axes, title: str) -> None:
 
 
 def _printable(words: str) -> str:
-    """Text without the characters that a font may lack."""
+    """Text with characters outside ASCII, which a font may lack, replaced by `?`."""
     return re.sub(r"[^ -~]", "?", words)

@@ -1,35 +1,72 @@
-"""Verified downloads: a partial file beside the target, resumed after a drop, checked by MD5 and only then renamed."""
+"""Download of one whole file: resumed after a kill, checked by its MD5, one process at a time."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 
 import requests
+from filelock import FileLock, Timeout
 
-from ups.data.checksums import BLOCK_BYTES, md5_of
-from ups.data.hdf5 import SIGNATURE, what_is
-from ups.data.registry import refuse_outdated_md5
-from ups.data.storage import lock
-from ups.data.transfer import TransferError, ask, new_session, persist
+from ups.data.hdf5 import SIGNATURE, describe_content
+from ups.data.http import RangeResponse, TransferError, new_session, request_range, retry_transfer
+from ups.data.published import refuse_outdated_md5
 from ups.errors import DataFault
-from ups.files import storage_faults
+from ups.files import digest_of, storage_faults
+
+log = logging.getLogger(__name__)
 
 Advance = Callable[[int], object]
+"""Progress callback: bytes that arrived, negative when a transfer starts over, 0 while it waits; may raise to stop."""
+
+POLL_SECONDS = 0.2
+
+
+@contextmanager
+def lock(target: Path, keep_waiting: Callable[[], object]) -> Iterator[None]:
+    """Hold the lock of `target` between processes, in a hidden file beside it that is removed at the end.
+
+    `keep_waiting` is called while another process holds the lock; an exception of it ends the waiting.
+    """
+
+    def cancel() -> bool:
+        keep_waiting()
+        return False
+
+    path = target.with_name(f".{target.name}.lock")
+    file_lock = FileLock(path)
+    with storage_faults(path, "name a folder that can be written to"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file_lock.acquire(timeout=0)
+        except Timeout:
+            log.info("%s is locked by another run: waiting for it", path)
+            file_lock.acquire(poll_interval=POLL_SECONDS, cancel_check=cancel)
+    try:
+        yield
+    finally:
+        # Removed while the lock is held: a process that has opened the old file finds it removed and opens a new one.
+        path.unlink(missing_ok=True)
+        file_lock.release()
 
 
 def download_file(url: str, md5: str, target: Path, advance: Advance, *, num_bytes: int | None = None) -> None:
-    """Fetch an HDF5 file; under its final name there is the right content or nothing.
+    """Fetch an HDF5 file; its final name never holds other content than that of `md5`.
 
-    `advance` takes the bytes that arrived, negative when a transfer starts over, 0 now and then; what it raises ends
-    the download. A killed download is resumed by the same call; a second process waits for the first.
+    The same call resumes a download that was killed. A second process that wants the same file waits for the first.
+
+    Raises:
+        DataFault: the server, the size or the MD5 is wrong.
+        StorageFault: the disk is full or closed; the bytes that arrived are kept.
     """
     with lock(target, lambda: advance(0)):
         if target.exists():
-            _expect_md5(target, md5_of(target), md5, f"delete it to fetch {url}")
+            _expect_md5(target, digest_of(target, "md5"), md5, f"delete it to fetch {url}")
             advance(target.stat().st_size)
             return
         with storage_faults(target, "free space or make the folder writable, the same command goes on here"):
@@ -37,12 +74,11 @@ def download_file(url: str, md5: str, target: Path, advance: Advance, *, num_byt
 
 
 def _fetch(url: str, md5: str, target: Path, num_bytes: int | None, advance: Advance) -> None:
-    with PartFile(target, num_bytes) as part, new_session() as session:
+    with closing(PartFile(target, num_bytes)) as part, new_session() as session:
         advance(part.size)
         if num_bytes is None or part.size != num_bytes:
-            persist(
-                url, lambda: _transfer(session, url, part, num_bytes, advance), lambda: part.size, lambda: advance(0)
-            )
+            attempt = partial(_transfer, session, url, part, num_bytes, advance)
+            retry_transfer(url, attempt, lambda: part.size, lambda: advance(0))
         try:
             _expect_md5(target, part.md5(), md5, f"fetched from {url}, discarded; run the same command to try again")
         except DataFault:
@@ -60,33 +96,39 @@ def _expect_md5(path: Path, actual: str, expected: str, remedy: str) -> None:
 def _transfer(session: requests.Session, url: str, part: "PartFile", num_bytes: int | None, advance: Advance) -> None:
     """One request that continues the partial file, or starts it over if the server does not resume."""
     offset = part.size
-    with ask(session, url, offset, validator=part.validator) as answer:
-        if offset and answer.start == offset == answer.total:
+    with request_range(session, url, offset, validator=part.validator) as response:
+        if offset and response.start == offset == response.total:
             return
-        has_changed = None not in (part.validator, answer.validator) and part.validator != answer.validator
-        if answer.start not in (0, offset) or (offset and answer.start == offset and has_changed):
+        if _cannot_resume(response, part):
             part.discard()
             advance(-offset)
             raise TransferError(f"the server cannot resume at byte {offset} of the same file")
-        first = b"" if answer.start else _read_start(url, answer.blocks)
-        if num_bytes is not None and answer.total not in (None, num_bytes):
-            raise DataFault(f"{url}: the server offers {answer.total} bytes, expected {num_bytes}; check the source")
-        if not answer.start:
-            part.restart(answer.validator)
+        first = b"" if response.start else _read_start(url, response.blocks)
+        if num_bytes is not None and response.total not in (None, num_bytes):
+            raise DataFault(f"{url}: the server offers {response.total} bytes, expected {num_bytes}; check the source")
+        if not response.start:
+            part.restart(response.validator)
             advance(-offset)
-        for block in chain([first], answer.blocks):
+        for block in chain([first], response.blocks):
             part.append(block)
             advance(len(block))
             if num_bytes is not None and part.size > num_bytes:
                 part.discard()
                 raise DataFault(f"{url}: the server sends more than the expected {num_bytes} bytes; check the source")
-    expected = answer.total if num_bytes is None else num_bytes
+    expected = response.total if num_bytes is None else num_bytes
     if expected is not None and part.size != expected:
         raise TransferError(f"the connection closed after {part.size} of {expected} bytes")
 
 
+def _cannot_resume(response: RangeResponse, part: "PartFile") -> bool:
+    """Whether the response is another range than the rest, or the rest of another version of the file."""
+    if response.start != part.size:
+        return response.start != 0
+    return part.size > 0 and None not in (part.validator, response.validator) and part.validator != response.validator
+
+
 def _read_start(url: str, blocks: Iterator[bytes]) -> bytes:
-    """The first bytes of a file that must be HDF5: an error page is refused before it is written."""
+    """The first blocks, which must start an HDF5 file: an error page is refused before it is written."""
     start = b""
     while len(start) < len(SIGNATURE):
         block = next(blocks, b"")
@@ -96,30 +138,28 @@ def _read_start(url: str, blocks: Iterator[bytes]) -> bytes:
     if not start:
         raise TransferError("the server sent nothing")
     if not start.startswith(SIGNATURE):
-        raise DataFault(f"{url}: the server sent {what_is(start[:80])}, not an HDF5 file; check the URL or log in")
+        what = describe_content(start[:80])
+        raise DataFault(f"{url}: the server sent {what}, not an HDF5 file; check the URL or log in")
     return start
 
 
 class PartFile:
-    """What has arrived of a file, in `NAME.part`, hashed beside the writing; `NAME.part.version` has its validator."""
+    """The bytes of a file that have arrived, in `NAME.part`; their validator is in `NAME.part.version`.
+
+    A thread hashes each block while the next one is written: MD5 is as slow as a fast disk.
+    """
 
     def __init__(self, target: Path, num_bytes: int | None) -> None:
         self.target = target
         self.path = target.with_name(f"{target.name}.part")
         self._version = target.with_name(f"{target.name}.part.version")
         self._hasher = ThreadPoolExecutor(1)
-        self._hashed: Future[None] | None = None
-        self._md5 = hashlib.md5(usedforsecurity=False)
-        self._stream = self.path.open("ab", buffering=0)
-        self.size = self.path.stat().st_size
+        self._pending_hash: Future[None] | None = None
+        self._open()
         self._adopt(num_bytes)
 
-    def __enter__(self) -> "PartFile":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Keep what has arrived for the next process; an empty file is removed."""
         self._hasher.shutdown()
         self._stream.close()
         if self.size == 0 and self.path.exists():
@@ -127,62 +167,61 @@ class PartFile:
 
     @property
     def validator(self) -> str | None:
-        """The version of the file that the bytes belong to, as its server calls it."""
+        """The server's name for the version of the file that the bytes belong to."""
         return self._version.read_text() if self._version.exists() else None
 
     def append(self, block: bytes) -> None:
         """Write a block while the one before it is hashed."""
         view = memoryview(block)
-        while view:
+        while view:  # a write to a disk that fills up may be partial
             written = self._stream.write(view)
             view = view[written:]
             self.size += written
-        self._hash(block)
+        self._finish_hash()
+        self._pending_hash = self._hasher.submit(self._md5.update, block)
 
     def restart(self, validator: str | None) -> None:
-        """Forget what has arrived: a file of this version follows."""
+        """Remove what has arrived, and note the version of the file that follows."""
         self.discard()
         if validator is not None:
             self._version.write_text(validator)
 
     def discard(self) -> None:
         """Remove what has arrived."""
-        self._wait()
+        self._finish_hash()
         self._stream.close()
         self._remove()
-        self._md5 = hashlib.md5(usedforsecurity=False)
-        self._stream = self.path.open("ab", buffering=0)
-        self.size = 0
+        self._open()
 
     def md5(self) -> str:
         """MD5 of what has arrived."""
-        self._wait()
+        self._finish_hash()
         return self._md5.hexdigest()
 
     def publish(self) -> None:
-        """Give the file its final name."""
+        """Flush the file to disk and give it its final name."""
         os.fsync(self._stream.fileno())
         self.path.replace(self.target)
         self._version.unlink(missing_ok=True)
 
+    def _open(self) -> None:
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._stream = self.path.open("ab", buffering=0)
+        self.size = self.path.stat().st_size
+
     def _adopt(self, num_bytes: int | None) -> None:
-        """Hash what an earlier process left, or remove it if it cannot be the start of the file."""
+        """Hash the bytes of an earlier process, or remove them if they cannot be the start of the file."""
         with self.path.open("rb") as file:
             is_foreign = self.size > 0 and file.read(len(SIGNATURE)) != SIGNATURE
             if is_foreign or (num_bytes is not None and self.size > num_bytes):
                 self.discard()
                 return
             file.seek(0)
-            while block := file.read(BLOCK_BYTES):
-                self._hash(block)
+            self._md5 = hashlib.file_digest(file, lambda: self._md5)
 
-    def _hash(self, block: bytes) -> None:
-        self._wait()
-        self._hashed = self._hasher.submit(self._md5.update, block)
-
-    def _wait(self) -> None:
-        if self._hashed is not None:
-            self._hashed.result()
+    def _finish_hash(self) -> None:
+        if self._pending_hash is not None:
+            self._pending_hash.result()
 
     def _remove(self) -> None:
         self.path.unlink(missing_ok=True)

@@ -1,4 +1,8 @@
-"""HDF5 from strangers: only plain, complete float arrays that lie in the file itself are read."""
+"""Checked access to HDF5 files of unknown origin.
+
+A damaged or malicious file can refer to other files, plug-in filters, or shapes that exhaust the memory. Only
+complete floating-point arrays that are stored in the file itself are read; anything else is a `DataFault` in one line.
+"""
 
 import math
 from pathlib import Path
@@ -11,7 +15,7 @@ from ups.errors import DataFault
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MAX_ELEMENTS = 2**40  # of a dataset
-MAX_SMALL_ELEMENTS = 2**24  # of what is read in one piece: coordinates, times
+MAX_SMALL_ELEMENTS = 2**24  # of an array that is read at once: coordinates, times
 MAX_SNAPSHOT_ELEMENTS = 2**28
 MAX_CHUNK_BYTES = 2**28  # unpacked
 MAX_ATTRIBUTE_ELEMENTS = 2**10
@@ -22,40 +26,35 @@ PLAIN_FILTERS = {
     h5py.h5z.FILTER_SZIP,
     h5py.h5z.FILTER_LZF,
 }
-NUMBER = "expected one finite number"
-CORRUPTION = (
-    OSError,
-    RuntimeError,
-    KeyError,
-    ValueError,
-    TypeError,
-)  # what h5py raises on damaged structures; it has no class of its own
+ONE_NUMBER = "expected one finite number"
+# Raised by h5py on damaged structures, for which it has no class of its own.
+CORRUPTION = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
-def bad_file(path: Path | str, what: str, remedy: str = "download or generate the file again") -> DataFault:
-    """A one-line fault that names the file, what is wrong with it and the remedy."""
+def file_fault(path: Path | str, what: str, remedy: str = "download or generate the file again") -> DataFault:
+    """A fault in one line: the file, what is wrong with it, and the remedy."""
     return DataFault(" ".join(f"{path}: {what}; {remedy}".split()))
 
 
 def open_file(path: Path) -> h5py.File:
-    """Open an HDF5 file for reading after a look at its first bytes."""
+    """Open an HDF5 file for reading; a file with another signature is refused before h5py opens it."""
     if not path.is_file():
-        raise bad_file(path, "no such file", "check the folder and the name, or download it")
+        raise file_fault(path, "no such file", "check the folder and the name, or download it")
     try:
         with path.open("rb") as stream:
             head = stream.read(80)
     except OSError as error:
-        raise bad_file(path, f"cannot be read ({error.strerror})", "check its permissions") from error
+        raise file_fault(path, f"cannot be read ({error.strerror})", "check its permissions") from error
     if not head.startswith(SIGNATURE):
-        raise bad_file(path, f"is {what_is(head)}, not an HDF5 file")
+        raise file_fault(path, f"is {describe_content(head)}, not an HDF5 file")
     try:
         return h5py.File(path, "r", locking="best-effort")
     except CORRUPTION as error:
-        raise bad_file(path, f"cannot be opened, probably truncated ({error})") from error
+        raise file_fault(path, f"cannot be opened, probably truncated ({error})") from error
 
 
-def what_is(head: bytes) -> str:
-    """Name the content that starts with `head`, for an error message."""
+def describe_content(head: bytes) -> str:
+    """Kind of content that starts with the bytes `head`, for an error message."""
     if not head:
         return "empty"
     if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
@@ -64,66 +63,68 @@ def what_is(head: bytes) -> str:
 
 
 def list_names(file: h5py.File) -> list[str]:
-    """Names at the root of a file, sorted."""
+    """Sorted names of the groups and datasets at the root of a file."""
     try:
         names = list(file)
     except CORRUPTION as error:
-        raise bad_file(file.filename, f"the list of its contents is damaged ({error})") from error
+        raise file_fault(file.filename, f"the list of its contents is damaged ({error})") from error
     if not all(isinstance(name, str) for name in names):
-        raise bad_file(file.filename, "the list of its contents is damaged (names that are not text)")
+        raise file_fault(file.filename, "the list of its contents is damaged (names that are not text)")
     return sorted(names)
 
 
 def read_number(file: h5py.File, attribute: str) -> float | None:
-    """A scalar attribute of the file, None where there is none; its type and size are checked before its value."""
+    """A scalar attribute of the file, None where there is none."""
     try:
         if attribute not in file.attrs:
             return None
-        stored = file.attrs.get_id(attribute)
+        stored = file.attrs.get_id(attribute)  # type and shape without the value, which may be huge
         if stored.dtype.kind not in "fiu" or math.prod(stored.shape) > MAX_ATTRIBUTE_ELEMENTS:
-            raise bad_file(file.filename, f"attribute {attribute!r} is {stored.dtype} of shape {stored.shape}", NUMBER)
+            raise file_fault(
+                file.filename, f"attribute {attribute!r} is {stored.dtype} of shape {stored.shape}", ONE_NUMBER
+            )
         value = np.asarray(file.attrs[attribute])
     except DataFault:
         raise
     except CORRUPTION as error:
-        raise bad_file(file.filename, f"attribute {attribute!r} is damaged ({error})") from error
+        raise file_fault(file.filename, f"attribute {attribute!r} is damaged ({error})") from error
     if value.size == 0:
         return None
     if value.size != 1 or not np.isfinite(value).all():
-        raise bad_file(file.filename, f"attribute {attribute!r} is {str(value)[:80]!r}", NUMBER)
+        raise file_fault(file.filename, f"attribute {attribute!r} is {str(value)[:80]!r}", ONE_NUMBER)
     return float(value.item())
 
 
 def read_text(file: h5py.File, attribute: str) -> str | None:
-    """A text attribute of the file, None where there is none or something else."""
+    """A text attribute of the file, None where there is none or one of another type."""
     try:
         value = file.attrs.get(attribute)
     except CORRUPTION as error:
-        raise bad_file(file.filename, f"attribute {attribute!r} is damaged ({error})") from error
+        raise file_fault(file.filename, f"attribute {attribute!r} is damaged ({error})") from error
     return value if isinstance(value, str) else None
 
 
 def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """Open a dataset reached through hard links only, whose values lie in this file, with no filter from a plug-in."""
+    """Open a dataset whose values are stored in this very file, without filters from plug-ins."""
     parts = name.split("/")
     for depth in range(1, len(parts) + 1):
         _expect_hard_link(file, "/".join(parts[:depth]))
     try:
         dataset = file[name]
     except CORRUPTION as error:
-        raise bad_file(file.filename, f"{name!r} is damaged ({error})") from error
+        raise file_fault(file.filename, f"{name!r} is damaged ({error})") from error
     if not isinstance(dataset, h5py.Dataset):
-        raise bad_file(file.filename, f"{name!r} is a group, expected a dataset")
+        raise file_fault(file.filename, f"{name!r} is a group, expected a dataset")
     if dataset.external or dataset.is_virtual:
-        raise bad_file(file.filename, f"{name!r} keeps its values in other files", "store them in the file itself")
+        raise file_fault(file.filename, f"{name!r} keeps its values in other files", "store them in the file itself")
     properties = dataset.id.get_create_plist()
     filters = {properties.get_filter(i)[0] for i in range(properties.get_nfilters())}
     if filters - PLAIN_FILTERS:
-        raise bad_file(
+        raise file_fault(
             file.filename, f"{name!r} needs the HDF5 filter {max(filters - PLAIN_FILTERS)}", "use gzip or lzf"
         )
     if dataset.chunks is not None and math.prod(dataset.chunks) * dtype_of(dataset).itemsize > MAX_CHUNK_BYTES:
-        raise bad_file(file.filename, f"{name!r} has the absurd chunks {dataset.chunks}")
+        raise file_fault(file.filename, f"{name!r} has absurd chunks of {dataset.chunks}")
     return dataset
 
 
@@ -131,40 +132,40 @@ def _expect_hard_link(file: h5py.File, name: str) -> None:
     try:
         link = file.get(name, getlink=True)
     except CORRUPTION as error:
-        raise bad_file(file.filename, f"{name!r} is damaged ({error})") from error
+        raise file_fault(file.filename, f"{name!r} is damaged ({error})") from error
     if link is None:
-        raise bad_file(file.filename, f"has no {name!r}, found {list_names(file)[:8]}")
+        raise file_fault(file.filename, f"has no {name!r}, found {list_names(file)[:8]}")
     if not isinstance(link, h5py.HardLink):
-        raise bad_file(file.filename, f"{name!r} is a soft or external link", "store the dataset itself")
+        raise file_fault(file.filename, f"{name!r} is a soft or external link", "store the dataset itself")
 
 
 def open_array(file: h5py.File, name: str, rank: int) -> h5py.Dataset:
-    """Open a non-empty float dataset with `rank` axes, or one more of length 1 in front, all of it really stored."""
+    """Open a complete, non-empty float dataset with `rank` axes, or with one more of length 1 in front."""
     dataset = open_dataset(file, name)
     shape = dataset.shape or ()
     if shape[: len(shape) - rank] not in ((), (1,)) or len(shape) < rank:
-        raise bad_file(file.filename, f"{name!r} has shape {shape}, expected {rank} axes")
+        raise file_fault(file.filename, f"{name!r} has shape {shape}, expected {rank} axes")
     if (dtype := dtype_of(dataset)).kind != "f":
-        raise bad_file(file.filename, f"{name!r} has dtype {dtype}, expected floating point")
+        raise file_fault(file.filename, f"{name!r} has dtype {dtype}, expected floating point")
     if math.prod(shape) == 0:
-        raise bad_file(file.filename, f"{name!r} is empty, its shape is {shape}")
+        raise file_fault(file.filename, f"{name!r} is empty, its shape is {shape}")
     if math.prod(shape) > (MAX_ELEMENTS if rank > 1 else MAX_SMALL_ELEMENTS):
-        raise bad_file(file.filename, f"{name!r} claims the absurd shape {shape}")
+        raise file_fault(file.filename, f"{name!r} claims the absurd shape {shape}")
     if not is_stored(dataset):
-        raise bad_file(file.filename, f"parts of {name!r} were never written")
+        raise file_fault(file.filename, f"parts of {name!r} were never written")
     return dataset
 
 
 def dtype_of(dataset: h5py.Dataset) -> np.dtype:
-    """Type of the values, which a damaged file may lack."""
+    """Type of the values; h5py raises only here if the type is damaged."""
     try:
         return dataset.dtype
     except CORRUPTION as error:
-        raise bad_file(dataset.file.filename, f"{dataset.name!r} has a damaged type ({error})") from error
+        raise file_fault(dataset.file.filename, f"{dataset.name!r} has a damaged type ({error})") from error
 
 
 def is_stored(dataset: h5py.Dataset) -> bool:
-    """Whether every value is stored; HDF5 reads the missing ones as zeros without a word."""
+    """Whether every value is stored: HDF5 returns zeros for values that were never written."""
     if dataset.chunks is None:
         return dataset.id.get_storage_size() >= dataset.nbytes
     num_chunks = math.prod(-(-n // chunk) for n, chunk in zip(dataset.shape, dataset.chunks, strict=True))
@@ -177,5 +178,5 @@ def read_array(dataset: h5py.Dataset, rank: int, index: tuple[Any, ...] = ()) ->
     try:
         values = dataset[(*leading, *index, ...)]
     except CORRUPTION as error:
-        raise bad_file(dataset.file.filename, f"{dataset.name!r} cannot be read ({error})") from error
+        raise file_fault(dataset.file.filename, f"{dataset.name!r} cannot be read ({error})") from error
     return values.astype(np.float32, copy=False)

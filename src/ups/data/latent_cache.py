@@ -1,43 +1,92 @@
-"""The latent cache: zarr arrays of encoded trajectories, checksummed, keyed by what made them, memory-mapped to read.
+"""The latent cache: encoded trajectories in zarr arrays with checksums, which training reads through memory maps.
 
-One uncompressed chunk is one trajectory, so a chunk file is the latents' bytes followed by their crc32c. The manifest
-is the last file written; readers accept nothing without it. Reading imports neither zarr nor h5py: a training process
-starts sooner without them.
+Every chunk is one trajectory, not compressed, so a chunk file holds the bytes of the latents and then their crc32c. The
+manifest is written last; a cache without it is unfinished, and reading it is refused. The manifest holds the key of the
+cache: codec weights, source files and options from which the latents were made. Reading imports neither zarr nor h5py,
+so that training processes start sooner.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
+import torch
 
-from ups.data.condition import condition_features
-from ups.data.dataset import Dataset
+from ups.data.families import Dataset, condition_features
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.files import read_json, write_json
-from ups.models.amplitude import SMALLEST_FLUCTUATION, UNLIMITED
+from ups.models.codec import Codec, codec_from, group_name
+from ups.models.state_statistics import SMALLEST_FLUCTUATION, UNLIMITED
+from ups.models.weights import load_model
 
 if TYPE_CHECKING:
     import zarr
 
+
 MANIFEST = "manifest.json"
 CHECKSUM_BYTES = 4
-OPEN_CHUNKS = 4096
-MARGIN = 1.5
-WRITE_ALL = {"write_empty_chunks": True}  # else latents that are all NaN, the fill value, would look like a lost chunk
+MAX_OPEN_CHUNKS = 4096  # memory maps that a process keeps open
+SNAPSHOTS_AT_ONCE = 16  # encoded together; limits the memory that the codec needs
+MARGIN = 1.5  # from the largest value in the training split to a limit on predictions
+WRITE_ALL = {"write_empty_chunks": True}  # zarr omits chunks of the fill value NaN, which would look like a lost file
 
 Encode = Callable[[np.ndarray, str, str], np.ndarray]
 """Snapshots (T, C, *grid) of a family's `fields` or `coefficients` to latents (T, N, D)."""
 
 
+def encode_datasets(
+    folder: Path,
+    datasets: dict[str, Any],
+    codec_receipt: dict[str, Any],
+    *,
+    dtype: str,
+    device: str,
+    raw: Path,
+    data_root: Path,
+    advance: Callable[[int], None],
+) -> dict[str, Any]:
+    """Write the cache into `folder`, or complete an interrupted one; returns its receipt.
+
+    `datasets` is the receipt of `describe_datasets`, `raw` the folder of the HDF5 files. `advance` gets the number of
+    trajectories done since its last call.
+    """
+    codec = load_model(codec_from, data_root, codec_receipt).to(device)
+    described = {name: Dataset.from_json(entry) for name, entry in datasets["datasets"].items()}
+    write_latents(folder, raw, described, partial(_encode, codec, device), dtype, advance)
+    key = {
+        "codec weights": codec_receipt["weights"],
+        "normalization": {name: [group.log, group.mean, group.std] for name, group in codec.groups.items()},
+        "source files": {name: file["md5"] for name, file in datasets["sources"].items()},
+        "splits": datasets["fingerprint"],
+        "options": {"dtype": dtype},
+    }
+    token_grids = {d.family: list(codec.groups[group_name(d.family, "fields")].token_grid) for d in described.values()}
+    write_manifest(folder, key, described, datasets["splits"], token_grids)
+    families = sorted(token_grids)
+    return {
+        "key": key,
+        "codec": codec_receipt,
+        "steady": [family for family in families if FAMILIES[family].steady],
+        "transient": [family for family in families if not FAMILIES[family].steady],
+    }
+
+
+@torch.no_grad()
+def _encode(codec: Codec, device: str, u: np.ndarray, family: str, kind: str) -> np.ndarray:
+    parts = torch.from_numpy(u).split(SNAPSHOTS_AT_ONCE)
+    return torch.cat([codec.encode(part.to(device), group_name(family, kind)).cpu() for part in parts]).numpy()
+
+
 def write_latents(
     folder: Path, raw: Path, datasets: dict[str, Dataset], encode: Encode, dtype: str, advance: Callable[[int], None]
 ) -> None:
-    """Encode each trajectory that `folder` does not hold yet: kinds `fields` (T, N, D), `coefficients` (1, N, D)."""
+    """Encode every trajectory without a complete chunk in `folder`: `fields` (T, N, D), `coefficients` (1, N, D)."""
     from ups.data.trajectories import TrajectoryReader
 
     for name, dataset in datasets.items():
@@ -89,9 +138,12 @@ def _checksum_agrees(content: np.ndarray) -> bool:
 def write_manifest(
     folder: Path, key: dict[str, Any], datasets: dict[str, Dataset], splits: dict, token_grids: dict[str, list[int]]
 ) -> dict[str, Any]:
-    """Read the whole cache back, take the statistics of its training split and write the manifest, the last file.
+    """Read all latents back, compute the statistics of the training split, and write the manifest.
 
-    `key` says what the latents were made from; `token_grids` has the token grid of every family.
+    `key` identifies what the latents were made from; `token_grids` has the token grid of every family.
+
+    Raises:
+        DataFault: latents are not finite, or damaged on disk.
     """
     import zarr
 
@@ -109,25 +161,30 @@ def write_manifest(
             "condition": condition_features(dataset),
             "split": splits[name],
         }
-    cache = LatentCache(folder, {"key": key, "datasets": entries})
+    families = [name for name in FAMILIES if any(dataset.family == name for dataset in datasets.values())]
+    cache = LatentCache(folder, {"families": families, "datasets": entries})
     for name, entry in entries.items():
         entry["statistics"] = _statistics(cache, name, len(FAMILIES[entry["dataset"]["family"]].fields))
-    manifest = {"key": key, "datasets": entries}
+    manifest = {"key": key, "families": families, "datasets": entries}
     write_json(folder / MANIFEST, manifest)
     return manifest
 
 
 def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, list[float]]:
-    """Per field over the training split, for `ups.models.amplitude.Amplitude`.
+    """Statistics per field over the training split, for `ups.models.state_statistics.StateStatistics`.
 
-    `fluctuation` and `change`: RMS of z minus its mean over tokens, and of one step's change. `spread`: 1.5 times the
-    largest magnitude of z minus its mean; `bound`: the same of the mean, plus a tenth of `spread`, since a mean that
-    is always near zero says little about how far it may move. `growth`: the largest factor, at least 1, by which a step
-    raises the RMS of z minus its mean, where that counts as no less than SMALLEST_FLUCTUATION of `fluctuation`, and no
-    limit where there are no steps; `largest`: 1.5 times the largest such RMS of a snapshot.
+    The fluctuation of a snapshot is z minus its mean over tokens.
+
+    - `fluctuation_rms`, `step_rms`: RMS of the fluctuation, and of the change of one time step;
+    - `max_fluctuation`: 1.5 times the largest magnitude of the fluctuation;
+    - `max_mean`: 1.5 times the largest magnitude of the mean, plus a tenth of `max_fluctuation`, because the means of
+      all training snapshots may be near zero;
+    - `max_growth`: largest factor, at least 1, by which a step raises the RMS of the fluctuation; RMS values below
+      SMALLEST_FLUCTUATION times `fluctuation_rms` count as that; unlimited for steady families;
+    - `max_rms`: 1.5 times the largest RMS of the fluctuation of a snapshot.
     """
     squares, peaks, counts = np.zeros((2, num_fields)), np.zeros((2, num_fields)), np.zeros((2, 1))
-    sizes = []
+    rms_of_snapshots = []
     train = set(cache.datasets[name]["split"]["train"])
     for index in range(cache.datasets[name]["arrays"]["fields"]["shape"][0]):
         z = cache.read(name, "fields", index).astype(np.float64)
@@ -141,31 +198,37 @@ def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, l
                 counts[kind] += part.size // num_fields
             for kind, part in enumerate((mean, z - mean)):
                 peaks[kind] = np.maximum(peaks[kind], np.abs(part).max(axis=(0, 1, 3)))
-            sizes.append(np.sqrt(np.square(z - mean).mean(axis=(1, 3))))  # (T, C)
+            rms_of_snapshots.append(np.sqrt(np.square(z - mean).mean(axis=(1, 3))))  # (T, C)
     fluctuation, change = np.sqrt(squares / np.maximum(counts, 1))
-    bound, spread = MARGIN * peaks
+    max_mean, max_fluctuation = MARGIN * peaks
     floor = np.maximum(SMALLEST_FLUCTUATION * fluctuation, np.finfo(float).tiny)
-    factors = np.array([rms[1:] / np.maximum(rms[:-1], floor) for rms in sizes]).reshape(-1, num_fields)
-    statistics = {"fluctuation": fluctuation, "change": change, "bound": bound + spread / 10, "spread": spread}
-    statistics["growth"] = factors.max(axis=0, initial=1.0 if len(factors) else UNLIMITED)
-    statistics["largest"] = MARGIN * np.concatenate(sizes).max(axis=0)
+    factors = np.array([rms[1:] / np.maximum(rms[:-1], floor) for rms in rms_of_snapshots]).reshape(-1, num_fields)
+    statistics = {"fluctuation_rms": fluctuation, "step_rms": change}
+    statistics |= {"max_mean": max_mean + max_fluctuation / 10, "max_fluctuation": max_fluctuation}
+    statistics["max_growth"] = factors.max(axis=0, initial=1.0 if len(factors) else UNLIMITED)
+    statistics["max_rms"] = MARGIN * np.concatenate(rms_of_snapshots).max(axis=0)
     return {name: values.tolist() for name, values in statistics.items()}
 
 
 class LatentCache:
-    """Latents of every dataset, read through memory maps; each chunk's checksum is verified when first touched."""
+    """Latents of every dataset, read through memory maps; the checksum of a chunk is verified when it is opened.
+
+    `datasets` has an entry per dataset with its description, array shapes, token grid, condition, split and
+    statistics; `families` are all families of the cache, in the order of the models' rows.
+    """
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
         self.datasets: dict[str, dict[str, Any]] = manifest["datasets"]
+        self.families: list[str] = manifest["families"]
         self._maps: OrderedDict[tuple[str, str, int], np.ndarray] = OrderedDict()
 
     @classmethod
     def open(cls, folder: Path, key: dict[str, Any]) -> "LatentCache":
-        """Open a finished cache made from `key`.
+        """Open a finished cache with this key.
 
         Raises:
-            DataFault: there is no manifest, or it was made from something else.
+            DataFault: there is no manifest, or it has another key.
         """
         path = folder / MANIFEST
         if not path.is_file():
@@ -180,22 +243,22 @@ class LatentCache:
         return cls(folder, manifest)
 
     def only(self, *families: str) -> "LatentCache":
-        """The datasets of some families."""
+        """The same cache restricted to the datasets of `families`; the models' rows stay those of all families."""
         chosen = {name: entry for name, entry in self.datasets.items() if entry["dataset"]["family"] in families}
-        return LatentCache(self.folder, {"datasets": chosen})
+        return LatentCache(self.folder, {"families": self.families, "datasets": chosen})
 
     def read(self, name: str, kind: str, index: int) -> np.ndarray:
-        """Latents (T, N, D) of one trajectory, as stored; pages are read when used.
+        """Latents (T, N, D) of one trajectory as a memory map, in the stored dtype.
 
         Raises:
             DataFault: the chunk is missing, truncated or altered.
         """
-        place = (name, kind, index)
-        if place not in self._maps:
-            self._maps[place] = self._map(name, kind, index)
-            if len(self._maps) > OPEN_CHUNKS:
+        chunk = (name, kind, index)
+        if chunk not in self._maps:
+            self._maps[chunk] = self._map(name, kind, index)
+            if len(self._maps) > MAX_OPEN_CHUNKS:
                 self._maps.popitem(last=False)
-        return self._maps[place]
+        return self._maps[chunk]
 
     def _map(self, name: str, kind: str, index: int) -> np.ndarray:
         chunk = _chunk(self.folder, name, kind, index)

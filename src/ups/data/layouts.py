@@ -1,17 +1,23 @@
-"""PDEBench's four HDF5 layouts: what a sound file looks like and where one trajectory lies in it."""
+"""The four HDF5 layouts of PDEBench: checks of a file, and the arrays of one trajectory.
+
+`tensor` and `fields` store arrays (N, T, *grid), `groups` one group per trajectory, `batch` arrays with the components
+on the last axis.
+"""
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import h5py
 import numpy as np
 
+from ups.data.families import Family
 from ups.data.hdf5 import (
     MAX_SMALL_ELEMENTS,
     MAX_SNAPSHOT_ELEMENTS,
-    bad_file,
     dtype_of,
+    file_fault,
     is_stored,
     list_names,
     open_array,
@@ -19,16 +25,15 @@ from ups.data.hdf5 import (
     read_array,
     read_number,
 )
-from ups.data.pdebench import FAMILIES, Family
+from ups.data.pdebench import FAMILIES
 
-STORED_YX = ("diffusion_reaction_2d",)  # stored (T, Y, X, C); every other family is stored (x[, y[, z]])
-POSITIONS = "ups_trajectories"  # of the trajectories of a partial file in the whole one
-TOLERANCE = 1e-3  # of one step; float32 coordinates are good to about 1e-5
+POSITIONS_DATASET = "ups_trajectories"  # positions of the trajectories of a partial file in the published one
+TOLERANCE = 1e-3  # deviation from a uniform step, relative to the step; float32 coordinates reach about 1e-5
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What one file holds: number of trajectories, times of the snapshots, points and length along each axis."""
+    """Contents of one file: number of trajectories, times of the snapshots, points and domain length of each axis."""
 
     count: int
     times: tuple[float, ...]
@@ -41,17 +46,26 @@ def find_family(file_name: str) -> Family | None:
     return next((family for family in FAMILIES.values() if re.fullmatch(family.file_pattern, file_name)), None)
 
 
+def digests_of(file_names: Iterable[str]) -> dict[str, str]:
+    """Digests of the table entries of the families that the files belong to, by family name.
+
+    Fingerprints contain them instead of the code of the table, so that a new family changes no fingerprint of others.
+    """
+    families = filter(None, map(find_family, file_names))
+    return {family.name: family.digest for family in families}
+
+
 def inspect_file(file: h5py.File, family: Family) -> Contents:
-    """Check everything about a file except its values."""
+    """Check names, shapes, types, coordinates and times of a file; its values are checked by `normalization`."""
     inspect = {"groups": _inspect_groups, "batch": _inspect_batch}.get(family.layout, _inspect_arrays)
     contents = inspect(file, family)
     if math.prod(contents.grid) * len(family.fields) > MAX_SNAPSHOT_ELEMENTS:
-        raise bad_file(file.filename, f"claims snapshots on the absurd grid {contents.grid}")
+        raise file_fault(file.filename, f"has snapshots on an absurd grid of {contents.grid}")
     return contents
 
 
 def list_trajectories(file: h5py.File, family: Family) -> list[str] | range:
-    """What `read_snapshots` takes as trajectory: names of groups, or positions on the leading axis."""
+    """Identifiers of the trajectories for `read_snapshots`: names of groups, or positions on the leading axis."""
     if family.layout == "groups":
         return list_names(file)
     name = {"tensor": "tensor", "fields": family.fields[0], "batch": "particles"}[family.layout]
@@ -60,17 +74,17 @@ def list_trajectories(file: h5py.File, family: Family) -> list[str] | range:
 
 
 def read_positions(file: h5py.File, count: int) -> np.ndarray | range:
-    """Positions of the trajectories in the whole file, if this one holds but some of them."""
-    if POSITIONS not in list_names(file):
+    """Positions of the `count` trajectories in the published file, of which this file may be a part."""
+    if POSITIONS_DATASET not in list_names(file):
         return range(count)
-    dataset = open_dataset(file, POSITIONS)
+    dataset = open_dataset(file, POSITIONS_DATASET)
     if dataset.shape != (count,) or dtype_of(dataset).kind != "i" or not is_stored(dataset):
-        raise bad_file(file.filename, f"{POSITIONS!r} has shape {dataset.shape}, expected {count} integers")
+        raise file_fault(file.filename, f"{POSITIONS_DATASET!r} has shape {dataset.shape}, expected {count} integers")
     return read_array(dataset, 1).astype(np.int64)
 
 
 def read_snapshots(file: h5py.File, family: Family, trajectory: int | str, snapshots: slice) -> np.ndarray:
-    """Consecutive snapshots of one trajectory, (T, C, *grid)."""
+    """Consecutive snapshots of one trajectory, float32 (T, C, *grid)."""
     rank = 2 + len(family.axes)
     if family.layout == "groups":
         u = read_array(open_dataset(file, f"{trajectory}/data"), rank, (snapshots,))
@@ -78,14 +92,14 @@ def read_snapshots(file: h5py.File, family: Family, trajectory: int | str, snaps
         stored = [open_dataset(file, name) for name in ("velocity", "particles")]
         u = np.concatenate([read_array(dataset, rank + 1, (trajectory, snapshots)) for dataset in stored], axis=-1)
     else:
-        stored = [open_dataset(file, name) for name in _array_names(family)]
+        stored = [open_dataset(file, name) for name in family.arrays]
         u = np.stack([read_array(dataset, rank, (trajectory, snapshots)) for dataset in stored], axis=-1)
     u = np.moveaxis(u, -1, 1)
-    return np.ascontiguousarray(u.swapaxes(2, 3) if family.name in STORED_YX else u)
+    return np.ascontiguousarray(u.swapaxes(2, 3) if family.stored_yx else u)
 
 
 def read_coefficients(file: h5py.File, family: Family, trajectory: int | str) -> np.ndarray:
-    """Given fields of one trajectory, (C, *grid), for families that have some."""
+    """Coefficient fields of one trajectory, float32 (C, *grid), of a family that has some."""
     if family.layout == "batch":
         force = read_array(open_dataset(file, "force"), 2 + len(family.axes), (trajectory,))
         return np.ascontiguousarray(np.moveaxis(force, -1, 0))
@@ -93,13 +107,9 @@ def read_coefficients(file: h5py.File, family: Family, trajectory: int | str) ->
     return np.stack([read_array(dataset, 1 + len(family.axes), (trajectory,)) for dataset in stored])
 
 
-def _array_names(family: Family) -> tuple[str, ...]:
-    return ("tensor",) if family.layout == "tensor" else family.fields
-
-
 def _inspect_arrays(file: h5py.File, family: Family) -> Contents:
     """Layouts `tensor` and `fields`: (N, T, *grid) per field, coefficients (N, *grid)."""
-    names = _array_names(family)
+    names = family.arrays
     shape = _shape(file, names[0], 2 + len(family.axes))
     for name in names[1:]:
         _expect_shape(file, name, shape)
@@ -107,12 +117,12 @@ def _inspect_arrays(file: h5py.File, family: Family) -> Contents:
     for name in family.coefficients:
         _expect_shape(file, name, (count, *grid))
     if family.steady and num_snapshots != 1:
-        raise bad_file(file.filename, f"{names[0]!r} has {num_snapshots} snapshots, a steady family has 1")
+        raise file_fault(file.filename, f"{names[0]!r} has {num_snapshots} snapshots, a steady family has 1")
     times = (0.0,) if family.steady else _read_times(file, "t-coordinate", num_snapshots)
     lengths = [_read_length(file, f"{axis}-coordinate", n) for axis, n in zip(family.axes, grid, strict=True)]
     if family.name == "burgers_1d" and read_array(open_array(file, "x-coordinate", 1), 1)[0] < 0:
-        what = "lies on (-1, 1), as the outdated Burgers files do that have twice the flux"
-        raise bad_file(file.filename, what, "fetch the current version")
+        what = "lies on (-1, 1), as the outdated Burgers files with twice the flux do"
+        raise file_fault(file.filename, what, "fetch the current version")
     return Contents(count, times, tuple(grid), tuple(lengths))
 
 
@@ -120,20 +130,20 @@ def _inspect_groups(file: h5py.File, family: Family) -> Contents:
     """Layout `groups`: one group per trajectory with `data` (T, *grid, C) and the coordinates in `grid`."""
     keys = list_names(file)
     if not keys:
-        raise bad_file(file.filename, "holds no trajectory")
+        raise file_fault(file.filename, "holds no trajectory")
     first = _inspect_group(file, keys[0], family)
     for key in keys[1:]:
         contents = _inspect_group(file, key, family)
         if contents.grid != first.grid or not _agree(contents.times, first.times):
-            raise bad_file(file.filename, f"group {key!r} has another grid or other times than {keys[0]!r}")
+            raise file_fault(file.filename, f"group {key!r} has another grid or other times than {keys[0]!r}")
     return replace(first, count=len(keys))
 
 
 def _inspect_group(file: h5py.File, key: str, family: Family) -> Contents:
     num_snapshots, *grid, num_channels = _shape(file, f"{key}/data", 2 + len(family.axes))
     if num_channels != len(family.fields):
-        raise bad_file(file.filename, f"'{key}/data' has {num_channels} fields, expected {', '.join(family.fields)}")
-    if family.name in STORED_YX:
+        raise file_fault(file.filename, f"'{key}/data' has {num_channels} fields, expected {', '.join(family.fields)}")
+    if family.stored_yx:
         grid.reverse()
     times = _read_times(file, f"{key}/grid/t", num_snapshots)
     lengths = [_read_length(file, f"{key}/grid/{axis}", n) for axis, n in zip(family.axes, grid, strict=True)]
@@ -144,21 +154,23 @@ def _inspect_batch(file: h5py.File, family: Family) -> Contents:
     """Layout `batch`: (N, T, *grid, components), no coordinates of space, times (N, T)."""
     count, num_snapshots, *grid, num_components = _shape(file, "velocity", 3 + len(family.axes))
     if num_components != len(grid):
-        raise bad_file(file.filename, f"'velocity' has {num_components} components, expected {len(grid)}")
+        raise file_fault(file.filename, f"'velocity' has {num_components} components, expected {len(grid)}")
     _expect_shape(file, "particles", (count, num_snapshots, *grid, 1))
     _expect_shape(file, "force", (count, *grid, len(grid)))
     _expect_shape(file, "t", (count, num_snapshots))
     if count * num_snapshots > MAX_SMALL_ELEMENTS:
-        raise bad_file(file.filename, f"claims the absurd number of {count} x {num_snapshots} snapshots")
+        raise file_fault(file.filename, f"has an absurd number of {count} x {num_snapshots} snapshots")
     times = read_array(open_dataset(file, "t"), 2)
     for row in times:
         _expect_times(file, "t", row)
     if not _agree(times, times[:1]):
-        raise bad_file(file.filename, "the trajectories differ in 't'")
+        raise file_fault(file.filename, "the trajectories differ in 't'")
     latest = read_number(file, "latestIndex")
     if latest is None or latest < num_snapshots - 1:
-        raise bad_file(file.filename, f"an aborted run: latestIndex is {latest}, expected {num_snapshots - 1}")
-    return Contents(count, _shortest(times[0]), tuple(grid), (1.0,) * len(grid))
+        raise file_fault(
+            file.filename, f"comes from an aborted run: latestIndex is {latest}, expected {num_snapshots - 1}"
+        )
+    return Contents(count, _to_decimals(times[0]), tuple(grid), (1.0,) * len(grid))
 
 
 def _shape(file: h5py.File, name: str, rank: int) -> tuple[int, ...]:
@@ -168,37 +180,38 @@ def _shape(file: h5py.File, name: str, rank: int) -> tuple[int, ...]:
 def _expect_shape(file: h5py.File, name: str, expected: tuple[int, ...]) -> None:
     shape = _shape(file, name, len(expected))
     if shape != tuple(expected):
-        raise bad_file(file.filename, f"{name!r} has shape {shape}, the other fields ask for {tuple(expected)}")
+        raise file_fault(file.filename, f"{name!r} has shape {shape}, the other fields ask for {tuple(expected)}")
 
 
 def _read_times(file: h5py.File, name: str, num_snapshots: int) -> tuple[float, ...]:
-    """Times of the snapshots; `t-coordinate` has one entry more than there are snapshots."""
+    """Times of the snapshots."""
     times = read_array(open_array(file, name, 1), 1)
+    # PDEBench's generators write one entry more than there are snapshots.
     if len(times) not in (num_snapshots, num_snapshots + 1):
-        raise bad_file(file.filename, f"{name!r} has {len(times)} entries for {num_snapshots} snapshots")
+        raise file_fault(file.filename, f"{name!r} has {len(times)} entries for {num_snapshots} snapshots")
     _expect_times(file, name, times[:num_snapshots])
-    return _shortest(times[:num_snapshots])
+    return _to_decimals(times[:num_snapshots])
 
 
 def _expect_times(file: h5py.File, name: str, times: np.ndarray) -> None:
     if len(times) < 2:
-        raise bad_file(file.filename, "holds one snapshot per trajectory, a transient family needs at least 2")
+        raise file_fault(file.filename, "holds one snapshot per trajectory, a transient family needs at least 2")
     if not _is_uniform(times):
-        raise bad_file(file.filename, f"{name!r} is not a uniform, increasing time step")
+        raise file_fault(file.filename, f"{name!r} is not a uniform, increasing time step")
 
 
-def _shortest(times: np.ndarray) -> tuple[float, ...]:
-    """The shortest decimals that round to these float32 values: 0.05, not 0.05000000074505806."""
+def _to_decimals(times: np.ndarray) -> tuple[float, ...]:
+    """Shortest decimals that round to these float32 values: 0.05 instead of 0.05000000074505806."""
     return tuple(float(str(t)) for t in times)
 
 
 def _read_length(file: h5py.File, name: str, num_points: int) -> float:
-    """Length of the domain, N dx, from the centres of its cells."""
+    """Length of the domain, N dx, from the N centres of its cells."""
     x = read_array(open_array(file, name, 1), 1).astype(np.float64)
     if len(x) != num_points:
-        raise bad_file(file.filename, f"{name!r} has {len(x)} entries for {num_points} points")
+        raise file_fault(file.filename, f"{name!r} has {len(x)} entries for {num_points} points")
     if num_points < 2 or not _is_uniform(x):
-        raise bad_file(file.filename, f"{name!r} is not a uniform, increasing grid of at least 2 points")
+        raise file_fault(file.filename, f"{name!r} is not a uniform, increasing grid of at least 2 points")
     return float(f"{num_points * (x[-1] - x[0]) / (num_points - 1):.6g}")
 
 

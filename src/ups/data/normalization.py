@@ -1,22 +1,21 @@
-"""Mean and standard deviation of every field from the train split; the same pass checks every value of all splits."""
+"""Mean and standard deviation of every field over the train split, and a check of every value of all splits."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from ups.data.dataset import Dataset
-from ups.data.hdf5 import bad_file
-from ups.data.pdebench import FAMILIES, Family
+from ups.data.families import Dataset, Family
+from ups.data.hdf5 import file_fault
+from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader
 
-POSITIVE_COEFFICIENTS = {"darcy_2d": ("nu",)}
-STD_FLOOR = 1e-6  # of the largest magnitude
-SLAB_ELEMENTS = 2**24
+STD_FLOOR = 1e-6  # relative to the largest magnitude
+SLAB_ELEMENTS = 2**24  # read at once, which bounds the memory
 
 
 class Moments:
-    """Mean and variance of a stream of values, merged slab by slab in float64 (Chan et al. 1979)."""
+    """Mean and variance of values that are read slab by slab, merged in float64 (Chan, Golub and LeVeque, 1979)."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.M2, self.max_magnitude = 0, 0.0, 0.0, 0.0
@@ -33,7 +32,7 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Standard deviation, at least a millionth of the largest magnitude, 1 for a field that is zero."""
+        """Standard deviation, at least `STD_FLOOR` times the largest magnitude; 1 for a field that is zero."""
         return max((self.M2 / self.count) ** 0.5, STD_FLOOR * self.max_magnitude) or 1.0
 
 
@@ -43,10 +42,12 @@ def fit_normalization(
     splits: dict[str, dict[str, list[int]]],
     advance: Callable[[int], None],
 ) -> dict:
-    """Statistics `{family: {"fields" | "coefficients": {name: {"log", "mean", "std"}}}}`; log fields after the log.
+    """Statistics `{family: {"fields" | "coefficients": {name: {"log", "mean", "std"}}}}`, of the logarithm if "log".
 
-    Every value of every split must be finite, and positive where the registry says so; `advance(1)` follows each
-    trajectory.
+    They come from the train split only. `advance(1)` is called after each trajectory.
+
+    Raises:
+        DataFault: a value of any split is not finite, or not positive in a field of `Family.positive`.
     """
     moments: dict[str, dict[str, dict[str, Moments]]] = {}
     for name, dataset in datasets.items():
@@ -66,7 +67,7 @@ def fit_normalization(
 
 
 def check_values(folder: Path, dataset: Dataset, advance: Callable[[int], None]) -> None:
-    """Every value of a dataset must be finite, and positive where the registry says so."""
+    """Refuse a dataset with a value that is not finite, or not positive in a field of `Family.positive`."""
     with TrajectoryReader(folder, dataset) as reader:
         for index in range(dataset.num_trajectories):
             _scan(reader, index, None)
@@ -75,7 +76,7 @@ def check_values(folder: Path, dataset: Dataset, advance: Callable[[int], None])
 
 def is_log(family: Family, name: str) -> bool:
     """Whether a field or coefficient is normalized after taking its logarithm."""
-    return name in family.positive or name in POSITIVE_COEFFICIENTS.get(family.name, ())
+    return name in family.positive or name in family.positive_coefficients
 
 
 def _empty_moments(family: Family) -> dict[str, dict[str, Moments]]:
@@ -90,9 +91,9 @@ def _summarize(family: Family, name: str, moments: Moments) -> dict[str, bool | 
 
 
 def _scan(reader: TrajectoryReader, index: int, moments: dict[str, dict[str, Moments]] | None) -> None:
-    """Check a trajectory and its coefficients, and add them to the statistics, if any."""
+    """Check a trajectory and its coefficients, and merge them into `moments` unless that is None."""
     family = reader.family
-    for kind, names, start, values in _slabs(reader, index):
+    for kind, names, start, values in _read_slabs(reader, index):
         for channel, name in enumerate(names):
             _check(reader, index, name, values[:, channel], start)
             if moments is not None:
@@ -100,8 +101,8 @@ def _scan(reader: TrajectoryReader, index: int, moments: dict[str, dict[str, Mom
                 moments[kind][name].update(np.log(u) if is_log(family, name) else u)
 
 
-def _slabs(reader: TrajectoryReader, index: int) -> Iterator[tuple[str, tuple[str, ...], int, np.ndarray]]:
-    """Kind, names, first snapshot and values (T, C, *grid) of bounded pieces of a trajectory."""
+def _read_slabs(reader: TrajectoryReader, index: int) -> Iterator[tuple[str, tuple[str, ...], int, np.ndarray]]:
+    """Kind, names, first snapshot and values (T, C, *grid) of pieces of a trajectory, at most `SLAB_ELEMENTS` large."""
     family, dataset = reader.family, reader.dataset
     num_snapshots = max(1, SLAB_ELEMENTS // (len(family.fields) * int(np.prod(dataset.grid))))
     for start in range(0, len(dataset.times), num_snapshots):
@@ -120,4 +121,4 @@ def _check(reader: TrajectoryReader, index: int, name: str, values: np.ndarray, 
     file, position = reader.locate(index)
     snapshot = start + int(np.argwhere(bad)[0][0])
     where = f"field {name!r} of trajectory {position}, snapshot {snapshot}, is {what}"
-    raise bad_file(reader.folder / file, where, "repair the file or leave it out")
+    raise file_fault(reader.folder / file, where, "repair the file or leave it out")

@@ -1,7 +1,13 @@
-"""Some trajectories of a remote file, fetched by ranges of bytes into a small file of the same layout."""
+"""Fetch of some trajectories of a remote HDF5 file into a small file that is a valid PDEBench file itself.
 
+h5py reads the remote structure: coordinates, attributes, byte offsets of the arrays. The small file is written in two
+parts: its trajectories as plain bytes, and its HDF5 structure, which h5py builds in memory.
+"""
+
+import io
 import math
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,26 +18,72 @@ from typing import BinaryIO
 import h5py
 import numpy as np
 
-from ups.data.hdf5 import CORRUPTION, bad_file, list_names, open_array, open_file, read_text
-from ups.data.layouts import POSITIONS, inspect_file
-from ups.data.pdebench import FAMILIES, Family
-from ups.data.registry import RemoteFile
-from ups.data.remote import RemoteReader
-from ups.data.selection import PARTIAL_LAYOUTS
-from ups.data.sparse import SparseBuffer
-from ups.data.storage import lock
-from ups.data.transfer import new_session
-from ups.errors import ConfigFault, DataFault
+from ups.data.download import lock
+from ups.data.families import Family
+from ups.data.hdf5 import CORRUPTION, file_fault, list_names, open_array, open_file, read_text
+from ups.data.http import HTTPFile, new_session
+from ups.data.layouts import POSITIONS_DATASET, inspect_file
+from ups.data.pdebench import FAMILIES
+from ups.data.plan import PARTIAL_LAYOUTS
+from ups.data.published import PublishedFile
+from ups.errors import ConfigFault, DataFault, Fault
 from ups.files import storage_faults
 
-MARKER = "ups_partial"
-MAX_RUNS_NAMED = 20
+MARKER = "ups_partial"  # attribute with the origin of a partial file
+MAX_RANGES_NAMED = 20
 MAX_ATTRIBUTE_BYTES = 2**12
+
+
+class SparseBuffer(io.RawIOBase):
+    """A file in memory that stores only what was written, in `pieces` (position, bytes), and reads zeros elsewhere.
+
+    h5py writes the structure of the small file here, where the trajectories, possibly gigabytes, take no memory. If
+    h5py wrote to disk itself, a full disk would be an error inside HDF5, which then cannot close the file.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, bytes]] = []
+        self._position, self._size = 0, 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def truncate(self, size: int | None = None) -> int:
+        self._size = self._position if size is None else size
+        return self._size
+
+    def write(self, block: bytes | memoryview) -> int:  # type: ignore[override]
+        self.pieces.append((self._position, bytes(block)))
+        self._position += len(self.pieces[-1][1])
+        self._size = max(self._size, self._position)
+        return len(self.pieces[-1][1])
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        view = memoryview(buffer).cast("B")
+        num_bytes = max(0, min(len(view), self._size - self._position))
+        view[:num_bytes] = bytes(num_bytes)
+        for place, block in self.pieces:
+            start, stop = max(place, self._position), min(place + len(block), self._position + num_bytes)
+            if start < stop:
+                view[start - self._position : stop - self._position] = block[start - place : stop - place]
+        self._position += num_bytes
+        return num_bytes
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Write the pieces at their positions, and make the file as long as this one."""
+        for place, block in self.pieces:
+            file.seek(place)
+            file.write(block)
+        file.truncate(self._size)
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """A contiguous dataset of a remote file: `leading` axes of length one, then `shape` with the trajectories first."""
+    """A contiguous dataset at byte `offset` of a remote file, of shape (*leading, *shape).
+
+    `leading` are axes of length one, `shape` starts with the trajectories.
+    """
 
     name: str
     dtype: np.dtype
@@ -46,8 +98,8 @@ class StoredArray:
 
 
 @dataclass(frozen=True)
-class Structure:
-    """Everything of a remote file but its trajectories."""
+class RemoteStructure:
+    """A remote file without its trajectories: their number `count`, attributes, coordinates, and stored arrays."""
 
     count: int
     attributes: dict[str, np.ndarray]
@@ -55,14 +107,8 @@ class Structure:
     arrays: list[StoredArray]
 
 
-def partial_name(name: str, count: int) -> str:
-    """Name of the file with the first `count` trajectories of the file `name`."""
-    path = Path(name)
-    return f"{path.stem}_first{count}{path.suffix}"
-
-
 def fetch_trajectories(
-    file: RemoteFile,
+    file: PublishedFile,
     target: Path,
     positions: Sequence[int],
     *,
@@ -71,8 +117,14 @@ def fetch_trajectories(
 ) -> None:
     """Fetch the trajectories at increasing `positions` of a file of layout `tensor` or `fields`.
 
-    The attribute `ups_partial` of the small file names its origin. Positions other than the first ones are stored
-    beside the trajectories: splits go by the position in the whole file.
+    The attribute `ups_partial` of the small file names its origin. Unless they are 0, 1, ..., the positions are stored
+    beside the trajectories, because splits depend on the position in the published file. The same call resumes a fetch
+    that was killed.
+
+    Raises:
+        ConfigFault: positions that do not increase.
+        DataFault: the server or the remote file does not allow it, or `target` is another file.
+        StorageFault: the disk is full or read-only.
     """
     url = file.address(base_url)
     if FAMILIES[file.family].layout not in PARTIAL_LAYOUTS:
@@ -85,35 +137,28 @@ def fetch_trajectories(
             return
         remedy = "free space or name a folder that can be written to, the same command goes on here"
         with storage_faults(target, remedy), new_session() as session:
-            _fetch(RemoteReader(session, url, advance), file, target, positions, advance)
+            _fetch(HTTPFile(session, url, advance), file, target, positions)
 
 
-def _fetch(
-    remote: RemoteReader,
-    file: RemoteFile,
-    target: Path,
-    positions: Sequence[int],
-    advance: Callable[[int], object],
-) -> None:
-    """Fill `NAME.part` from its start to its end, its frame last, so that its size tells what has arrived."""
+def _fetch(remote: HTTPFile, file: PublishedFile, target: Path, positions: Sequence[int]) -> None:
+    """Fill `NAME.part` from start to end, the structure last: its size is the number of bytes that have arrived."""
     if file.bytes not in (None, remote.size):
-        raise bad_file(repr(remote), f"has {remote.size} bytes, expected {file.bytes}", "check the source")
+        raise file_fault(repr(remote), f"has {remote.size} bytes, expected {file.bytes}", "check the source")
     structure = _read_structure(remote, FAMILIES[file.family])
     if positions[-1] >= structure.count:
-        what = f"has {structure.count} trajectories, not {positions[-1] + 1}"
-        raise bad_file(repr(remote), what, "ask for fewer")
+        raise file_fault(repr(remote), f"has {structure.count} trajectories, not {positions[-1] + 1}", "ask for fewer")
     marker = _marker(positions, structure.count, file)
-    frame, places = _build_frame(structure, positions, marker)
+    small, offsets = _build_small(structure, positions, marker)
     with _open_part(target, remote.validator, marker) as part:
-        _copy(remote, structure.arrays, positions, part, places, advance)
-        frame.write_to(part)
+        _copy(remote, structure.arrays, positions, part, offsets)
+        small.write_to(part)
         os.fsync(part.fileno())
         Path(part.name).replace(target)
 
 
 @contextmanager
 def _open_part(target: Path, validator: str | None, marker: str) -> Iterator[BinaryIO]:
-    """The part that an earlier process fetched of the same version of the same file, or an empty one."""
+    """`NAME.part` of an earlier process, if it is of the same version of the same file, else an empty one."""
     path, version = (target.with_name(f"{target.name}{suffix}") for suffix in (".part", ".part.version"))
     identity = f"{validator} {h5py.__version__} {marker}"
     if validator is None or not version.is_file() or version.read_text() != identity:
@@ -129,51 +174,55 @@ def _open_part(target: Path, validator: str | None, marker: str) -> Iterator[Bin
 
 
 def read_marker(path: Path) -> str | None:
-    """What a partial file says about its origin; None for a whole file."""
+    """Origin of a partial file, one phrase; None for a whole file."""
     with open_file(path) as file:
         return read_text(file, MARKER)
 
 
-def _marker(positions: Sequence[int], total: int | str, file: RemoteFile) -> str:
-    runs = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in _runs(positions)]
-    named = ",".join(runs) if len(runs) <= MAX_RUNS_NAMED else f"{len(positions)} chosen ones"
+def _marker(positions: Sequence[int], total: int | str, file: PublishedFile) -> str:
+    ranges = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in _ranges(positions)]
+    named = ",".join(ranges) if len(ranges) <= MAX_RANGES_NAMED else f"{len(positions)} chosen ones"
     return f"trajectories {named} of {total} of {file.name}, MD5 {file.md5}"
 
 
-def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Consecutive positions as (start, stop)."""
-    starts = [p for i, p in enumerate(positions) if i == 0 or positions[i - 1] != p - 1]
-    stops = [p + 1 for i, p in enumerate(positions) if i == len(positions) - 1 or positions[i + 1] != p + 1]
-    return list(zip(starts, stops, strict=True))
+def _ranges(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranges (start, stop) of consecutive positions."""
+    ranges = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+    return [(int(each[0]), int(each[-1]) + 1) for each in ranges]
 
 
-def _expect_marker(path: Path, positions: Sequence[int], file: RemoteFile) -> None:
+def _expect_marker(path: Path, positions: Sequence[int], file: PublishedFile) -> None:
     marker = read_marker(path) or "no partial file"
     start, end = _marker(positions, "*", file).split("*", 1)
     if not (marker.startswith(start) and marker.endswith(end)):
-        raise bad_file(path, f"is {marker}", "delete it to fetch it anew")
+        raise file_fault(path, f"is {marker}", "delete it to fetch it anew")
 
 
 @contextmanager
-def _open_remote(remote: RemoteReader) -> Iterator[h5py.File]:
-    """The remote file as HDF5; a failed transfer is reported as such, not as damage that h5py sees in its place."""
+def _open_remote(remote: HTTPFile) -> Iterator[h5py.File]:
+    """The remote file as HDF5; a failed transfer is raised as such, not as the damage that h5py reports instead."""
     try:
         with h5py.File(remote, "r") as file:
             yield file
-    except DataFault as error:
-        raise (remote.fault or error) from error.__cause__
-    except CORRUPTION as error:
-        raise bad_file(repr(remote), f"is no HDF5 file that can be read ({error})", "check the URL") from error
+    except (Fault, SystemExit, *CORRUPTION) as error:
+        # The frames of a failed opening hold an HDF5 property list that refers to `remote`. HDF5 would free it after
+        # the interpreter has ended, and end the process by a segmentation fault (h5py 3.16).
+        traceback.clear_frames(error.__traceback__)
+        if remote.fault is not None:
+            raise remote.fault from remote.fault.__cause__
+        if isinstance(error, CORRUPTION) and not isinstance(error, DataFault):  # which is a ValueError as well
+            raise file_fault(repr(remote), f"is no HDF5 file that can be read ({error})", "check the URL") from error
+        raise
 
 
-def _read_structure(remote: RemoteReader, family: Family) -> Structure:
+def _read_structure(remote: HTTPFile, family: Family) -> RemoteStructure:
     """Check a remote file like one on disk, and read everything but its trajectories."""
     names = ("tensor",) if family.layout == "tensor" else family.fields
     ranks = dict.fromkeys(names, 2 + len(family.axes)) | dict.fromkeys(family.coefficients, 1 + len(family.axes))
     with _open_remote(remote) as file:
         contents = inspect_file(file, family)
         coordinates = sorted({f"{axis}-coordinate" for axis in (*family.axes, "t")} & set(list_names(file)))
-        return Structure(
+        return RemoteStructure(
             count=contents.count,
             attributes={name: file.attrs[name] for name in file.attrs if _is_number(file.attrs.get_id(name))},
             coordinates={name: open_array(file, name, 1)[()] for name in coordinates},
@@ -182,7 +231,7 @@ def _read_structure(remote: RemoteReader, family: Family) -> Structure:
 
 
 def _is_number(attribute: h5py.h5a.AttrID) -> bool:
-    """Whether an attribute is a number or a few; text and objects of strangers say nothing that is used."""
+    """Whether an attribute is a number or a few; text and objects are not copied from a file of unknown origin."""
     dtype = attribute.dtype
     return dtype.kind in "fiu" and dtype.itemsize * math.prod(attribute.shape) < MAX_ATTRIBUTE_BYTES
 
@@ -191,45 +240,40 @@ def _find_array(file: h5py.File, name: str, rank: int) -> StoredArray:
     dataset = open_array(file, name, rank)
     offset = dataset.id.get_offset()
     if dataset.chunks is not None or offset is None:
-        raise bad_file(file.filename, f"{name!r} is stored in chunks", "fetch the whole file")
+        raise file_fault(file.filename, f"{name!r} is stored in chunks", "fetch the whole file")
     return StoredArray(name, dataset.dtype, dataset.shape[:-rank], dataset.shape[-rank:], offset)
 
 
-def _build_frame(structure: Structure, positions: Sequence[int], marker: str) -> tuple[SparseBuffer, list[int]]:
-    """The small file without its trajectories, and where in it those of each array go."""
+def _build_small(remote: RemoteStructure, positions: Sequence[int], marker: str) -> tuple[SparseBuffer, list[int]]:
+    """The small file without its trajectories, and the byte at which those of each array start."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    frame, places = SparseBuffer(), []
-    with h5py.File(frame, "w") as file:
-        file.attrs.update(structure.attributes | {MARKER: marker})
+    small, offsets = SparseBuffer(), []
+    with h5py.File(small, "w") as file:
+        file.attrs.update(remote.attributes | {MARKER: marker})
         if list(positions) != list(range(len(positions))):
-            file[POSITIONS] = np.asarray(positions, np.int64)
-        for name, values in structure.coordinates.items():
+            file[POSITIONS_DATASET] = np.asarray(positions, np.int64)
+        for name, values in remote.coordinates.items():
             file[name] = values
-        for array in structure.arrays:
+        for array in remote.arrays:
             space = h5py.h5s.create_simple((*array.leading, len(positions), *array.shape[1:]))
             kind = h5py.h5t.py_create(array.dtype)
-            places.append(h5py.h5d.create(file.id, array.name.encode(), kind, space, properties).get_offset())
-    return frame, places
+            offsets.append(h5py.h5d.create(file.id, array.name.encode(), kind, space, properties).get_offset())
+    return small, offsets
 
 
 def _copy(
-    remote: RemoteReader,
-    arrays: list[StoredArray],
-    positions: Sequence[int],
-    part: BinaryIO,
-    places: list[int],
-    advance: Callable[[int], object],
+    remote: HTTPFile, arrays: list[StoredArray], positions: Sequence[int], part: BinaryIO, offsets: list[int]
 ) -> None:
-    """Fetch what is missing of the trajectories, neighbours together, in the order of their places."""
+    """Fetch the missing bytes in the order of the small file, with one request per range of trajectories."""
     arrived = part.seek(0, os.SEEK_END)
-    for place, array in sorted(zip(places, arrays, strict=True), key=lambda pair: pair[0]):
-        for start, stop in _runs(positions):
+    for offset, array in sorted(zip(offsets, arrays, strict=True), key=lambda pair: pair[0]):
+        for start, stop in _ranges(positions):
             num_bytes = (stop - start) * array.stride
-            skip = min(max(0, arrived - place), num_bytes)
-            advance(skip)
-            part.seek(place + skip)
+            skip = min(max(0, arrived - offset), num_bytes)
+            remote.advance(skip)
+            part.seek(offset + skip)
             remote.stream(array.offset + start * array.stride + skip, array.offset + stop * array.stride, part.write)
-            place += num_bytes
+            offset += num_bytes

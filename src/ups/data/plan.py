@@ -1,40 +1,182 @@
-"""What a download will do, told before the first byte: files, sizes, what is there, free disk."""
+"""Selection of published files by family, name, parameters, grid and size, and the plan of their download."""
 
 import logging
+import shutil
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups.data.partial import partial_name
-from ups.data.registry import RemoteFile
-from ups.data.selection import GIGABYTE, bytes_to_fetch, is_partial
-from ups.data.storage import free_bytes
+from ups.data.pdebench import FAMILIES
+from ups.data.published import PublishedFile, find_family_files, find_file
 from ups.errors import ConfigFault, DataFault, StorageFault
 
 log = logging.getLogger(__name__)
 
-MAX_LINES = 40
+GIGABYTE = 10**9
+PARTIAL_LAYOUTS = ("tensor", "fields")  # stored contiguously: a trajectory is a range of bytes
+METADATA_BYTES = 2**18  # estimate of what is read of a remote file before its trajectories
+MAX_LINES = 40  # of files in the log
+
+
+def select(
+    families: list[str],
+    files: list[str],
+    *,
+    parameters: dict[str, list[float]],
+    kind: str,
+    resolution: int | None,
+    files_per_family: int | None,
+    max_gigabytes: float | None,
+    trajectories: int | None,
+) -> list[PublishedFile]:
+    """Files of `families` that meet every condition, in the order of the table of published files, and `files` by name.
+
+    `parameters` has the allowed values of each parameter; it does not apply to families without that parameter.
+    `kind` is `train`, `test` or `all`, `resolution` the number of points along the longest axis. Files are taken as
+    long as their sum stays below `max_gigabytes`; those in `files` come first and must fit. `trajectories` is the
+    number to fetch of each file, None for all.
+
+    Raises:
+        ConfigFault: a family, file, parameter value or grid does not exist, or the limits leave no file.
+    """
+    named = [find_file(name) for name in files]
+    of_families = _unique([file for name in families for file in find_family_files(name)])
+    chosen = [file for file in of_families if kind in (file.kind, "all")]
+    chosen = [file for file in _with_parameters(chosen, parameters) if resolution in (None, _max_points(file))]
+    _expect_each_family(families, chosen, kind, resolution)
+    chosen = [file for file in _first_per_family(chosen, files_per_family) if file not in named]
+    for file in [*named, *chosen]:
+        _expect_contiguous(file, trajectories)
+    selected = _limit_size(named, chosen, max_gigabytes, trajectories)
+    _expect_one_grid(selected)
+    return selected
+
+
+def bytes_to_fetch(file: PublishedFile, trajectories: int | None) -> int | None:
+    """Size of a file, or of its first `trajectories`; None if the table of published files does not have it."""
+    if file.bytes is None or not is_partial(file, trajectories):
+        return file.bytes
+    assert file.num_trajectories is not None and trajectories is not None
+    return file.bytes * trajectories // file.num_trajectories + METADATA_BYTES
+
+
+def partial_name(name: str, count: int) -> str:
+    """Name of the file with the first `count` trajectories of the file `name`."""
+    path = Path(name)
+    return f"{path.stem}_first{count}{path.suffix}"
+
+
+def is_partial(file: PublishedFile, trajectories: int | None) -> bool:
+    """Whether `trajectories` is less than the number in the file."""
+    return trajectories is not None and (file.num_trajectories is None or trajectories < file.num_trajectories)
+
+
+def _unique(files: list[PublishedFile]) -> list[PublishedFile]:
+    return list({file.name: file for file in files}.values())
+
+
+def _with_parameters(files: list[PublishedFile], parameters: dict[str, list[float]]) -> list[PublishedFile]:
+    """Files with one of the allowed values of every parameter that their family has."""
+    for name, wanted in parameters.items():
+        known = sorted({file.parameters[name] for file in files if name in file.parameters})
+        missing = [value for value in wanted if value not in known]
+        if missing or not wanted:
+            values = ", ".join(f"{value:g}" for value in known) or "no value: none of these families has it"
+            what = f"download.parameters asks for {name} = {', '.join(f'{v:g}' for v in missing) or '[]'}"
+            raise ConfigFault(f"{what}; the files have {values}")
+        without = {family.name for family in FAMILIES.values() if name not in family.parameters}
+        files = [file for file in files if file.family in without or file.parameters.get(name) in wanted]
+    return files
+
+
+def _max_points(file: PublishedFile) -> int | None:
+    return None if file.grid is None else max(file.grid)
+
+
+def _expect_each_family(families: list[str], chosen: list[PublishedFile], kind: str, resolution: int | None) -> None:
+    for name in families:
+        all_files = find_family_files(name)
+        if not any(file in chosen for file in all_files):
+            grids = sorted({max(file.grid) for file in all_files if file.grid and kind in (file.kind, "all")})
+            what = f"no file of {name} has kind {kind}, these parameters and resolution {resolution}"
+            raise ConfigFault(f"{what}; resolutions of that kind: {', '.join(map(str, grids)) or 'none known'}")
+
+
+def _first_per_family(files: list[PublishedFile], count: int | None) -> list[PublishedFile]:
+    by_family: dict[str, list[PublishedFile]] = defaultdict(list)
+    for file in files:
+        by_family[file.family].append(file)
+    return [file for group in by_family.values() for file in group[:count]]
+
+
+def _expect_contiguous(file: PublishedFile, trajectories: int | None) -> None:
+    if is_partial(file, trajectories) and FAMILIES[file.family].layout not in PARTIAL_LAYOUTS:
+        what = f"{file.name} stores its trajectories compressed or one by one, not as ranges of bytes"
+        raise ConfigFault(f"download.trajectories = {trajectories}: {what}; fetch it whole with `null`")
+
+
+def _limit_size(
+    named: list[PublishedFile], chosen: list[PublishedFile], max_gigabytes: float | None, trajectories: int | None
+) -> list[PublishedFile]:
+    """The named files, and as many of the chosen ones as stay below `max_gigabytes` in sum."""
+    candidates = _unique([*named, *chosen])
+    if max_gigabytes is None:
+        return candidates
+    remaining, selected = max_gigabytes * GIGABYTE, []
+    for file in candidates:
+        size = bytes_to_fetch(file, trajectories)
+        if file in named and (size is None or size > remaining):
+            known = "an unknown size" if size is None else f"{size / GIGABYTE:.1f} GB"
+            raise ConfigFault(f"{file.name} has {known}, download.max_gigabytes = {max_gigabytes:g} leaves too little")
+        if size is not None and size <= remaining:
+            remaining -= size
+            selected.append(file)
+    if left_out := len(candidates) - len(selected):
+        log.info("download.max_gigabytes = %g leaves out %d files", max_gigabytes, left_out)
+    if chosen and not any(file in selected for file in chosen) and not named:
+        sizes = [size for file in chosen if (size := bytes_to_fetch(file, trajectories)) is not None]
+        least = f"the smallest file has {min(sizes) / GIGABYTE:.2f} GB" if sizes else "no size is known"
+        raise ConfigFault(f"download.max_gigabytes = {max_gigabytes:g} is too little: {least}")
+    return selected
+
+
+def _expect_one_grid(files: list[PublishedFile]) -> None:
+    """Refuse training files of one family on two grids, which a model cannot have in one batch."""
+    first: dict[str, PublishedFile] = {}
+    for file in (file for file in files if file.kind == "train"):
+        other = first.setdefault(file.family, file)
+        if other.grid != file.grid:
+            what = f"{other.name} has {_format_grid(other)}, {file.name} has {_format_grid(file)} points"
+            raise ConfigFault(f"clashing grids of {file.family}: {what}; set download.resolution to one of them")
+
+
+def _format_grid(file: PublishedFile) -> str:
+    return " x ".join(map(str, file.grid or ()))
 
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """One file to have: `name` in the folder, `bytes` in all (None: unknown), `arrived` of them already."""
+    """A file of the plan: its `name` in the folder, its `bytes` (None: unknown) and how many of them have `arrived`.
 
-    file: RemoteFile
+    `trajectories` is None for a whole file; `is_complete` where the file has its final name already.
+    """
+
+    file: PublishedFile
     name: str
     trajectories: int | None
     bytes: int | None
     arrived: int
-    is_there: bool
+    is_complete: bool
 
     @property
     def missing(self) -> int:
         """Bytes still to fetch, as far as known."""
-        return 0 if self.is_there or self.bytes is None else max(0, self.bytes - self.arrived)
+        return 0 if self.is_complete or self.bytes is None else max(0, self.bytes - self.arrived)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Files to have in a folder, and the free space of its disk."""
+    """The files that a folder shall hold, and the free bytes of its disk."""
 
     folder: Path
     files: tuple[PlannedFile, ...]
@@ -45,28 +187,29 @@ class Plan:
         """Bytes still to fetch, as far as known."""
         return sum(file.missing for file in self.files)
 
-    @property
-    def total(self) -> int:
-        """Bytes of all files, as far as known."""
-        return sum(file.bytes or 0 for file in self.files)
 
+def make_plan(folder: Path, files: list[PublishedFile], trajectories: int | None) -> Plan:
+    """Compare the wanted files with those in the folder.
 
-def make_plan(folder: Path, files: list[RemoteFile], trajectories: int | None) -> Plan:
-    """Compare what is wanted with what is there; a file of the wrong size is refused here."""
+    Raises:
+        ConfigFault: no file is wanted.
+        DataFault: a file in the folder has another size than the published one.
+    """
     if not files:
         raise ConfigFault("nothing to download: name download.families or download.files")
-    planned = tuple(
-        _plan_file(folder, file, trajectories if is_partial(file, trajectories) else None) for file in files
-    )
-    return Plan(folder, planned, free_bytes(folder))
+    return Plan(folder, tuple(_plan_file(folder, file, trajectories) for file in files), free_bytes(folder))
 
 
-def announce(plan: Plan) -> None:
-    """Log the plan, and refuse it if the disk is too small."""
-    there, unknown = sum(file.is_there for file in plan.files), sum(file.bytes is None for file in plan.files)
-    log.info(
-        "download plan: %d files, %s%s, to %s", len(plan.files), _gigabytes(plan.total), _and(unknown), plan.folder
-    )
+def log_plan(plan: Plan) -> None:
+    """Log the plan.
+
+    Raises:
+        StorageFault: the disk has less free space than there is to fetch.
+    """
+    complete, unknown = sum(file.is_complete for file in plan.files), sum(file.bytes is None for file in plan.files)
+    size = _gigabytes(sum(file.bytes or 0 for file in plan.files))
+    size += f" and {unknown} files of unknown size" if unknown else ""
+    log.info("download plan: %d files, %s, to %s", len(plan.files), size, plan.folder)
     for file in plan.files[:MAX_LINES]:
         log.info("%9s, %s: %s", _gigabytes(file.bytes), _state(file), file.name)
     if len(plan.files) > MAX_LINES:
@@ -74,13 +217,15 @@ def announce(plan: Plan) -> None:
     tests = [file.name for file in plan.files if file.file.kind == "test"]
     if tests:
         log.warning("%d test files (%s, ...) hold one trajectory each: no stage trains on them", len(tests), tests[0])
-    log.info("%d are there; %s to fetch, %s free", there, _gigabytes(plan.missing), _gigabytes(plan.free))
+    log.info("%d are complete; %s to fetch, %s free", complete, _gigabytes(plan.missing), _gigabytes(plan.free))
     if plan.missing > plan.free:
         need = f"{_gigabytes(plan.missing)} to fetch, {_gigabytes(plan.free)} free"
         raise StorageFault(f"{plan.folder}: {need}; free space, select less, or set download.trajectories")
 
 
-def _plan_file(folder: Path, file: RemoteFile, trajectories: int | None) -> PlannedFile:
+def _plan_file(folder: Path, file: PublishedFile, trajectories: int | None) -> PlannedFile:
+    if not is_partial(file, trajectories):
+        trajectories = None
     name = file.name if trajectories is None else partial_name(file.name, trajectories)
     path, part = folder / name, folder / f"{name}.part"
     size = bytes_to_fetch(file, trajectories)
@@ -93,13 +238,15 @@ def _plan_file(folder: Path, file: RemoteFile, trajectories: int | None) -> Plan
 
 
 def _state(file: PlannedFile) -> str:
-    if file.is_there:
-        return "there"
+    if file.is_complete:
+        return "complete"
     return f"to fetch, {_gigabytes(file.arrived)} have arrived" if file.arrived else "to fetch"
 
 
-def _and(unknown: int) -> str:
-    return f" and {unknown} files of unknown size" if unknown else ""
+def free_bytes(folder: Path) -> int:
+    """Free bytes of the disk that holds a folder, or will hold it."""
+    folder = folder.absolute()
+    return shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
 
 
 def _gigabytes(size: int | None) -> str:

@@ -1,24 +1,85 @@
-"""Samples of raw files and of the latent cache under consecutive numbers, and the token grids they live on."""
+"""Samples of a split by number: single snapshots for the codec, latent time steps for all other models.
+
+A sample is identified by a key (field group or family) and a number. `ups.training.batches` selects the numbers.
+"""
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ups.data.dataset import Dataset
+from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache
-from ups.data.loader import FieldBatch, LatentBatch
 from ups.data.pdebench import FAMILIES
-from ups.models.domain import Domain
+from ups.models.sizes import Domain
+
+
+class Batch:
+    """A record of tensors, created on the CPU."""
+
+    def pinned(self) -> Self:
+        """A copy in pinned memory, from which the transfer to a GPU is asynchronous."""
+        return self._each(Tensor.pin_memory)
+
+    def to(self, device: torch.device) -> Self:
+        """A copy on a device; asynchronous for pinned batches."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        changed = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **changed)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
-class _Run:
-    """The `length` samples `first`, `first` + 1, ... are the snapshots or steps of one trajectory."""
+class FieldBatch(Batch):
+    """Physical snapshots u (B, C, *grid) of one field group of the codec."""
+
+    group: str
+    u: Tensor
+
+
+@dataclass(frozen=True)
+class LatentBatch(Batch):
+    """Time steps z -> z_next of one family.
+
+    z and z_next are (B, N, D), coefficients (B, N, D_c) with D_c = 0 where the PDE has no coefficient fields, condition
+    is (B, K). In a steady family z is zero and z_next the solution. For training on several steps, `window`
+    (B, H + 1, N, D) has H + 1 consecutive snapshots of the trajectory: z is the snapshot `offset` (B,), z_next the one
+    after it. Windows end at the last snapshot of a trajectory at the latest, so z is not always the first snapshot.
+    """
+
+    domain: Domain
+    z: Tensor
+    z_next: Tensor
+    coefficients: Tensor
+    condition: Tensor
+    window: Tensor | None = None
+    offset: Tensor | None = None
+
+    def states(self, horizon: int) -> tuple[Tensor, ...]:
+        """The h + 1 snapshots z, z_next, ... of the window, each (B, N, D), with h = min(`horizon`, H).
+
+        Samples in which fewer than h snapshots follow z start at an earlier snapshot, so that all have h + 1.
+        """
+        if self.window is None or self.offset is None:
+            return self.z, self.z_next
+        h = min(horizon, self.window.shape[1] - 1)
+        first = self.offset.clamp(max=self.window.shape[1] - 1 - h)
+        samples, times = (torch.arange(size, device=first.device) for size in (len(first), h + 1))
+        return self.window[samples[:, None], first[:, None] + times].unbind(1)
+
+
+@dataclass(frozen=True)
+class _SampleRange:
+    """The samples number `first` to `first + length - 1`: the snapshots or time steps of one trajectory, in order."""
 
     first: int
     length: int
@@ -26,34 +87,38 @@ class _Run:
     trajectory: int
 
 
-class _Index:
-    """Maps a sample's number to (dataset, trajectory, time)."""
+class _SampleIndex:
+    """Consecutive numbers for the samples of many trajectories; maps a number to (dataset, trajectory, time index)."""
 
     def __init__(self) -> None:
-        self.runs: list[_Run] = []
+        self.ranges: list[_SampleRange] = []
         self.firsts: list[int] = []
         self.total = 0
 
     def add(self, dataset: str, trajectory: int, length: int) -> None:
-        self.runs.append(_Run(self.total, length, dataset, trajectory))
+        self.ranges.append(_SampleRange(self.total, length, dataset, trajectory))
         self.firsts.append(self.total)
         self.total += length
 
-    def run(self, sample: int) -> _Run:
-        return self.runs[bisect_right(self.firsts, sample) - 1]
+    def range_of(self, sample: int) -> _SampleRange:
+        return self.ranges[bisect_right(self.firsts, sample) - 1]
 
     def find(self, sample: int) -> tuple[str, int, int]:
-        run = self.run(sample)
-        return run.dataset, run.trajectory, int(sample) - run.first
+        found = self.range_of(sample)
+        return found.dataset, found.trajectory, int(sample) - found.first
 
 
 class FieldSamples:
-    """Single snapshots of the raw files, for the codec; keys are the codec's group names."""
+    """Single snapshots of the HDF5 files, to train the codec; keys are the codec's group names.
+
+    A sample of `family/coefficients` is the coefficient fields of one trajectory.
+    """
 
     def __init__(self, raw: Path, datasets: dict[str, Dataset], splits: dict, split: str) -> None:
-        from ups.data.trajectories import TrajectoryReader  # only the codec reads HDF5
+        # Imports h5py, which training on latents does not need: its processes start sooner without.
+        from ups.data.trajectories import TrajectoryReader
 
-        self._index: dict[str, _Index] = {}
+        self._index: dict[str, _SampleIndex] = {}
         self._readers = {name: TrajectoryReader(raw, dataset) for name, dataset in datasets.items()}
         for name, dataset in datasets.items():
             for trajectory in splits[name][split]:
@@ -62,14 +127,15 @@ class FieldSamples:
                     self._add(f"{dataset.family}/coefficients", name, trajectory, 1)
 
     def _add(self, key: str, name: str, trajectory: int, length: int) -> None:
-        self._index.setdefault(key, _Index()).add(name, trajectory, length)
+        self._index.setdefault(key, _SampleIndex()).add(name, trajectory, length)
 
     @property
     def num_samples(self) -> dict[str, int]:
+        """Number of samples per key."""
         return {key: index.total for key, index in self._index.items()}
 
     def draw(self, key: str, size: int, rng: np.random.Generator) -> np.ndarray:
-        """Any samples, all equally likely."""
+        """Numbers of `size` random samples, uniformly and with replacement."""
         return rng.integers(self.num_samples[key], size=size)
 
     def dataset(self, key: str, sample: int) -> str:
@@ -77,6 +143,7 @@ class FieldSamples:
         return self._index[key].find(sample)[0]
 
     def load(self, key: str, samples: np.ndarray) -> FieldBatch:
+        """Read the samples with these numbers from their files."""
         snapshots = []
         for name, trajectory, time in map(self._index[key].find, samples):
             reader = self._readers[name]
@@ -88,19 +155,19 @@ class FieldSamples:
 
 
 class LatentSamples:
-    """Steps z -> z_next of the cache in windows of up to `horizon` steps; keys are families.
+    """Time steps z -> z_next of the latent cache, in windows of up to `horizon` steps; keys are families.
 
-    A steady solution is a step from zero. All windows of a family have as many steps: those of its shortest
-    trajectories if these have fewer.
+    A steady solution is a single step from z = 0. All windows of a family have the same number of steps: `horizon`, or
+    the number of steps of the family's shortest trajectories where these have fewer.
     """
 
     def __init__(self, cache: LatentCache, split: str, *, horizon: int = 1) -> None:
         self.cache = cache
-        self._index: dict[str, _Index] = {}
+        self._index: dict[str, _SampleIndex] = {}
         self._num_steps: dict[str, int] = {}
         for name, entry in cache.datasets.items():
             family = entry["dataset"]["family"]
-            index = self._index.setdefault(family, _Index())
+            index = self._index.setdefault(family, _SampleIndex())
             num_snapshots = entry["arrays"]["fields"]["shape"][1]
             self._num_steps[family] = min(self._num_steps.get(family, horizon), num_snapshots - 1)
             for trajectory in entry["split"][split]:
@@ -110,33 +177,35 @@ class LatentSamples:
 
     @property
     def num_samples(self) -> dict[str, int]:
+        """Number of samples per family."""
         return {family: index.total for family, index in self._index.items()}
 
     @property
     def num_tokens(self) -> dict[str, int]:
-        """Tokens per snapshot of each family."""
+        """Tokens per snapshot and family."""
         return {name: math.prod(self._domains[name].grid) for name in self.families}
 
-    def only(self, family: str) -> "LatentSamples":
-        """The samples of one family."""
+    def only(self, *families: str) -> "LatentSamples":
+        """The samples of these families."""
         chosen = copy(self)
-        chosen._index, chosen.families = {family: self._index[family]}, [family]
+        chosen._index, chosen.families = {family: self._index[family] for family in families}, list(families)
         return chosen
 
     def draw(self, family: str, size: int, rng: np.random.Generator) -> np.ndarray:
-        """Of two steps of a trajectory at random the earlier one.
+        """Numbers of `size` random samples; early time steps are more probable.
 
-        Step t of T comes with probability (2 (T - t) - 1) / T^2, about as the number of frames of a rollout that carry
-        on its error.
+        Of the T steps of a trajectory, step t = 0, ..., T - 1 is selected with probability
+        p = (2 (T - t) - 1) / T^2, about proportional to the T - t rollout snapshots to which its error propagates.
         """
         index = self._index[family]
         steps = rng.integers(index.total, size=size)
-        runs = [index.run(step) for step in steps]
-        others = [run.first + rng.integers(run.length) for run in runs]
+        ranges = [index.range_of(step) for step in steps]
+        # p is the distribution of the minimum of two uniform steps of the trajectory.
+        others = [found.first + rng.integers(found.length) for found in ranges]
         return np.minimum(steps, others)
 
     def find(self, family: str, sample: int) -> tuple[str, int, int]:
-        """Dataset, trajectory and time of a sample."""
+        """Dataset, trajectory and time index of a sample."""
         return self._index[family].find(sample)
 
     def dataset(self, family: str, sample: int) -> str:
@@ -144,6 +213,7 @@ class LatentSamples:
         return self.find(family, sample)[0]
 
     def load(self, family: str, samples: np.ndarray) -> LatentBatch:
+        """Read the samples with these numbers from the cache, in float32."""
         num_steps = self._num_steps[family]
         windows, offsets, conditions, coefficients = [], [], [], []
         for name, trajectory, time in map(self._index[family].find, samples):
@@ -172,16 +242,15 @@ class LatentSamples:
 
 
 def domains(cache: LatentCache) -> dict[str, Domain]:
-    """The token grid of every family in the cache; a family's index is its place in the registry.
+    """The token grid of every family in the cache, and which of its axes are periodic.
 
-    An axis is periodic for the mixer only where it is so in all of the family's datasets.
+    An axis is periodic only if it is so in all datasets of the family, because one basis of the mixer serves them all.
     """
-    order = list(FAMILIES)
     result: dict[str, Domain] = {}
     for entry in cache.datasets.values():
         family, boundary = entry["dataset"]["family"], entry["dataset"]["boundary"]
         periodic = tuple(b == "periodic" for b in boundary)
         if family in result:
             periodic = tuple(a and b for a, b in zip(periodic, result[family].periodic, strict=True))
-        result[family] = Domain(order.index(family), tuple(entry["token_grid"]), periodic)
+        result[family] = Domain(family, tuple(entry["token_grid"]), periodic)
     return result

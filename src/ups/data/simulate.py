@@ -1,11 +1,11 @@
-"""Simulated trajectories in PDEBench's file layouts and under its file names, so that nothing downstream can tell."""
+"""Simulated trajectories in PDEBench's file layouts and under its file names: read like downloaded files."""
 
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -14,28 +14,12 @@ import torch
 from ups.data.pdebench import FAMILIES
 from ups.data.simulated_layouts import Plan, create, write_given, write_snapshot
 from ups.errors import ConfigFault, DataFault
-from ups.solvers import draw, evolve
-from ups.solvers.families import SIMULATED_FAMILIES, problem_of
-from ups.solvers.initial_conditions import STARTS
+from ups.solvers import evolve, sample_initial_states
+from ups.solvers.families import problem_of
 from ups.solvers.solution import one_thread
 
 BATCH_VALUES = 2**15  # numbers in the states of one batch, whose trajectories are advanced together
 FILE_TRAJECTORIES = 4  # in each file of incompressible Navier-Stokes, as in PDEBench
-
-_FILE_NAMES = {
-    "advection_1d": "1D_Advection_Sols_beta{beta}.hdf5",
-    "burgers_1d": "1D_Burgers_Sols_Nu{nu}.hdf5",
-    "diffusion_reaction_1d": "ReacDiff_Nu{nu}_Rho{rho}.hdf5",
-    "diffusion_sorption_1d": "1D_diff-sorp_NA_NA.h5",
-    "compressible_ns_1d": "1D_CFD_{start}_Eta{eta}_Zeta{zeta}_{boundary}_Train.hdf5",
-    "darcy_2d": "2D_DarcyFlow_beta{beta}_Train.hdf5",
-    "compressible_ns_2d": "2D_CFD_{start}_M{mach}_Eta{eta}_Zeta{zeta}_{boundary}_{resolution}_Train.hdf5",
-    "diffusion_reaction_2d": "2D_diff-react_NA_NA.h5",
-    "shallow_water_2d": "2D_rdb_NA_NA.h5",
-    "incompressible_ns_2d": "ns_incom_inhom_2d_{resolution}-{number}.h5",
-    "compressible_ns_3d": "3D_CFD_{start}_M{mach}_Eta{eta}_Zeta{zeta}_{boundary}_Train.hdf5",
-}
-assert set(_FILE_NAMES) == set(SIMULATED_FAMILIES)
 
 
 def file_name(
@@ -45,26 +29,27 @@ def file_name(
     *,
     number: int = 0,
     start: str = "Rand",
-    boundary: str = "periodic",
+    boundary: str | None = None,
 ) -> str:
-    """The name PDEBench gives to a file of a family; some tell the resolution, and of one family the `number`."""
+    """PDEBench's name for a file of a family, from its template `Family.file_name`."""
     _check_parameters(family, parameters)
     values = {name: str(float(value)) for name, value in parameters.items()}
     if family == "compressible_ns_1d":  # 1.e-8 in one dimension, 1e-08 in two and three
         values = {name: re.sub(r"^(\d+)e-0?", r"\1.e-", value) for name, value in values.items()}
     words = {"resolution": resolution, "number": number, "start": start}
-    return _FILE_NAMES[family].format(**values, **words, boundary="trans" if boundary == "outflow" else boundary)
+    words["boundary"] = FAMILIES[family].boundary_names.get(boundary or "periodic")
+    return FAMILIES[family].file_name.format(**values, **words)
 
 
-def files_of(recipe: dict) -> dict[str, dict]:
-    """The arguments of `simulate` for each file of a recipe, by file name; only one family needs several files."""
+def files_of(recipe: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The arguments of `simulate` for each file of a recipe, by file name; only layout `batch` has several files."""
     family, count = recipe["family"], recipe["num_trajectories"]
-    how = {name: recipe[name] for name in ("start", "boundary") if name in recipe}
+    choices = {name: recipe[name] for name in ("start", "boundary") if name in recipe}
     problem_of(family)
     size = FILE_TRAJECTORIES if FAMILIES[family].layout == "batch" else max(1, count)
     files = {}
     for number, first in enumerate(range(0, max(1, count), size)):
-        name = file_name(family, recipe["parameters"], recipe["resolution"], number=number, **how)
+        name = file_name(family, recipe["parameters"], recipe["resolution"], number=number, **choices)
         files[name] = recipe | {"num_trajectories": min(size, count - first), "first": first}
     return files
 
@@ -82,7 +67,7 @@ def simulate(
     seed: int,
     first: int = 0,
     start: str = "Rand",
-    boundary: str = "periodic",
+    boundary: str | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> None:
     """Write one file of trajectories first..first+num_trajectories-1; the same arguments give the same bytes.
@@ -97,7 +82,6 @@ def simulate(
     if seed < 0 or first < 0:
         raise ConfigFault(f"{family} needs seed >= 0 and first >= 0, got {seed} and {first}")
     problem = problem_of(family)
-    _check_start(family, start, boundary)
     indices = range(first, first + num_trajectories)
     grid = (resolution,) * problem.num_axes
     plan = Plan(FAMILIES[family], problem, parameters, indices, grid, num_snapshots, duration)
@@ -105,7 +89,7 @@ def simulate(
     partial = path.with_name(f".{path.name}.partial")
     try:
         with h5py.File(partial, "w") as file:
-            _write(file, plan, _Draw(seed, start, boundary), advance)
+            _write(file, plan, seed, start, boundary, advance)
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(path)
@@ -113,24 +97,15 @@ def simulate(
         partial.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class _Draw:
-    seed: int
-    start: str
-    boundary: str
-
-
-def _write(file: h5py.File, plan: Plan, how: _Draw, advance: Callable[[int], object] | None) -> None:
+def _write(
+    file: h5py.File, plan: Plan, seed: int, start: str, boundary: str | None, advance: Callable[[int], object] | None
+) -> None:
     name = plan.family.name
-    gas = name.startswith("compressible")
-    own = {"mach": plan.parameters.get("mach"), "start": how.start} if gas else {}
-    create(file, plan, how.seed)
+    create(file, plan, seed)
     for indices in _batches(plan):
-        u_0, drawn = draw(name, indices, plan.grid, how.seed, **own)
-        write_given(file, plan, indices, drawn)
-        coefficients = {**plan.parameters, **drawn}
-        snapshots = evolve(name, u_0, coefficients, plan.times, boundary=how.boundary if gas else None)
-        for time, u in enumerate(snapshots):
+        u_0, sampled = sample_initial_states(name, indices, plan.grid, seed, plan.parameters, start=start)
+        write_given(file, plan, indices, sampled)
+        for time, u in enumerate(evolve(name, u_0, {**plan.parameters, **sampled}, plan.times, boundary=boundary)):
             if not torch.isfinite(u).all():
                 raise DataFault(
                     f"{name}: snapshot {time} of the trajectories {indices[0]}..{indices[-1]} is not finite; "
@@ -157,16 +132,6 @@ def _check_parameters(family: str, parameters: dict[str, float]) -> None:
             raise ConfigFault(
                 f"{family}: {name} must be finite and, but for beta, not negative, mach above 0; got {value}"
             )
-
-
-def _check_start(family: str, start: str, boundary: str) -> None:
-    problem = problem_of(family)
-    starts, boundaries = (
-        (STARTS[problem.num_axes], problem.boundaries) if problem.boundaries else (("Rand",), ("periodic",))
-    )
-    for name, value, known in (("start", start, starts), ("boundary", boundary, boundaries)):
-        if value not in known:
-            raise ConfigFault(f"{family}: {name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def _check_sizes(family: str, num_trajectories: int, resolution: int, num_snapshots: int, duration: float) -> None:

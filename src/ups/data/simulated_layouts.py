@@ -1,4 +1,4 @@
-"""How simulated trajectories lie in a file: PDEBench's four HDF5 layouts, written batch by batch."""
+"""Writes simulated trajectories in PDEBench's four HDF5 layouts, batch by batch."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,14 @@ import numpy as np
 import yaml
 from torch import Tensor
 
-from ups.data.layouts import STORED_YX
-from ups.data.pdebench import Family
-from ups.solvers import incompressible, sorption
+from ups.data.families import Family
+from ups.solvers import incompressible
 from ups.solvers.families import Problem
-from ups.solvers.shallow_water import GRAVITY
-from ups.solvers.transient import D_u, D_v, k
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one file holds: the trajectories `indices` on `grid`, at `num_snapshots` times from 0 to `duration`."""
+    """Contents of one file: the trajectories `indices` on `grid`, at `num_snapshots` times from 0 to `duration`."""
 
     family: Family
     problem: Problem
@@ -31,17 +28,18 @@ class Plan:
     def times(self) -> np.ndarray:
         return np.linspace(0.0, self.duration, self.num_snapshots)
 
-    def centres(self, axis: int) -> np.ndarray:
-        dx = self.problem.length / self.grid[axis]
-        return self.problem.low + (np.arange(self.grid[axis]) + 0.5) * dx
+    @property
+    def centres(self) -> dict[str, np.ndarray]:
+        """Coordinates of the cell centres by axis."""
+        return dict(zip(self.family.axes, self.problem.box(self.grid).centres, strict=True))
 
     def rows(self, indices: range) -> slice:
-        """Where a batch of trajectories lies in the file."""
+        """Positions of a batch of trajectories in the file."""
         return slice(indices.start - self.indices.start, indices.stop - self.indices.start)
 
 
 def create(file: h5py.File, plan: Plan, seed: int) -> None:
-    """Write all but the trajectories: attributes, coordinates and the space of the arrays."""
+    """Write the attributes and coordinates, and create the arrays that `write_snapshot` fills."""
     match plan.family.layout:
         case "batch":
             _create_batch(file, plan, seed)
@@ -49,17 +47,17 @@ def create(file: h5py.File, plan: Plan, seed: int) -> None:
             _create_arrays(file, plan)
 
 
-def write_given(file: h5py.File, plan: Plan, indices: range, drawn: dict[str, Tensor]) -> None:
-    """Write what does not change in time of the trajectories `indices`, as it was drawn."""
+def write_given(file: h5py.File, plan: Plan, indices: range, sampled: dict[str, Tensor]) -> None:
+    """Write the coefficients of the trajectories `indices`, constant in time, sampled with their initial states."""
     match plan.family.layout:
         case "groups":
-            _create_groups(file, plan, indices, drawn)
+            _create_groups(file, plan, indices, sampled)
         case "batch":
-            force = [drawn[name].numpy() for name in plan.family.coefficients]
+            force = [sampled[name].numpy() for name in plan.family.coefficients]
             file["force"][plan.rows(indices)] = np.stack(force, axis=-1)
         case _:
             for name in plan.family.coefficients:
-                file[name][plan.rows(indices)] = drawn[name].numpy()
+                file[name][plan.rows(indices)] = sampled[name].numpy()
 
 
 def write_snapshot(file: h5py.File, plan: Plan, indices: range, time: int, u: Tensor) -> None:
@@ -67,7 +65,7 @@ def write_snapshot(file: h5py.File, plan: Plan, indices: range, time: int, u: Te
     rows, channels_last = plan.rows(indices), u.movedim(1, -1).numpy()
     match plan.family.layout:
         case "groups":
-            if plan.family.name in STORED_YX:
+            if plan.family.stored_yx:
                 channels_last = channels_last.swapaxes(1, 2)
             for index, values in zip(indices, channels_last, strict=True):
                 file[f"{index:04d}/data"][time] = values
@@ -75,30 +73,26 @@ def write_snapshot(file: h5py.File, plan: Plan, indices: range, time: int, u: Te
             file["velocity"][rows, time] = channels_last[..., :2]
             file["particles"][rows, time] = channels_last[..., 2:]
         case _:
-            for channel, name in enumerate(_array_names(plan.family)):
+            for channel, name in enumerate(plan.family.arrays):
                 file[name][rows, time] = u[:, channel].numpy()
-
-
-def _array_names(family: Family) -> tuple[str, ...]:
-    return ("tensor",) if family.layout == "tensor" else family.fields
 
 
 def _create_arrays(file: h5py.File, plan: Plan) -> None:
     """Layouts `tensor` and `fields`: contiguous arrays (N, T, *grid), coefficients (N, *grid)."""
     file.attrs.update({plan.family.attributes[name]: np.float64(value) for name, value in plan.parameters.items()})
-    for axis, name in enumerate(plan.family.axes):
-        _store(file, f"{name}-coordinate", plan.centres(axis))
+    for axis, centres in plan.centres.items():
+        _store(file, f"{axis}-coordinate", centres)
     if not plan.problem.steady:  # PDEBench writes one time more than there are snapshots
         _store(file, "t-coordinate", np.append(plan.times, plan.duration + plan.times[1]))
     count = len(plan.indices)
     for name in plan.family.coefficients:
         file.create_dataset(name, (count, *plan.grid), "f4", track_times=False)
-    for name in _array_names(plan.family):
+    for name in plan.family.arrays:
         file.create_dataset(name, (count, plan.num_snapshots, *plan.grid), "f4", track_times=False)
 
 
 def _create_batch(file: h5py.File, plan: Plan, seed: int) -> None:
-    """Layout `batch`: vectors in the last axis, one compressed chunk per frame, no coordinates of space."""
+    """Layout `batch`: vectors in the last axis, one compressed chunk per snapshot, no coordinates of space."""
     count, num_snapshots = len(plan.indices), plan.num_snapshots
     shapes = {
         "velocity": (count, num_snapshots, *plan.grid, 2),
@@ -121,16 +115,16 @@ def _create_batch(file: h5py.File, plan: Plan, seed: int) -> None:
     file.attrs["latestIndex"] = np.int64(num_snapshots - 1)
 
 
-def _create_groups(file: h5py.File, plan: Plan, indices: range, drawn: dict[str, Tensor]) -> None:
+def _create_groups(file: h5py.File, plan: Plan, indices: range, sampled: dict[str, Tensor]) -> None:
     """Layout `groups`: one group per trajectory with `data` (T, *grid, C) and exact coordinates."""
-    grid = plan.grid[::-1] if plan.family.name in STORED_YX else plan.grid
+    grid = plan.grid[::-1] if plan.family.stored_yx else plan.grid
     shape = (plan.num_snapshots, *grid, len(plan.family.fields))
     for row, index in enumerate(indices):
         group = file.create_group(f"{index:04d}")
-        group.attrs["config"] = _config(plan, index, {name: float(values[row]) for name, values in drawn.items()})
+        group.attrs["config"] = _config(plan, index, {name: float(values[row]) for name, values in sampled.items()})
         group.create_dataset("data", shape, "f4", track_times=False)
-        for axis, name in enumerate(plan.family.axes):
-            _store(group, f"grid/{name}", plan.centres(axis))
+        for axis, centres in plan.centres.items():
+            _store(group, f"grid/{axis}", centres)
         _store(group, "grid/t", plan.times)
 
 
@@ -138,21 +132,12 @@ def _store(group: h5py.Group, name: str, values: np.ndarray) -> None:
     group.create_dataset(name, data=np.ascontiguousarray(values, dtype="f4"), track_times=False)
 
 
-def _config(plan: Plan, index: int, drawn: dict[str, float]) -> str:
+def _config(plan: Plan, index: int, sampled: dict[str, float]) -> str:
     """The YAML text that PDEBench keeps with every group."""
     low, high = plan.problem.low, plan.problem.high
     box: dict[str, float] = {"x_left": low, "x_right": high, "xdim": plan.grid[0]}
     if len(plan.grid) == 2:
         box |= {"y_bottom": low, "y_top": high, "ydim": plan.grid[1]}
-    clock = {"t": plan.duration, "tdim": plan.num_snapshots, "n": 1}
-    match plan.family.name:
-        case "diffusion_reaction_2d":
-            name, sim = "2d_diff-react", {"Du": D_u, "Dv": D_v, "k": k, **clock}
-        case "diffusion_sorption_1d":
-            soil = {"rho_s": sorption.RHO_S, "k_f": sorption.K_F, "n_f": sorption.N_F, "sol": sorption.INFLOW}
-            name, sim = "1d_diff-sorp", {"D": sorption.D, "por": sorption.POROSITY, **soil, **clock}
-        case _:
-            name = "2d_rdb"
-            sim = {"T_end": plan.duration, "n_time_steps": plan.num_snapshots - 1, "gravity": GRAVITY}
-            sim["inner_height"] = 2.0
-    return yaml.safe_dump({"name": name, "sim": {**sim, **box, "seed": index, **drawn}}, sort_keys=False)
+    own = plan.problem.settings(plan.duration, plan.num_snapshots) if plan.problem.settings else {}
+    name = plan.family.file_name.partition("_NA_NA")[0].lower()  # 2d_diff-react, as in 2D_diff-react_NA_NA.h5
+    return yaml.safe_dump({"name": name, "sim": {**own, **box, "seed": index, **sampled}}, sort_keys=False)

@@ -1,4 +1,4 @@
-"""The three sources of raw files: simulated, found in a folder, downloaded; each gives names, sizes and MD5 sums."""
+"""The three sources of raw files (simulated, downloaded, a folder of the user), with size and MD5 of each file."""
 
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
@@ -6,14 +6,14 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from ups.data.checksums import md5_of
 from ups.data.download import download_file
 from ups.data.partial import fetch_trajectories
+from ups.data.pdebench import FAMILIES
 from ups.data.plan import Plan, PlannedFile
-from ups.data.registry import refuse_outdated_md5
+from ups.data.published import refuse_outdated_md5
 from ups.data.trajectories import find_files
 from ups.errors import ConfigFault
-from ups.files import read_json, write_json
+from ups.files import digest_of, read_json, write_json
 
 Files = dict[str, dict[str, Any]]
 """File name relative to the raw folder -> {"bytes", "md5"}."""
@@ -25,9 +25,9 @@ CHECKSUMS = "checksums.json"
 def simulate_files(
     folder: Path, recipes: list[dict[str, Any]], identity: str, advance: Callable[[int], object]
 ) -> Files:
-    """Simulate what `folder` does not hold yet; `recipes` are the arguments of `simulate`.
+    """Simulate the files that `folder` lacks; a recipe has the arguments of `simulate`, `identity` names the solvers.
 
-    `simulated.json` remembers with which recipe, and which solvers (`identity`), each file was made.
+    `simulated.json` in `folder` records recipe and identity of each file: a file with another record is simulated anew.
     """
     from ups.data.simulate import files_of, simulate
 
@@ -36,24 +36,24 @@ def simulate_files(
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigFault(f"simulate.datasets names {', '.join(twice)} twice: give each dataset its own parameters")
-    ledger = read_json(folder / SIMULATED) if (folder / SIMULATED).is_file() else {}
+    records = read_json(folder / SIMULATED) if (folder / SIMULATED).is_file() else {}
     for name, recipe in calls:
-        made_by = {"recipe": recipe, "identity": identity}
-        known = ledger.get(name, {})
+        made_by = {"recipe": recipe, "identity": identity, "family": FAMILIES[recipe["family"]].digest}
+        known = records.get(name, {})
         if known.get("made_by") != made_by or not _has_size(folder / name, known["bytes"]):
             simulate(folder / name, **recipe, advance=advance)
-            ledger[name] = {"made_by": made_by, **_file_entry(folder / name)}
-            write_json(folder / SIMULATED, ledger)
-    return {name: {key: ledger[name][key] for key in ("bytes", "md5")} for name in names}
+            records[name] = {"made_by": made_by, **_file_entry(folder / name)}
+            write_json(folder / SIMULATED, records)
+    return {name: {key: records[name][key] for key in ("bytes", "md5")} for name in names}
 
 
 def download_files(plan: Plan, advance: Callable[[str, int], object], *, base_url: str | None, parallel: int) -> Files:
-    """Fetch what is missing, `parallel` files at a time; the first failure ends all, the same call goes on.
+    """Fetch the missing files of a plan, `parallel` at a time; the first failure stops all, the same call resumes them.
 
-    `advance` takes the name of a file and the bytes of it that arrived. Sums of files that were there already are taken
-    once and remembered in `checksums.json`: an outdated version may have the size of the current one.
+    `advance` receives the name of a file and the bytes of it that arrived. The MD5 of a file is computed once and kept
+    in `checksums.json`: sizes are not enough, an outdated version may have the size of the current one.
     """
-    ledger = Ledger(plan.folder / CHECKSUMS)
+    checksums = ChecksumCache(plan.folder / CHECKSUMS)
     stop = Event()
 
     def fetch(planned: PlannedFile) -> str:
@@ -62,13 +62,13 @@ def download_files(plan: Plan, advance: Callable[[str, int], object], *, base_ur
                 raise CancelledError
             advance(planned.name, count)
 
-        return _fetch(plan.folder / planned.name, planned, ledger, base_url, progress)
+        return _fetch(plan.folder / planned.name, planned, checksums, base_url, progress)
 
     with ThreadPoolExecutor(parallel) as pool:
         running = {pool.submit(fetch, planned): plan.folder / planned.name for planned in plan.files}
         try:
             for future in as_completed(running):
-                ledger.add(running[future], future.result())
+                checksums.add(running[future], future.result())
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
@@ -76,13 +76,13 @@ def download_files(plan: Plan, advance: Callable[[str, int], object], *, base_ur
 
 
 def _fetch(
-    path: Path, planned: PlannedFile, ledger: "Ledger", base_url: str | None, advance: Callable[[int], object]
+    path: Path, planned: PlannedFile, checksums: "ChecksumCache", base_url: str | None, advance: Callable[[int], object]
 ) -> str:
-    """Have a file, and return its MD5."""
-    file, known = planned.file, ledger.find(path)
+    """Fetch a file unless it is complete, and return its MD5."""
+    file, known = planned.file, checksums.find(path)
     if planned.trajectories is not None:
         fetch_trajectories(file, path, range(planned.trajectories), base_url=base_url, advance=advance)
-        return known or md5_of(path)
+        return known or digest_of(path, "md5")
     if known == file.md5:
         advance(planned.arrived)
     else:
@@ -90,20 +90,20 @@ def _fetch(
     return file.md5
 
 
-class Ledger:
-    """MD5 sums of files by path, size and time of change, remembered in a JSON file."""
+class ChecksumCache:
+    """MD5 of files, kept in a JSON file; an entry is valid while the file has the same size and modification time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._entries = read_json(path) if path.is_file() else {}
 
     def find(self, path: Path) -> str | None:
-        """The sum of a file, if it has not changed since."""
+        """MD5 of a file; None if it is not known or the file has changed."""
         entry = self._entries.get(str(path))
         return entry["md5"] if entry and path.is_file() and entry["stamp"] == _stamp(path) else None
 
     def add(self, path: Path, md5: str) -> None:
-        """Remember the sum of a file."""
+        """Store the MD5 of a file."""
         self._entries[str(path)] = {"stamp": _stamp(path), "md5": md5}
         write_json(self.path, self._entries)
 
@@ -113,23 +113,23 @@ def _stamp(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def list_files(folder: Path, ledger_path: Path) -> Files:
-    """All PDEBench files of a folder; sums are remembered in `ledger_path` by path, size and time of change."""
-    ledger = Ledger(ledger_path)
+def list_files(folder: Path, checksum_file: Path) -> Files:
+    """All PDEBench files of a folder; their MD5 are kept in `checksum_file`, because the folder may be read-only."""
+    checksums = ChecksumCache(checksum_file)
     files: Files = {}
     for name in find_files(folder):
         path = folder / name
-        md5 = ledger.find(path)
+        md5 = checksums.find(path)
         if md5 is None:
-            md5 = md5_of(path)
-            ledger.add(path, md5)
+            md5 = digest_of(path, "md5")
+            checksums.add(path, md5)
         refuse_outdated_md5(path, md5)
         files[name] = {"bytes": path.stat().st_size, "md5": md5}
     return files
 
 
 def _file_entry(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "md5": md5_of(path)}
+    return {"bytes": path.stat().st_size, "md5": digest_of(path, "md5")}
 
 
 def _has_size(path: Path, size: int) -> bool:

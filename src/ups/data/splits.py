@@ -1,4 +1,4 @@
-"""Train, valid and test trajectories of every dataset, with no initial condition in two of them."""
+"""Train, valid and test split of every dataset, such that no initial condition is in two splits."""
 
 import hashlib
 from collections import Counter, defaultdict
@@ -7,14 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ups.data.dataset import Dataset
+from ups.data.families import Dataset
 from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault, DataFault
 
 SPLITS = ("train", "valid", "test")
-# PDEBench draws 1D compressible flow in blocks of 1,000 with consecutive seeds for density, pressure and velocity: the
-# pressure of one block is the density of the next, times ten.
-BLOCKS = {"compressible_ns_1d": 1000}
 
 Trajectory = tuple[str, int]
 
@@ -22,10 +19,14 @@ Trajectory = tuple[str, int]
 def split(
     folder: Path, datasets: dict[str, Dataset], seed: int, valid_fraction: float, test_fraction: float
 ) -> dict[str, dict[str, list[int]]]:
-    """Positions of the trajectories of each split, `{dataset: {"train": [...], "valid": [...], "test": [...]}}`.
+    """Indices of the trajectories of each split, `{dataset: {"train": [...], "valid": [...], "test": [...]}}`.
 
-    Trajectories that start from the same state, in whatever file or family, form a group and stay together. Groups
-    that occur in the same datasets are shuffled and divided by the fractions.
+    Trajectories with the same initial state, in any file or family, form a group that stays in one split. Groups that
+    occur in the same datasets are shuffled by `seed` and divided by the fractions.
+
+    Raises:
+        ConfigFault: a fraction is not positive, or their sum is not below 1.
+        DataFault: a dataset has fewer than three distinct initial states.
     """
     if not (valid_fraction > 0 and test_fraction > 0 and valid_fraction + test_fraction < 1):
         raise ConfigFault(f"fractions valid {valid_fraction}, test {test_fraction}: make them > 0 with a sum below 1")
@@ -46,11 +47,12 @@ def split(
 
 
 def group_by_initial_condition(folder: Path, datasets: dict[str, Dataset]) -> list[list[Trajectory]]:
-    """Connected components of the trajectories that share a clue to the same initial state, in a fixed order."""
+    """Connected components of the trajectories that share a key of `_initial_state_keys`, in a fixed order."""
     trajectories = [(name, index) for name in sorted(datasets) for index in range(datasets[name].num_trajectories)]
     parent = {trajectory: trajectory for trajectory in trajectories}
 
     def find(trajectory: Trajectory) -> Trajectory:
+        """Representative of the component (union-find with path halving)."""
         while parent[trajectory] != trajectory:
             parent[trajectory] = trajectory = parent[parent[trajectory]]
         return trajectory
@@ -59,27 +61,29 @@ def group_by_initial_condition(folder: Path, datasets: dict[str, Dataset]) -> li
     for name in sorted(datasets):
         with TrajectoryReader(folder, datasets[name]) as reader:
             for index in range(datasets[name].num_trajectories):
-                for clue in _clues(reader, index):
-                    parent[find((name, index))] = find(first_with.setdefault(clue, (name, index)))
+                for key in _initial_state_keys(reader, index):
+                    parent[find((name, index))] = find(first_with.setdefault(key, (name, index)))
     groups = defaultdict(list)
     for trajectory in trajectories:
         groups[find(trajectory)].append(trajectory)
     return list(groups.values())
 
 
-def _clues(reader: TrajectoryReader, index: int) -> Iterator[tuple]:
-    """Keys that trajectories with the same initial state have in common.
+def _initial_state_keys(reader: TrajectoryReader, index: int) -> Iterator[tuple]:
+    """Keys of which trajectories with the same initial state have at least one in common.
 
-    PDEBench repeats its random streams for every parameter, so in most families equal positions start alike, be it
-    after a rescaling that no hash can see. The files of one batch dataset are drawn one after another instead.
+    PDEBench restarts its random stream for every parameter value: in most families equal positions in two files have
+    the same initial state, possibly rescaled, which a hash cannot detect. Layout `batch` is the exception: its files
+    continue one random stream.
     """
     family = reader.family
     if family.layout != "batch":
-        yield family.initial_conditions or family.name, reader.origin(index) % BLOCKS.get(family.name, 2**63)
+        block = family.initial_condition_block or 2**63
+        yield family.initial_conditions or family.name, reader.published_position(index) % block
     fields = reader.read_coefficients(index) if family.steady else reader.read(index, 0, 1)[0]
     fields = fields + np.float32(0)  # -0 and 0 are the same state
     for field in fields:
-        if field.min() != field.max():  # a constant says nothing: density and pressure of turbulence start as one
+        if field.min() != field.max():  # a constant identifies no state: turbulence starts with density = pressure = 1
             yield ("field", hashlib.sha256(field.tobytes()).digest())
     yield "state", reader.dataset.name, hashlib.sha256(fields.tobytes()).digest()
 
@@ -87,7 +91,7 @@ def _clues(reader: TrajectoryReader, index: int) -> Iterator[tuple]:
 def _divide(
     groups: list[list[Trajectory]], seed: int, valid_fraction: float, test_fraction: float
 ) -> dict[str, list[list[Trajectory]]]:
-    """Shuffled groups by split: at least one for valid and test, or all for train if there are fewer than three."""
+    """Shuffled groups by split: at least one in valid and test each, or all in train if there are fewer than three."""
     if len(groups) < len(SPLITS):
         return {"train": groups}
     num_valid, num_test = (max(1, round(fraction * len(groups))) for fraction in (valid_fraction, test_fraction))
@@ -103,13 +107,15 @@ def _divide(
 
 
 def _fill_empty(assigned: dict[str, list[list[Trajectory]]], datasets: dict[str, Dataset]) -> None:
-    """Move groups out of train until every dataset has one in each split."""
+    """Move groups from train to the other splits until every dataset has one in each."""
     num_groups = {kind: Counter(name for group in assigned[kind] for name in _members(group)) for kind in SPLITS}
     for name in sorted(datasets):
         for kind in ("valid", "test"):
             if num_groups[kind][name] > 0:
                 continue
-            group = next((group for group in assigned["train"] if _is_spare(group, name, num_groups["train"])), None)
+            group = next(
+                (group for group in assigned["train"] if _can_leave_train(group, name, num_groups["train"])), None
+            )
             if group is None:
                 distinct = sum(counts[name] for counts in num_groups.values())
                 what = f"needs at least 3 trajectories with distinct initial conditions, has {distinct}"
@@ -120,8 +126,8 @@ def _fill_empty(assigned: dict[str, list[list[Trajectory]]], datasets: dict[str,
             num_groups[kind].update(_members(group))
 
 
-def _is_spare(group: list[Trajectory], name: str, num_train: Counter[str]) -> bool:
-    """Whether the group has a dataset's trajectories and none of its datasets would vanish from train without it."""
+def _can_leave_train(group: list[Trajectory], name: str, num_train: Counter[str]) -> bool:
+    """Whether the group has trajectories of dataset `name`, and train keeps some of each of its datasets without it."""
     members = _members(group)
     return name in members and all(num_train[member] > 1 for member in members)
 

@@ -1,4 +1,4 @@
-"""Every HDF5 layout of PDEBench as trajectories of shape (T, C, *grid), opened lazily and checked first."""
+"""Datasets of a folder of PDEBench files, and a reader of their trajectories (T, C, *grid) in every layout."""
 
 import re
 from dataclasses import replace
@@ -9,8 +9,8 @@ from types import TracebackType
 import h5py
 import numpy as np
 
-from ups.data.dataset import Dataset
-from ups.data.hdf5 import bad_file, open_file, read_number
+from ups.data.families import Dataset, Family
+from ups.data.hdf5 import file_fault, open_file, read_number
 from ups.data.layouts import (
     find_family,
     inspect_file,
@@ -19,39 +19,39 @@ from ups.data.layouts import (
     read_positions,
     read_snapshots,
 )
-from ups.data.pdebench import FAMILIES, Family
+from ups.data.pdebench import FAMILIES
 
-NUMBER = r"(\d+\.?\d*(?:e[-+]?\d+)?)"
+NUMBER_PATTERN = r"(\d+\.?\d*(?:e[-+]?\d+)?)"
 
 
 def find_files(folder: Path) -> list[str]:
-    """Names of the PDEBench files in a folder, sorted; hidden and temporary files do not count."""
+    """Sorted names of the PDEBench files in a folder, without hidden and temporary files."""
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "no such folder"
-        raise bad_file(folder, what, "name the folder that holds the PDEBench files")
+        raise file_fault(folder, what, "name the folder that holds the PDEBench files")
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix in (".hdf5", ".h5"))
     names = [name for name in names if not re.search(r"^[.~]|\.(tmp|part)", name)]
     if not names:
-        raise bad_file(folder, "holds no *.hdf5 or *.h5 file", "put PDEBench files there or name another folder")
+        raise file_fault(folder, "holds no *.hdf5 or *.h5 file", "put PDEBench files there or name another folder")
     for name in names:
         _family_of(folder / name)
     return names
 
 
-def describe(folder: Path, names: list[str]) -> dict[str, Dataset]:
-    """What `gather` finds, if all datasets of a family have one grid."""
-    datasets = gather(folder, names)
+def find_single_grid_datasets(folder: Path, names: list[str]) -> dict[str, Dataset]:
+    """Datasets by name; two grids in one family are a `DataFault`, because a model has one grid per family."""
+    datasets = find_datasets(folder, names)
     first_of_family: dict[str, Dataset] = {}
     for dataset in datasets.values():
         _expect_one_grid(folder, first_of_family.setdefault(dataset.family, dataset), dataset)
     return datasets
 
 
-def gather(folder: Path, names: list[str]) -> dict[str, Dataset]:
-    """Check every file but for its values, and gather the files into datasets by name."""
+def find_datasets(folder: Path, names: list[str]) -> dict[str, Dataset]:
+    """Datasets by name, sorted. Every file is checked except its values; batch files that differ in number are one."""
     datasets: dict[str, Dataset] = {}
-    for name in sorted(set(names), key=_by_number):
-        new = _describe_file(folder / name)
+    for name in sorted(set(names), key=_natural_order):
+        new = _inspect(folder / name)
         datasets[new.name] = _join(folder, datasets[new.name], new) if new.name in datasets else new
     return dict(sorted(datasets.items()))
 
@@ -60,15 +60,15 @@ def _expect_one_grid(folder: Path, first: Dataset, other: Dataset) -> None:
     if other.grid != first.grid:
         found = (f"{dataset.files[0]} has {_format_grid(dataset.grid)}" for dataset in (first, other))
         what = f"clashing resolutions of {other.family}: {', '.join(found)} points"
-        raise bad_file(folder / other.files[0], what, "select files of one resolution")
+        raise file_fault(folder / other.files[0], what, "select files of one resolution")
 
 
-def _describe_file(path: Path) -> Dataset:
+def _inspect(path: Path) -> Dataset:
     family = _family_of(path)
     with open_file(path) as file:
         contents = inspect_file(file, family)
         parameters = {name: _read_parameter(file, path, attribute) for name, attribute in family.attributes.items()}
-    is_open = family.name.startswith("compressible") and "_trans_" in path.name
+    named = (boundary for boundary, word in family.boundary_names.items() if f"_{word}_" in path.name)
     return Dataset(
         name=re.sub(r"-\d+$", "", path.stem) if family.layout == "batch" else path.stem,
         family=family.name,
@@ -77,18 +77,18 @@ def _describe_file(path: Path) -> Dataset:
         times=contents.times,
         grid=contents.grid,
         lengths=contents.lengths,
-        boundary=("outflow" if is_open else family.boundary,) * len(family.axes),
+        boundary=(next(named, family.boundary),) * len(family.axes),
         parameters=parameters,
     )
 
 
 def _join(folder: Path, dataset: Dataset, new: Dataset) -> Dataset:
-    """Dataset with the trajectories of one more batch file."""
+    """The dataset with the trajectories of one more batch file appended."""
     if FAMILIES[new.family].layout != "batch":
-        raise bad_file(folder / new.files[0], f"is a second file of dataset {new.name}", "keep one of the two")
+        raise file_fault(folder / new.files[0], f"is a second file of dataset {new.name}", "keep one of the two")
     _expect_one_grid(folder, dataset, new)
     if len(new.times) != len(dataset.times) or not np.allclose(new.times, dataset.times, rtol=1e-4):
-        raise bad_file(folder / new.files[0], f"has other times than {dataset.files[0]}", "select one of the two")
+        raise file_fault(folder / new.files[0], f"has other times than {dataset.files[0]}", "select one of the two")
     return replace(dataset, files=dataset.files + new.files, counts=dataset.counts + new.counts)
 
 
@@ -96,24 +96,24 @@ def _family_of(path: Path) -> Family:
     family = find_family(path.name)
     if family is None:
         known = ", ".join(family.file_pattern.split(".*")[0] + "*" for family in FAMILIES.values())
-        raise bad_file(path, "matches no PDEBench family", f"rename or remove it; known names: {known}")
+        raise file_fault(path, "matches no PDEBench family", f"rename or remove it; known names: {known}")
     return family
 
 
 def _read_parameter(file: h5py.File, path: Path, attribute: str) -> float:
-    """A parameter of the equation from the attribute, else from the file name: `Nu0.01`, `Eta1.e-8`, `_M0.1_`."""
+    """A parameter of the equation, from the attribute or else from the file name: `Nu0.01`, `Eta1.e-8`, `_M0.1_`."""
     value = read_number(file, attribute)
     if value is not None:
         return value
-    match = re.search(rf"(?<![A-Za-z]){attribute}{NUMBER}(?=_|$)", path.stem, re.IGNORECASE)
+    match = re.search(rf"(?<![A-Za-z]){attribute}{NUMBER_PATTERN}(?=_|$)", path.stem, re.IGNORECASE)
     if match is None:
         remedy = f"add the attribute or write {attribute}<value> into the name"
-        raise bad_file(path, f"parameter {attribute!r} is neither an attribute nor in the file name", remedy)
+        raise file_fault(path, f"parameter {attribute!r} is neither an attribute nor in the file name", remedy)
     return float(match[1])
 
 
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """Sort key that puts `-2` before `-10`."""
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    """Sort key with numbers by value: `-2` comes before `-10`."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -122,9 +122,9 @@ def _format_grid(grid: tuple[int, ...]) -> str:
 
 
 class TrajectoryReader:
-    """Reads trajectories of one dataset by their position over all its files; opens files when first needed.
+    """Reads trajectories of one dataset by their index over all its files, each opened at its first read.
 
-    Open HDF5 files do not survive a fork: make one reader per process.
+    An open HDF5 file cannot be used after a fork: create one reader per process.
     """
 
     def __init__(self, folder: Path, dataset: Dataset) -> None:
@@ -133,7 +133,7 @@ class TrajectoryReader:
         self.family = FAMILIES[dataset.family]
         self._ends = list(accumulate(dataset.counts))
         self._open: dict[str, tuple[h5py.File, list[str] | range]] = {}
-        self._origins: dict[str, np.ndarray | range] = {}
+        self._positions: dict[str, np.ndarray | range] = {}
 
     def __enter__(self) -> "TrajectoryReader":
         return self
@@ -156,15 +156,15 @@ class TrajectoryReader:
         number = next(i for i, end in enumerate(self._ends) if index < end)
         return self.dataset.files[number], index - self._ends[number] + self.dataset.counts[number]
 
-    def origin(self, index: int) -> int:
-        """Position of a trajectory in the published file, which a partial file has only a part of."""
+    def published_position(self, index: int) -> int:
+        """Position of a trajectory in the published file; in a partial file it is not the position in the file."""
         if self.family.layout in ("groups", "batch"):
             return index
         name, position = self.locate(index)
-        if name not in self._origins:
+        if name not in self._positions:
             file, _ = self._find(index)
-            self._origins[name] = read_positions(file, self.dataset.num_trajectories)
-        return int(self._origins[name][position])
+            self._positions[name] = read_positions(file, self.dataset.num_trajectories)
+        return int(self._positions[name][position])
 
     def read(self, index: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Snapshots `start` to `stop` of a trajectory, float32 (T, C, *grid)."""
@@ -174,7 +174,7 @@ class TrajectoryReader:
         return self._expect(index, u, (stop - start, len(self.family.fields), *self.dataset.grid))
 
     def read_coefficients(self, index: int) -> np.ndarray:
-        """Given fields of a trajectory, float32 (C, *grid), with C = 0 where the family has none."""
+        """Coefficient fields of a trajectory, float32 (C, *grid), with C = 0 where the family has none."""
         shape = (len(self.family.coefficients), *self.dataset.grid)
         if not self.family.coefficients:
             return np.empty(shape, np.float32)
@@ -188,11 +188,13 @@ class TrajectoryReader:
             self._open[name] = (file, list_trajectories(file, self.family))
         file, trajectories = self._open[name]
         if position >= len(trajectories):
-            raise bad_file(self.folder / name, "has changed since it was described", "run the data pipeline again")
+            raise file_fault(
+                self.folder / name, "has changed since the datasets were described", "run the data pipeline again"
+            )
         return file, trajectories[position]
 
     def _expect(self, index: int, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         if values.shape != shape:
             path = self.folder / self.locate(index)[0]
-            raise bad_file(path, f"has changed: shape {values.shape}, not {shape}", "run the data pipeline again")
+            raise file_fault(path, f"has changed: shape {values.shape}, not {shape}", "run the data pipeline again")
         return values

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 Denoise = Callable[[Tensor, Tensor], Tensor]
-"""D(x, sigma) for x (B, ...) and sigma (B,)."""
+"""Denoiser D(x, sigma) of noisy data x (B, ...) at noise levels sigma (B,)."""
 
 
 def denoising_loss(denoise: Denoise, y: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
@@ -19,7 +19,7 @@ def denoising_loss(denoise: Denoise, y: Tensor, noise: Tensor, sigma: Tensor) ->
 
 
 def next_sigma(sigma: Tensor, q: float, k: float, b: float, stage: int) -> Tensor:
-    """The adjacent smaller noise level of easy consistency tuning.
+    """The adjacent smaller noise level s of the level t = sigma (B,).
 
     s = max(0, t (1 - q^-(stage+1) n(t))) with n(t) = 1 + k / (1 + e^(b t)); Geng et al. 2024 (arXiv:2406.14548).
     """
@@ -29,8 +29,8 @@ def next_sigma(sigma: Tensor, q: float, k: float, b: float, stage: int) -> Tenso
 def consistency_loss(denoise: Denoise, y: Tensor, noise: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
     """|D(y + t n; t) - stopgrad D(y + s n; s)|^2 / (t - s) per sample (B,) for t = sigma > s = sigma_next.
 
-    The target is y itself where s = 0. The student is its own teacher at the lower noise level, with the same noise
-    (arXiv:2406.14548).
+    The target is y itself where s = 0; elsewhere the student's own output at the lower level, with the same noise and
+    without gradient. Easy consistency tuning, Geng et al. 2024 (arXiv:2406.14548).
     """
     student = denoise(y + _like(sigma, y) * noise, sigma)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Sampling with a denoiser: the Karras grid, the second-order multistep solver, few-step consistency sampling."""
+"""Sampling with a denoiser: Karras noise levels, a second-order multistep solver, consistency sampling in few steps."""
 
 import math
 from collections.abc import Callable
@@ -8,12 +8,14 @@ from torch import Tensor
 
 from ups.diffusion.losses import Denoise
 
-RHO = 7.0
-SECOND_SIGMA = 1.64  # of consistency sampling, for data of unit variance
+RHO = 7.0  # exponent of the Karras grid
+SECOND_SIGMA = 1.64  # second noise level of consistency sampling, for data of unit variance
 
-Normal = Callable[..., Tensor]  # unit noise of a shape (draws, B, ...): `independent` or `mirrored`
+Normal = Callable[..., Tensor]
+"""normal(num_noises, B, ...): unit noise of that shape, see `independent` and `antithetic`."""
 
-Draw = Callable[[Tensor, Tensor | None], Tensor]  # see `remembered_noise`
+StepNoise = Callable[[Tensor, Tensor | None], Tensor]
+"""step_noise(z, origins): noise of the next time step, see `correlated_noise`."""
 
 
 def karras_grid(num_steps: int, sigma_min: float, sigma_max: float) -> Tensor:
@@ -47,20 +49,8 @@ def multistep_sampler(denoise: Denoise, x: Tensor, sigmas: Tensor) -> Tensor:
     return x
 
 
-def heun_sampler(denoise: Denoise, x: Tensor, sigmas: Tensor) -> Tensor:
-    """EDM's second-order solver without churn, 2N - 1 evaluations; arXiv:2206.00364, algorithm 1."""
-    for sigma, sigma_next in zip(sigmas[:-1], sigmas[1:], strict=True):
-        d = (x - denoise(x, sigma.expand(x.shape[0]).to(x))) / sigma
-        x_next = x + (sigma_next - sigma) * d
-        if sigma_next > 0:
-            d_next = (x_next - denoise(x_next, sigma_next.expand(x.shape[0]).to(x))) / sigma_next
-            x_next = x + (sigma_next - sigma) * (d + d_next) / 2
-        x = x_next
-    return x
-
-
 def consistency_grid(num_steps: int, sigma_max: float) -> Tensor:
-    """The noise levels of one or two steps: the second is 1.64, or half the first where that is less."""
+    """Noise levels of one or two steps: sigma_max, then SECOND_SIGMA or half of sigma_max, the smaller of both."""
     return torch.tensor([sigma_max, min(SECOND_SIGMA, sigma_max / 2)])[:num_steps]
 
 
@@ -76,38 +66,39 @@ def consistency_sampler(denoise: Denoise, noises: Tensor, sigmas: Tensor) -> Ten
 
 
 def independent(generator: torch.Generator) -> Normal:
-    """Every row is drawn by itself."""
+    """Independent unit noise of shape (num_noises, B, ...)."""
     return lambda *shape: torch.randn(*shape, generator=generator, device=generator.device)
 
 
-def mirrored(generator: torch.Generator) -> Normal:
-    """The second half of the B rows, an even number, is the first one negated.
+def antithetic(generator: torch.Generator) -> Normal:
+    """Unit noise of shape (num_noises, B, ...) whose second half of the B rows, an even number, negates the first.
 
-    What is linear in the noise cancels in the mean of such antithetic pairs (Hammersley and Morton 1956).
+    Whatever is linear in the noise cancels in the mean of such antithetic pairs (Hammersley and Morton 1956).
     """
 
-    def draw(num_draws: int, num_rows: int, *shape: int) -> Tensor:
-        half = torch.randn(num_draws, num_rows // 2, *shape, generator=generator, device=generator.device)
+    def normal(num_noises: int, num_rows: int, *shape: int) -> Tensor:
+        half = torch.randn(num_noises, num_rows // 2, *shape, generator=generator, device=generator.device)
         return torch.cat([half, -half], dim=1)
 
-    return draw
+    return normal
 
 
-def remembered_noise(num_draws: int, memory: float, normal: Normal) -> Draw:
-    """Unit noise (num_draws, *z.shape) for states z, call after call n <- memory n + sqrt(1 - memory^2) fresh noise.
+def correlated_noise(num_noises: int, correlation: float, normal: Normal) -> StepNoise:
+    """Unit noise (num_noises, *z.shape) for the states z (B, ...) of successive time steps.
 
-    A residual that changes slowly along a trajectory is not drawn anew at every step; `memory` is the correlation of
-    neighbouring draws, between 0 and 1. State i remembers the noise of row i of the last call, or of `origins[i]`.
+    n_t = c n_(t-1) + sqrt(1 - c^2) fresh noise, a first-order autoregressive process: noises of neighbouring steps have
+    the `correlation` c in [0, 1], because a residual may change slowly along a trajectory. Row i continues the noise of
+    row i of the previous step, or of row `origins[i]` where a search has kept and repeated rows since.
     """
     noise: Tensor | None = None
 
-    def draw(z: Tensor, origins: Tensor | None = None) -> Tensor:
+    def step_noise(z: Tensor, origins: Tensor | None = None) -> Tensor:
         nonlocal noise
-        fresh = normal(num_draws, *z.shape)
+        fresh = normal(num_noises, *z.shape)
         if noise is not None:
-            remembered = noise if origins is None else noise[:, origins]
-            fresh = memory * remembered + math.sqrt(1 - memory**2) * fresh
+            previous = noise if origins is None else noise[:, origins]
+            fresh = correlation * previous + math.sqrt(1 - correlation**2) * fresh
         noise = fresh
         return noise
 
-    return draw
+    return step_noise

@@ -1,4 +1,13 @@
-"""Scores in physical units, figures and gates."""
+"""Evaluation of the trained models: predictions, metrics in physical units, verdicts, comparisons and reports.
 
-OFF = "off"  # the mode of a method that draws no residuals for a family
-PLAIN_STAGES = ("codec", "operator", "steady")  # of predictions without corrector
+- `predictions`: one step and rollouts of every method for a batch of trajectories
+- `scores`: metrics of every method over sets of trajectories
+- `external`: scores of other files and other models: PDEBench files of a folder, fine-tuned operators, baselines
+- `gates`: pass or fail, from the metrics alone
+- `candidates`, `corrector`: ways to sample residuals, scored on validation trajectories; the choice among them
+- `comparison`, `costs`: errors beside those of the baselines; seconds per training, milliseconds per snapshot
+- `studies`: tables of the ablation and of several seeds
+- `violations`: violations of physics by predictions, and a score fitted on them
+- `search`, `selection`: picking ensemble members by that score, its cost, and whether it lowers the error
+- `figures`, `tables`, `timing`: plots, Markdown and console tables, alternating timing
+"""

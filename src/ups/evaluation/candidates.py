@@ -1,37 +1,35 @@
-"""Ways to draw residuals, scored on validation trajectories beside the operator."""
+"""Candidate corrections: ways to sample residuals, scored on validation trajectories relative to the plain model."""
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median
 
 import torch
 from torch import Tensor
 
 from ups.config import CorrectorConfig
-from ups.diffusion.samplers import mirrored
-from ups.emulator import Correction, Emulator
-from ups.evaluation.evaluate import Subject, batches
-from ups.evaluation.predict import (
+from ups.diffusion.samplers import antithetic
+from ups.evaluation.predictions import (
     HORIZONS,
     Stepper,
     corrected_stepper,
     initial_state,
-    one_step,
+    latent_states,
     plain_stepper,
-    states,
+    predict_one_step,
+    predict_rollout,
     targets,
-    whole_rollout,
 )
+from ups.evaluation.scores import TrajectorySet, batches
+from ups.evaluation.timing import in_turns
 from ups.metrics.suite import ScoreSuite, Truth
+from ups.surrogate.surrogate import Correction, Surrogate
 
-HIGH_BAND = "band_error_4"
-SCORES = ("nRMSE", "MAE", "CRPS", "spread_skill", HIGH_BAND)
-COMPAT_BATCH_SIZE = 1  # of scores that are not looked at
+HIGH_BAND = "band_error_4"  # error in the highest of four bands of wavenumbers
+METRICS = ("nRMSE", "MAE", "CRPS", "spread_skill", HIGH_BAND)
+COMPAT_BATCH_SIZE = 1  # affects metrics that are not used here
 TIMED_ROUNDS = 5
-STRIDE = 3  # of the snapshots from which one step is scored: neighbours tell the same
+STRIDE = 3  # one step is scored from every third snapshot, because neighbouring snapshots are alike
 
 Scores = dict[str, dict[str, dict[str, float]]]
 """Dataset -> horizon -> metric -> value."""
@@ -39,13 +37,14 @@ Scores = dict[str, dict[str, dict[str, float]]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to draw residuals and its scores; the rest sums up datasets and horizons, beside the operator.
+    """A correction of one method and its scores, summarised over datasets and horizons relative to the plain model.
 
-    - `crps`: over the MAE of the operator, which is the CRPS of its one prediction; the worst, `mean_crps` the
-      geometric mean
-    - `nrmse`, `high_band`: nRMSE and highest band error of the ensemble's mean, over the operator's; the worst
-    - `miscalibration`: |log spread_skill|, the mean
-    - `exceeded`: the limits that it does not keep; without any, on is better than off
+    - `crps`: largest ratio of the CRPS to the plain model's MAE, which is the CRPS of a single prediction
+    - `mean_crps`: geometric mean of these ratios
+    - `nrmse`, `high_band`: largest ratio of the ensemble mean's nRMSE, and error in the highest band, to the plain
+      model's
+    - `miscalibration`: mean of |log spread_skill|, 0 for a calibrated ensemble
+    - `exceeded`: the limits of `CorrectorConfig` that are exceeded
     """
 
     method: str
@@ -60,55 +59,55 @@ class Candidate:
 
     @property
     def qualifies(self) -> bool:
-        """Whether on is better than off."""
+        """Whether all limits hold, so that the correction is better than none."""
         return not self.exceeded
 
     @property
     def rank(self) -> tuple[bool, float, float]:
-        """Smaller is better: those that qualify first, then by CRPS in whole per cent, then by calibration."""
+        """Sort key, best first: those that qualify, then by mean CRPS ratio to two decimals, then by calibration."""
         values = (round(self.mean_crps, 2), self.miscalibration)
         crps, miscalibration = (math.inf if math.isnan(value) else value for value in values)
         return not self.qualifies, crps, miscalibration
 
     @property
     def spread_skill(self) -> tuple[float, float]:
-        """The lowest and the highest of datasets and horizons."""
+        """Lowest and highest spread-skill ratio over datasets and horizons."""
         values = _values(self.scores, "spread_skill")
         return float(values.min()), float(values.max())
 
-    def worst_over(self, other: "Candidate", metric: str) -> float:
-        """The largest ratio of a score to that of another candidate."""
+    def worst_ratio_to(self, other: "Candidate", metric: str) -> float:
+        """Largest ratio of a metric to that of another candidate, over datasets and horizons."""
         return _worst_ratio(self.scores, other.scores, metric)
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Validation trajectories of the datasets of one family, of each so many as `CorrectorConfig` says."""
+    """Validation trajectories of one family, as many per dataset as `CorrectorConfig` allows, and the models."""
 
-    emulator: Emulator
-    subjects: list[Subject]
+    surrogate: Surrogate
+    sets: list[TrajectorySet]
     config: CorrectorConfig
     device: torch.device
 
     @cached_property
     def num_trajectories(self) -> int:
-        """So many are used, of all datasets."""
-        return sum(len(subject.trajectories) for subject in self._used)
+        """Number of trajectories that are scored, over all datasets."""
+        return sum(len(each.indices) for each in self._scored)
 
     @cached_property
     def plain(self) -> Scores:
-        """Scores without corrector."""
-        return self._scores(plain_stepper(self.emulator))
+        """Scores of the operator or the steady model, without corrector."""
+        return self._scores(plain_stepper(self.surrogate))
 
     def candidate(self, method: str, correction: Correction) -> Candidate:
-        """Score a correction; all see the same random numbers."""
+        """Score a correction; all candidates are sampled with the same random numbers."""
         scores = self._scores(self._stepper(method, correction))
         config, reference = self.config, self.plain
         crps = _values(scores, "CRPS") / _values(reference, "MAE")
         worst_crps, worst_nrmse = float(crps.max()), _worst_ratio(scores, reference, "nRMSE")
         worst_high_band = _worst_ratio(scores, reference, HIGH_BAND)
         miscalibration = _values(scores, "spread_skill").log().abs()
-        kept = {
+        holds = {  # false for NaN too: scores of a diverged rollout exceed every limit
             "max_crps": worst_crps <= config.max_crps,
             "max_nrmse": worst_nrmse <= config.max_nrmse,
             "max_high_band": worst_high_band <= config.max_high_band,
@@ -123,54 +122,54 @@ class Validation:
             nrmse=worst_nrmse,
             high_band=worst_high_band,
             miscalibration=float(miscalibration.mean()),
-            exceeded=[limit for limit, is_kept in kept.items() if not is_kept],
+            exceeded=[limit for limit, is_kept in holds.items() if not is_kept],
         )
 
     @torch.no_grad()
     def wall_time_ratio(self, first: Candidate, second: Candidate) -> float:
-        """Median seconds of a step of one candidate over those of the other, measured in turns."""
-        u_ref, setting = next(batches(self.emulator, self._used[0], self.config.batch_tokens, self.device))
-        z = initial_state(self.emulator, u_ref, setting.family)
-        seconds: tuple[list[float], list[float]] = ([], [])
-        for _ in range(1 + TIMED_ROUNDS):
-            for candidate, taken in zip((first, second), seconds, strict=True):
-                stepper = self._stepper(candidate.method, candidate.correction)
-                step = stepper.step_of(setting.repeated(stepper.num_members))
-                taken.append(_seconds(step, z.repeat(stepper.num_members, 1, 1)))
-        return median(seconds[0][1:]) / median(seconds[1][1:])
+        """Median seconds of one step of the first candidate over those of the second, measured alternately."""
+        u_ref, setting = next(batches(self.surrogate, self._scored[0], self.config.batch_tokens, self.device))
+        z = initial_state(self.surrogate, u_ref, setting.family)
+        contenders = {}
+        for name, candidate in (("first", first), ("second", second)):
+            stepper = self._stepper(candidate.method, candidate.correction)
+            step = stepper.step_of(setting.repeated(stepper.num_members))
+            members = z.repeat(stepper.num_members, 1, 1)
+            contenders[name] = lambda step=step, members=members: step(members)
+        seconds = in_turns(contenders, TIMED_ROUNDS, self.device)
+        return seconds["first"] / seconds["second"]
 
     def _stepper(self, method: str, correction: Correction) -> Stepper:
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
-        return corrected_stepper(self.emulator, method, correction, self.config.ensemble_size, mirrored(generator))
+        return corrected_stepper(self.surrogate, method, correction, self.config.ensemble_size, antithetic(generator))
 
     @cached_property
-    def _used(self) -> list[Subject]:
-        used = []
-        for subject in self.subjects:
-            most = max(self.config.min_trajectories, self.config.num_tokens // subject.num_tokens)
-            used.append(replace(subject, trajectories=subject.trajectories[:most]))
-        return used
+    def _scored(self) -> list[TrajectorySet]:
+        scored = []
+        for each in self.sets:
+            count = max(self.config.min_trajectories, self.config.num_tokens // each.num_tokens)
+            scored.append(replace(each, indices=each.indices[:count]))
+        return scored
 
     @torch.no_grad()
     def _scores(self, stepper: Stepper) -> Scores:
         """Scores of one step and of whole rollouts, in physical units."""
         scores: Scores = {}
-        for subject in self._used:
-            num_dims, seed = len(subject.dataset.grid), self.config.seed
+        for each in self._scored:
+            num_dims, seed = len(each.dataset.grid), self.config.seed
             suites = {horizon: ScoreSuite(num_dims, COMPAT_BATCH_SIZE, (), seed) for horizon in HORIZONS}
-            for u_ref, setting in batches(self.emulator, subject, self.config.batch_tokens, self.device):
-                z_ref, truth = states(self.emulator, u_ref, setting.family), targets(u_ref, setting.family)
-                thinned = truth[:, ::STRIDE]
-                first = one_step(self.emulator, stepper, setting, thinned, z_ref[:, :-1:STRIDE])
-                whole = whole_rollout(self.emulator, stepper, setting, truth, z_ref[:, 0])
+            for u_ref, setting in batches(self.surrogate, each, self.config.batch_tokens, self.device):
+                z_ref, target = latent_states(self.surrogate, u_ref, setting.family), targets(u_ref, setting.family)
+                thinned = target[:, ::STRIDE]
+                first = predict_one_step(self.surrogate, stepper, setting, thinned, z_ref[:, :-1:STRIDE])
+                whole = predict_rollout(self.surrogate, stepper, setting, target, z_ref[:, 0])
                 suites["one_step"].update(first.u, Truth(thinned), ensemble=first.ensemble)
-                suites["rollout"].update(whole.u, Truth(truth), ensemble=whole.ensemble)
-            scores[subject.dataset.name] = {horizon: _chosen(suite) for horizon, suite in suites.items()}
+                suites["rollout"].update(whole.u, Truth(target), ensemble=whole.ensemble)
+            scores[each.dataset.name] = {
+                horizon: {name: score.value for name, score in suite.compute().items() if name in METRICS}
+                for horizon, suite in suites.items()
+            }
         return scores
-
-
-def _chosen(suite: ScoreSuite) -> dict[str, float]:
-    return {name: score.value for name, score in suite.compute().items() if name in SCORES}
 
 
 def _values(scores: Scores, metric: str) -> Tensor:
@@ -181,11 +180,3 @@ def _values(scores: Scores, metric: str) -> Tensor:
 
 def _worst_ratio(scores: Scores, reference: Scores, metric: str) -> float:
     return float((_values(scores, metric) / _values(reference, metric)).max())
-
-
-def _seconds(step: Callable[[Tensor], Tensor], z: Tensor) -> float:
-    start = time.perf_counter()
-    step(z)
-    if z.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - start

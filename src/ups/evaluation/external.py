@@ -1,74 +1,128 @@
-"""PDEBench files that no stage has seen: what a trained model can be asked about them, and its scores there."""
+"""Scores of other files and other models: PDEBench files of a folder, fine-tuned operators, baselines."""
 
 from pathlib import Path
 from typing import Any
 
 from ups.config import EvaluationConfig
-from ups.data.condition import condition_features
-from ups.data.dataset import Dataset
-from ups.data.hdf5 import bad_file
+from ups.data.families import Dataset, condition_features
+from ups.data.hdf5 import file_fault
 from ups.data.latent_cache import LatentCache
 from ups.data.normalization import check_values
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
-from ups.data.trajectories import gather
-from ups.evaluation.evaluate import Subject
-from ups.evaluation.score import MODELS, Trained, score_subjects
-from ups.models.codec import Codec, FieldGroup, group_name
-from ups.models.domain import Domain
+from ups.data.trajectories import find_datasets
+from ups.evaluation.predictions import plain_method
+from ups.evaluation.scores import TrajectorySet, held_out, score_sets
+from ups.models.baselines import grid_model
+from ups.models.codec import Codec, FieldGroup, codec_from, group_name
+from ups.models.sizes import Domain
 from ups.models.weights import load_model
-from ups.progress import ProgressBar
+from ups.runs.progress import ProgressBar
+from ups.surrogate.surrogate import Surrogate
+from ups.surrogate.trained import MODELS, Trained
 
 
-def find_subjects(folder: Path, names: list[str], trained: Trained) -> list[Subject]:
-    """All trajectories of the files, if the trained models know their families and fit their grids.
+def external_sets(folder: Path, names: list[str], trained: Trained) -> list[TrajectorySet]:
+    """All trajectories of the files `names`, whose families and grids must match those of the trained models.
 
     Raises:
-        DataFault: a file is damaged, or its family, fields or grid are not for these models.
+        DataFault: a file is damaged, the models were not trained on its family or fields, or its grid is not divisible
+            into their patches.
     """
     codec = load_model(MODELS["codec"], trained.data_root, trained.stages["codec"])
     cache = trained.cache()
-    return [_subject(folder, dataset, codec, cache) for dataset in gather(folder, names).values()]
+    return [_external_set(folder, dataset, codec, cache) for dataset in find_datasets(folder, names).values()]
 
 
 def score_external(
-    folder: Path, trained: Trained, subjects: list[Subject], config: EvaluationConfig, device: str
+    folder: Path, trained: Trained, sets: list[TrajectorySet], config: EvaluationConfig, device: str
 ) -> dict[str, Any]:
-    """Check every value, then evaluate; arrays as for figures go into `folder`, records are returned."""
-    with ProgressBar("check", sum(len(subject.trajectories) for subject in subjects), "trajectories") as bar:
-        for subject in subjects:
-            check_values(subject.folder, subject.dataset, bar.advance)
-    return {"records": score_subjects(folder, trained.emulator(device), subjects, config, device)}
+    """Check every value of the files, then score them; arrays for figures are written into `folder`."""
+    with ProgressBar("check", sum(len(each.indices) for each in sets), "trajectories") as bar:
+        for each in sets:
+            check_values(each.folder, each.dataset, bar.advance)
+    return {"records": score_sets(folder, trained.surrogate(device), sets, config, device)}
 
 
-def _subject(folder: Path, dataset: Dataset, codec: Codec, cache: LatentCache) -> Subject:
-    group = _known_group(folder, dataset, codec)
+def _external_set(folder: Path, dataset: Dataset, codec: Codec, cache: LatentCache) -> TrajectorySet:
+    group = _field_group(folder, dataset, codec)
     if any(n % group.patch for n in dataset.grid):
         what = f"grid {' x '.join(map(str, dataset.grid))} is not divided by the codec's patch of {group.patch} points"
-        raise bad_file(folder / dataset.files[0], what, f"choose files with multiples of {group.patch} points per axis")
+        raise file_fault(
+            folder / dataset.files[0], what, f"choose files with multiples of {group.patch} points per axis"
+        )
     token_grid = tuple(n // group.patch for n in dataset.grid)
-    domain = Domain(list(FAMILIES).index(dataset.family), token_grid, _periodic(dataset, cache))
+    domain = Domain(dataset.family, token_grid, _periodic(dataset, cache))
     everything = tuple(range(dataset.num_trajectories))
-    return Subject(folder, dataset, everything, condition_features(dataset), domain)
+    return TrajectorySet(folder, dataset, everything, condition_features(dataset), domain)
 
 
-def _known_group(folder: Path, dataset: Dataset, codec: Codec) -> FieldGroup:
-    """The codec's group of the dataset's fields."""
+def _field_group(folder: Path, dataset: Dataset, codec: Codec) -> FieldGroup:
+    """The codec's part for the dataset's fields, which must be those of training."""
     path, name = folder / dataset.files[0], group_name(dataset.family, "fields")
     if name not in codec.groups:
         known = ", ".join(sorted({group.partition("/")[0] for group in codec.groups}))
-        raise bad_file(path, f"the model was not trained on {dataset.family}, it knows {known}", "leave the file out")
+        raise file_fault(path, f"the model was not trained on {dataset.family} but on {known}", "leave the file out")
     fields, num_known = FAMILIES[dataset.family].fields, len(codec.groups[name].mean)
     if len(fields) != num_known:
         what = f"has the fields {', '.join(fields)}, the model was trained on {num_known} fields"
-        raise bad_file(path, what, "train again with them")
+        raise file_fault(path, what, "train again with them")
     return codec.groups[name]
 
 
 def _periodic(dataset: Dataset, cache: LatentCache) -> tuple[bool, ...]:
-    """Which axes are periodic: those of the file, or what the models took for these boundaries when they learned."""
+    """Which axes the models treat as periodic: as in training for the same boundary conditions, else as in the file."""
     for entry in cache.datasets.values():
         known = Dataset.from_json(entry["dataset"])
         if (known.family, known.boundary) == (dataset.family, dataset.boundary):
             return domains(cache)[dataset.family].periodic
     return tuple(boundary == "periodic" for boundary in dataset.boundary)
+
+
+def score_operators(
+    folder: Path, operators: dict[str, Trained], sets: list[TrajectorySet], config: EvaluationConfig, device: str
+) -> dict[str, Any]:
+    """Records of several operators, each under the name of its method; arrays for figures: `folder/<method>`."""
+    records = []
+    for method, trained in operators.items():
+        (folder / method).mkdir(exist_ok=True)
+        scored = score_sets(folder / method, trained.surrogate(device), sets, config, device)
+        records += [record | {"method": method} for record in scored if record["method"] == "operator"]
+    return {"records": records}
+
+
+def score_baselines(
+    folder: Path,
+    cache: LatentCache,
+    receipts: dict[str, dict[str, dict[str, Any]]],
+    identity_codec: dict[str, Any],
+    config: EvaluationConfig,
+    device: str,
+    raw: Path,
+    data_root: Path,
+) -> list[dict[str, Any]]:
+    """Records of every kind of baseline on the test split of its family; `receipts` are by kind and family.
+
+    `identity_codec` is the receipt of the codec with one token per grid point, on which baselines are trained.
+    """
+    records = []
+    sets = held_out(cache, raw, "test")
+    for kind, by_family in receipts.items():
+        for family, receipt in by_family.items():
+            surrogate = baseline_surrogate(family, receipt, identity_codec, device, data_root)
+            own = [each for each in sets if each.dataset.family == family]
+            (folder / kind).mkdir(exist_ok=True)
+            scored = score_sets(folder / kind, surrogate, own, config, device)
+            # The evaluation of the trained models has the scores of codec and persistence.
+            records += [record | {"method": kind} for record in scored if record["method"] == plain_method(family)]
+    return records
+
+
+def baseline_surrogate(
+    family: str, receipt: dict[str, Any], identity_codec: dict[str, Any], device: str, data_root: Path
+) -> Surrogate:
+    """A surrogate with a baseline of one family as its operator, or as its steady model."""
+    codec = load_model(codec_from, data_root, identity_codec).to(device)
+    model = load_model(grid_model, data_root, receipt).to(device)
+    is_steady = FAMILIES[family].steady
+    return Surrogate(codec, None if is_steady else model, None, None, model if is_steady else None, {})

@@ -1,77 +1,277 @@
-"""Choosing among candidates at test time: the best of whole rollouts, and beam search along the rollout.
+"""Whether choosing ensemble members by physics lowers the error: decision per family, and a report.
 
-`step` maps latents z -> z_next (B, N, D); the candidates of a trajectory differ by the noise the step draws. A score is
-one number per trajectory, small for what is good; the first of equals is chosen. Nothing here knows models or physics.
+Decided on the validation split, confirmed once on the test split. Datasets that share initial
+conditions count as one sample.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from ups.rollout import NoisyStep, rollout
+from ups.config import SelectionConfig
+from ups.data.pdebench import FAMILIES
+from ups.data.trajectories import TrajectoryReader
+from ups.evaluation.figures import common_legend, panel_grid
+from ups.evaluation.predictions import corrector_mode
+from ups.evaluation.scores import TrajectorySet, batches, held_out
+from ups.evaluation.search import Batch, DatasetSearch, Key, SearchResults, sampler_of
+from ups.evaluation.tables import number, table
+from ups.evaluation.violations import Physics, PhysicsScore
+from ups.metrics.bootstrap import MIN_TRAJECTORIES, bootstrap_interval
+from ups.metrics.errors import EPS
+from ups.runs.progress import ProgressBar
+from ups.solvers import SIMULATED_FAMILIES
+from ups.surrogate.surrogate import Correction, Surrogate
+from ups.surrogate.trained import Trained
+
+SEARCH_METHODS = ("best", "weighted", "beam")
+RIVALS = ("mean", "single", "operator")
+InitialCondition = tuple[str, int]
+DatasetErrors = tuple[list[InitialCondition], dict[Key, Tensor]]  # N initial conditions, errors (N,)
 
 
-def candidates(step: NoisyStep, z_0: Tensor, num_steps: int, num_members: int) -> Tensor:
-    """Rollouts (K, B, num_steps + 1, ...) of K members from the same z_0 (B, ...), which they begin with."""
-    z = rollout(step, z_0.repeat(num_members, *[1] * (z_0.ndim - 1)), num_steps)
-    return z.unflatten(0, (num_members, -1))
+@torch.no_grad()
+def select_all(trained: Trained, config: SelectionConfig, device: str, raw: Path) -> dict[str, Any]:
+    """Error over cost of every search method, the decision of every family, and the test of each decision to search.
 
+    Left out are families without a residual of their equation, and steady ones, whose solution is no rollout.
 
-def best_of(members: Tensor, scores: Tensor) -> Tensor:
-    """For each trajectory the member of smallest score: (K, B, ...) and (K, B) -> (B, ...); a NaN is never better."""
-    best = scores.nan_to_num(nan=torch.inf).argmin(dim=0)
-    return members[best, torch.arange(len(best), device=best.device)]
-
-
-def weighted_mean(members: Tensor, scores: Tensor) -> Tensor:
-    """Mean of the members with the weights exp(-score), of each trajectory its own: (K, B, ...), (K, B) -> (B, ...).
-
-    Members without a finite score do not count, unless there is no other.
+    Returns:
+        {"families": {family: decision}, "datasets": {dataset: quality of the score}, "records": [...]}
     """
-    is_usable = scores.isfinite() | ~scores.isfinite().any(dim=0)
-    logits = (-scores.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)).masked_fill(~is_usable, -torch.inf)
-    weights = logits.softmax(dim=0).reshape(*scores.shape, *[1] * (members.ndim - 2))
-    return torch.where(weights > 0, weights * members, 0.0).sum(dim=0)
+    surrogate, cache = trained.surrogate(device), trained.cache()
+    valid, test = (_transient(held_out(cache, raw, split), config.max_trajectories) for split in ("valid", "test"))
+    scores: dict[str, PhysicsScore] = {}
+    errors: dict[str, list[DatasetErrors]] = {}
+    datasets: dict[str, Any] = {}
+    records: list[dict[str, Any]] = []
+    with ProgressBar("select", len(valid) + len(test), "datasets") as bar:
+        for each in valid:
+            name, family, search = each.dataset.name, each.dataset.family, _search(each, surrogate, config, device)
+            scores[name], ratios = search.fit(_batches(each, search))
+            results = search.run(_batches(each, search), scores[name])
+            errors.setdefault(family, []).append((initial_conditions(each), results.errors))
+            sampled = {"sampler": config.sampler, "corrector": corrector_mode(surrogate, config.sampler, family)}
+            datasets[name] = sampled | _score_quality(results, scores[name], ratios, config.seed)
+            records += _records(each, "valid", results, search)
+            bar.advance(1)
+        families = {family: decide(by_initial_condition(some), config.seed) for family, some in errors.items()}
+        test_errors: dict[str, list[DatasetErrors]] = {}
+        for each in test:
+            decision, search = families[each.dataset.family], _search(each, surrogate, config, device)
+            if decision["is_on"]:
+                results = search.run(_batches(each, search), scores[each.dataset.name])
+                test_errors.setdefault(each.dataset.family, []).append((initial_conditions(each), results.errors))
+                # Of the test split only the chosen method and its rivals are reported: nothing is chosen on it.
+                size = decision["num_members"]
+                shown = {(decision["method"], size), ("mean", size), ("single", 1), ("operator", 1)}
+                found = _records(each, "test", results, search)
+                records += [record for record in found if (record["method"], record["num_members"]) in shown]
+            bar.advance(1)
+    for family, some in test_errors.items():
+        means, decision = by_initial_condition(some), families[family]
+        decision["test_gains"] = _gains(means, (decision["method"], decision["num_members"]), config.seed)
+        decision["test_num_initial_conditions"] = len(means["single", 1])
+    return {"families": families, "datasets": datasets, "records": records}
 
 
-def beam_search(
-    step: NoisyStep,
-    score: Callable[[Tensor, Tensor, int], Tensor],
-    z_0: Tensor,
-    num_steps: int,
-    *,
-    width: int,
-    num_candidates: int,
-) -> Tensor:
-    """Rollouts (B, num_steps + 1, ...) of the smallest sum of scores that a beam of `width` states finds.
+def decide(errors: dict[Key, Tensor], seed: int) -> dict[str, Any]:
+    """Whether to search, and how, from validation errors (N,) of a family, one per initial condition.
 
-    Every step makes `num_candidates` successors of each of the W kept states, scores them by
-    score(z, z_next, t) -> (W K B,) for the step t = 0, 1, ..., and keeps for each trajectory the W of smallest sum.
-    `step` always gets W K B states, trajectories innermost, and the rows of its last call that they come from: the
-    noise of a successor goes on from that of the state it succeeds.
+    The search method with the smallest mean error is on if it beats all rivals: the mean of as many members, a single
+    member and the operator alone. To beat means that the 95 % interval of the paired difference lies above 0; with too
+    few initial conditions for an interval the decision is off.
     """
-    num_trajectories = len(z_0)
-    rows = torch.arange(num_trajectories, device=z_0.device)
-    states, totals = torch.stack([z_0] * width), torch.zeros(width, num_trajectories, device=z_0.device)
-    history: list[tuple[Tensor, Tensor]] = []
-    origins: Tensor | None = None
-    for t in range(num_steps):
-        z = states.repeat_interleave(num_candidates, dim=0).flatten(0, 1)
-        z_next = step(z, origins)
-        added = score(z, z_next, t).unflatten(0, (-1, num_trajectories)).nan_to_num(nan=torch.inf)
-        sums = totals.repeat_interleave(num_candidates, dim=0) + added
-        kept = sums.argsort(dim=0, stable=True)[:width]
-        states, totals = z_next.unflatten(0, (-1, num_trajectories))[kept, rows], sums.gather(0, kept)
-        history.append((states, kept // num_candidates))
-        origins = (kept * num_trajectories + rows).repeat_interleave(num_candidates, dim=0).flatten()
-    return torch.stack([z_0, *_followed(history, rows)], dim=1)
+    options = [key for key in errors if key[0] in SEARCH_METHODS and key[1] > 1]
+    count = len(next(iter(errors.values())))
+    if not options:
+        return {"is_on": False, "num_initial_conditions": count}
+    method, size = min(options, key=lambda key: float(errors[key].mean()))
+    gains = _gains(errors, (method, size), seed)
+    return {
+        "is_on": all("low" in gain and gain["low"] > 0 for gain in gains.values()),
+        "method": method,
+        "num_members": size,
+        "gains": gains,
+        "num_initial_conditions": count,
+    }
 
 
-def _followed(history: list[tuple[Tensor, Tensor]], rows: Tensor) -> list[Tensor]:
-    """The states on the way to the best last one, from kept states (W, B, ...) and the positions of their parents."""
-    place, path = torch.zeros_like(rows), []
-    for states, parents in reversed(history):
-        path.append(states[place, rows])
-        place = parents[place, rows]
-    return path[::-1]
+def initial_conditions(trajectory_set: TrajectorySet) -> list[InitialCondition]:
+    """An identifier of each trajectory's initial condition, equal across the datasets of a family that share it.
+
+    It is the position in the published file, but for datasets of several files, whose initial conditions all differ.
+    """
+    dataset = trajectory_set.dataset
+    if FAMILIES[dataset.family].layout == "batch":
+        return [(dataset.name, index) for index in trajectory_set.indices]
+    block = FAMILIES[dataset.family].initial_condition_block or 2**63
+    with TrajectoryReader(trajectory_set.folder, dataset) as reader:
+        return [(dataset.family, reader.published_position(index) % block) for index in trajectory_set.indices]
+
+
+def by_initial_condition(parts: list[DatasetErrors]) -> dict[Key, Tensor]:
+    """Errors (N,) of a family's N initial conditions, means over the trajectories that start from each.
+
+    Trajectories that share one are not independent: pooled, their intervals would be too narrow.
+    """
+    places: dict[InitialCondition, int] = {}
+    index = torch.tensor([places.setdefault(one, len(places)) for conditions, _ in parts for one in conditions])
+    counts = index.bincount()
+
+    def means(errors: Tensor) -> Tensor:
+        return errors.new_zeros(len(places)).index_add(0, index, errors) / counts
+
+    return {key: means(torch.cat([errors[key] for _, errors in parts])) for key in parts[0][1]}
+
+
+def _gains(errors: dict[Key, Tensor], chosen: Key, seed: int) -> dict[str, dict[str, float]]:
+    """Mean of the paired difference in error to each rival, with its 95 % interval."""
+    gains = {}
+    for rival in RIVALS:
+        difference = errors[rival, chosen[1] if rival == "mean" else 1] - errors[chosen]
+        gains[rival] = {"value": float(difference.mean()), **_interval(difference, seed)}
+    return gains
+
+
+def _interval(values: Tensor, seed: int) -> dict[str, float]:
+    """The ends "low" and "high" of the 95 % interval of the mean; nothing for too few values."""
+    ends = bootstrap_interval(values, statistic=np.mean, seed=seed)
+    return {} if ends is None else dict(zip(("low", "high"), ends, strict=True))
+
+
+def _transient(sets: list[TrajectorySet], max_trajectories: int) -> list[TrajectorySet]:
+    known = [s for s in sets if s.dataset.family in SIMULATED_FAMILIES and not FAMILIES[s.dataset.family].steady]
+    return [replace(each, indices=each.indices[:max_trajectories]) for each in known]
+
+
+def _search(trajectory_set: TrajectorySet, surrogate: Surrogate, config: SelectionConfig, device: str) -> DatasetSearch:
+    """A search whose members are sampled with the family's correction, or as configured if the corrector is off."""
+    start = config.if_corrector_off
+    otherwise = Correction("sample", start.sigma, config.sigma_min, start.num_steps, 1.0, 0.0)
+    correction = surrogate.corrections.get((config.sampler, trajectory_set.dataset.family), otherwise)
+    sampler = sampler_of(surrogate, config.sampler, correction)
+    return DatasetSearch(surrogate, Physics.of(trajectory_set.dataset), sampler, config, torch.device(device))
+
+
+def _batches(trajectory_set: TrajectorySet, search: DatasetSearch) -> Iterator[Batch]:
+    return batches(search.surrogate, trajectory_set, search.config.batch_tokens // search.num_members, search.device)
+
+
+def _score_quality(
+    results: SearchResults, score: PhysicsScore, ratios: dict[str, float | None], seed: int
+) -> dict[str, Any]:
+    """Rank correlation of score and error with its interval; per violation its weight and ratio to the reference's."""
+    rho = torch.cat(results.rank_correlations)
+    parts = {name: {"weight": score.weights[name], "ratio_to_reference": ratio} for name, ratio in ratios.items()}
+    return {"rank_correlation": {"value": float(rho.mean()), **_interval(rho, seed)}, "violations": parts}
+
+
+def _records(
+    trajectory_set: TrajectorySet, split: str, results: SearchResults, search: DatasetSearch
+) -> list[dict[str, Any]]:
+    """One record per search method and rival; `evaluations` of networks and `seconds` are per trajectory."""
+    num_steps, records = len(trajectory_set.dataset.times) - 1, []
+    for (method, size), errors in results.errors.items():
+        record = {
+            "family": trajectory_set.dataset.family,
+            "dataset": trajectory_set.dataset.name,
+            "split": split,
+            "method": method,
+            "num_members": size,
+            "evaluations": num_steps * (1 if method == "operator" else size * search.sampler.evaluations),
+            "seconds": results.seconds[method, size] / len(errors),
+            "nRMSE": float(errors.mean()),
+            **_interval(errors, search.config.seed),
+            "num_trajectories": len(errors),
+        }
+        records.append(record)
+    return records
+
+
+DECISION_NOTE = f"""On where the best search method on the validation split beats the mean of as many members, a single
+member and the operator alone: gains are differences in nRMSE, and the 95 % intervals of all three lie above 0.
+Intervals are over initial conditions, each with the mean over the family's datasets that start from it;
+fewer than {MIN_TRAJECTORIES} have none, and leave the search off."""
+SCORE_NOTE = f"""Rank correlation of score and error among the members of a trajectory; for each violation its weight
+and, in brackets, the members' violation over that of the reference: no number where the reference's is below round-off
+({EPS:g}), or a member diverged."""
+STYLES = {  # colour, marker
+    "mean": ("#1f77b4", "o"),
+    "best": ("#ff7f0e", "s"),
+    "weighted": ("#9467bd", "^"),
+    "beam": ("#d62728", "D"),
+    "oracle": ("#2ca02c", "v"),
+    "operator": ("black", "x"),
+}
+
+
+def selection_text(found: dict[str, Any]) -> str:
+    """Markdown: the decisions, the quality of the score, and the numbers behind the figure."""
+    decisions, scores = _decision_table(found["families"]), _score_table(found["datasets"])
+    parts = [DECISION_NOTE, decisions, SCORE_NOTE, scores, _error_table(found["records"])]
+    title, figure = "# Choosing ensemble members by physics", "![curves](selection/selection.png)"
+    return "\n\n".join([title, *parts, figure]) + "\n"
+
+
+def selection_figure(records: list[dict[str, Any]]) -> Figure:
+    """Validation nRMSE over network evaluations per trajectory: one panel per dataset, one line per search method."""
+    valid = [record for record in records if record["split"] == "valid"]
+    figure, panels = panel_grid(sorted({r["dataset"] for r in valid}), "network evaluations", "nRMSE")
+    for dataset, panel in panels.items():
+        for method, (colour, marker) in STYLES.items():
+            of_method = [r for r in valid if (r["dataset"], r["method"]) == (dataset, method)]
+            line = zip(*sorted((r["evaluations"], r["nRMSE"]) for r in of_method), strict=True)
+            panel.plot(*line, color=colour, marker=marker, markersize=4, linewidth=1.2, label=method)
+        panel.set_xscale("log", base=2)
+    if panels:
+        common_legend(figure)
+    return figure
+
+
+def _decision_table(families: dict[str, Any]) -> str:
+    names = ("family", "split", "search", "method", "members", "initial conditions")
+    rows = []
+    for family, decision in families.items():
+        chosen = ["on" if decision["is_on"] else "off", decision.get("method", ""), decision.get("num_members", "")]
+        for split, prefix in (("valid", ""), ("test", "test_")):
+            if f"{prefix}gains" in decision:
+                gains = [_value(decision[f"{prefix}gains"][rival]) for rival in RIVALS]
+                rows.append([family, split, *chosen, decision[f"{prefix}num_initial_conditions"], *gains])
+    return table((*names, *(f"over {rival}" for rival in RIVALS)), rows, num_names=4)
+
+
+def _score_table(datasets: dict[str, Any]) -> str:
+    rows = []
+    for name, quality in datasets.items():
+        parts = []
+        for violation, found in quality["violations"].items():
+            ratio = found["ratio_to_reference"]
+            parts.append(f"{violation} {found['weight']:.2g} ({'no number' if ratio is None else number(ratio)})")
+        sampled = f"{quality['sampler']}, {quality['corrector']}"
+        rows.append([name, sampled, ", ".join(parts), _value(quality["rank_correlation"])])
+    return table(("dataset", "sampler, corrector", "violations", "rank correlation"), rows, num_names=3)
+
+
+def _error_table(records: list[dict[str, Any]]) -> str:
+    columns = ("dataset", "split", "method", "members", "evaluations", "seconds", "nRMSE")
+    rows = [
+        [*(r[key] for key in ("dataset", "split", "method", "num_members", "evaluations"))]
+        + [f"{r['seconds']:.2g}", f"{r['nRMSE']:.4g}{_interval_text(r, '.4g')}"]
+        for r in records
+    ]
+    return table(columns, rows, num_names=3)
+
+
+def _value(found: dict[str, float]) -> str:
+    return f"{found['value']:.2g}{_interval_text(found, '.2g')}"
+
+
+def _interval_text(found: dict[str, Any], digits: str) -> str:
+    return f" [{found['low']:{digits}}, {found['high']:{digits}}]" if "low" in found else ""

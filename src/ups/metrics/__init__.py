@@ -1,19 +1,9 @@
-"""Errors in physical units, over streams of batches (B, T, C, *grid) that need not fit into memory."""
+"""Metrics: plain functions and running sums over tensors, without models, files or configuration.
 
-from ups.metrics.compat import CompatSuite
-from ups.metrics.errors import EPS, L2RE, RMSE, VRMSE, bRMSE, nRMSE
-from ups.metrics.pdebench import MetricSuite, snapshot_errors
-from ups.metrics.spectra import radial_spectrum
-
-__all__ = [
-    "EPS",
-    "L2RE",
-    "RMSE",
-    "VRMSE",
-    "CompatSuite",
-    "MetricSuite",
-    "bRMSE",
-    "nRMSE",
-    "radial_spectrum",
-    "snapshot_errors",
-]
+- `errors`: nRMSE, MAE, VRMSE, L2RE, correlation time, conservation drift; running means over samples
+- `spectra`: energy per radial wavenumber, PDEBench's corner of the spectrum, scores per band of wavenumbers
+- `pdebench`: PDEBench's eight metrics, averaged over samples, or over batches as in its papers
+- `ensembles`: CRPS, spread-skill ratio, coverage and rank histogram of an ensemble
+- `bootstrap`: confidence intervals over trajectories
+- `suite`: all of these for one method and horizon, over a stream of batches
+"""

@@ -1,4 +1,4 @@
-"""Scores of ensembles: is the truth one of the members, as far as one can tell?"""
+"""Scores of ensembles: accuracy, and calibration (whether the reference is distributed as the members are)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ups.metrics.running import SampleMeans
+from ups.metrics.errors import SampleMeans
 
 
 @dataclass(frozen=True)
 class EnsembleErrors:
-    """What the scores of an ensemble are made of, means over space: (B, T, C), ranks (B, T, C, M + 1)."""
+    """Reductions over space of an ensemble of M members, from which its scores follow.
+
+    Fair CRPS, variance of the members and squared error of their mean: (B, T, C). Share of the cells in which r members
+    are below the reference: ranks (B, T, C, M + 1).
+    """
 
     crps: Tensor
     variance: Tensor
@@ -20,12 +24,12 @@ class EnsembleErrors:
 
     @classmethod
     def joined(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
-        """Consecutive times as one."""
+        """Join consecutive times."""
         return cls._of(parts, lambda values: torch.cat(values, dim=1))
 
     @classmethod
     def mean(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
-        """Several ensembles of one size beside the same truth."""
+        """Average ensembles of one size that predict the same reference."""
         return cls._of(parts, lambda values: torch.stack(values).mean(dim=0))
 
     @classmethod
@@ -35,7 +39,7 @@ class EnsembleErrors:
 
 
 def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
-    """Reduce M > 1 members (M, B, T, C, *grid) beside the truth (B, T, C, *grid) over space."""
+    """Reduce M > 1 members (M, B, T, C, *grid) and their reference (B, T, C, *grid) over space."""
     axes = tuple(range(3, u_ref.ndim))
     mean = members.mean(dim=0)
     variance = sum((member - mean).square() for member in members) / (len(members) - 1)
@@ -50,19 +54,19 @@ def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
 def fair_crps(members: Tensor, u_ref: Tensor) -> Tensor:
     """mean_i |x_i - y| - sum_{i<j} |x_i - x_j| / (M (M - 1)): (M, *) and (*) -> (*).
 
-    Unbiased in M: the CRPS of the distribution that the members are drawn from, whatever their number (Ferro 2014).
+    Unbiased in M: its expectation is the CRPS of the distribution of the members, whatever their number (Ferro 2014).
     """
     num_members = len(members)
     error = sum((member - u_ref).abs() for member in members) / num_members
-    spread = sum((members[i] - members[j]).abs() for i in range(1, num_members) for j in range(i))
-    return error - spread / (num_members * (num_members - 1))
+    difference = sum((members[i] - members[j]).abs() for i in range(1, num_members) for j in range(i))
+    return error - difference / (num_members * (num_members - 1))
 
 
 def rank_histogram(members: Tensor, u_ref: Tensor) -> Tensor:
-    """Share of the cells where r members are below the truth: (M, B, T, C, *grid) -> (B, T, C, M + 1) over r.
+    """Share of the cells where r members are below the reference: (M, B, T, C, *grid) -> (B, T, C, M + 1) over r.
 
-    A truth that equals some members counts in equal parts for every rank it could have, which is what ties broken at
-    random amount to. Snapshots with a value that is not finite have NaN.
+    A reference that equals some members counts in equal parts for every rank it could have: the expectation of ties
+    broken at random. Snapshots with a value that is not finite have NaN.
     """
     below = sum((member < u_ref).to(torch.int16) for member in members)
     highest = below + sum((member == u_ref).to(torch.int16) for member in members)
@@ -82,8 +86,9 @@ class EnsembleSuite:
     - `spread_skill`: sqrt((M + 1) / M <s^2>) / sqrt(<(mean - u_ref)^2>) per channel, with the variance s^2 of the
       members (divided by M - 1); 1 is calibrated, less is overconfident
     - `rank_deviation`: sum_r |f_r - 1 / (M + 1)| for the shares f_r of the ranks r = 0, ..., M; 0 is flat
-    - `coverage`: share of the truth between the smallest and the largest member; (M - 1) / (M + 1) is calibrated
-    - `ECE`: mean over k = 1, ..., M / 2 of |share of the truth between the k-th smallest and the k-th largest member
+    - `coverage`: share of the cells whose reference lies between the smallest and the largest member; calibrated is
+      (M - 1) / (M + 1)
+    - `ECE`: mean over k = 1, ..., M / 2 of |share of the cells between the k-th smallest and the k-th largest member
       - (M + 1 - 2 k) / (M + 1)|
     """
 

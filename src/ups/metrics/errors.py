@@ -1,4 +1,17 @@
-"""Errors of predicted snapshots and trajectories beside the truth, each defined once."""
+"""Errors of predicted snapshots and trajectories against the reference, each defined once.
+
+With e = u_pred - u_ref, <.>_x the mean over the cells of the grid and <.>_b the mean over test trajectories:
+
+- RMSE = sqrt(<e^2>_x), MAE = <|e|>_x
+- nRMSE = RMSE / max(sqrt(<u_ref^2>_x), EPS), per trajectory, time and channel
+- VRMSE = RMSE / sqrt(<(u_ref - <u_ref>_x)^2>_x + 1e-7), The Well (arXiv:2412.00568)
+- L2RE = sqrt(<e^2>_xt) / sqrt(<u_ref^2>_xt), over the whole rollout, DPOT (arXiv:2403.03542)
+- bRMSE = RMSE over the boundary cells, cRMSE = sqrt(<<e>_x^2>_b), max error, and fRMSE over bands of wavenumbers:
+  see `ups.metrics.pdebench`
+
+RMSE, nRMSE, cRMSE, bRMSE, fRMSE and max error are those of PDEBench (Takamoto et al. 2022, arXiv:2210.07182). Its code
+has no EPS and averages over batches; what else differs is listed at `ups.metrics.pdebench.CompatSuite`.
+"""
 
 import torch
 from torch import Tensor
@@ -7,13 +20,11 @@ EPS = 1e-6  # the float32 round-off of a field of order ten: a weaker reference 
 VARIANCE_EPS = 1e-7  # of The Well
 
 
-def RMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
-    """Root of the mean over space of (u_pred - u_ref)^2: (B, T, C, *grid) -> (B, T, C)."""
-    return rms(u_pred - u_ref)
-
-
 def nRMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
-    """RMSE / max(RMS over space of u_ref, EPS) of each sample, time and channel: (B, T, C, *grid) -> (B, T, C)."""
+    """RMSE / max(RMS over space of u_ref, EPS), per trajectory, time and channel: (B, T, C, *grid) -> (B, T, C).
+
+    PDEBench (arXiv:2210.07182), with EPS against a division by zero where a field vanishes.
+    """
     return rms(u_pred - u_ref) / rms(u_ref).clamp_min(EPS)
 
 
@@ -25,7 +36,7 @@ def MAE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
 def VRMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
     """RMSE / sqrt(variance over space of u_ref + 1e-7): (B, T, C, *grid) -> (B, T, C); 1 predicts the mean.
 
-    The Well (arXiv:2412.00568). Of little use where the truth is constant in space.
+    The Well (arXiv:2412.00568). Not meaningful where the reference is constant in space.
     """
     return rms(u_pred - u_ref) / (rms(centred(u_ref)).square() + VARIANCE_EPS).sqrt()
 
@@ -38,19 +49,11 @@ def L2RE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
     return over_time(rms(u_pred - u_ref)) / over_time(rms(u_ref)).clamp_min(EPS)
 
 
-def bRMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
-    """RMSE over the first and last cells of every axis: (B, T, C, *grid) -> (B, T, C).
-
-    The faces are joined, so a cell on an edge or corner counts once for each face it lies on.
-    """
-    return boundary_rms(u_pred - u_ref)
-
-
 def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """Pearson correlation over space, averaged over channels: (B, T, C, *grid) -> (B, T).
 
-    Channels whose truth varies less than EPS of its RMS do not count; where no channel counts the correlation is 1.
-    A prediction that is constant in space correlates with nothing; one that is not finite has no correlation, NaN.
+    Channels whose reference varies by less than EPS of its RMS are left out; without any channel the correlation is 1.
+    It is 0 for a prediction that is constant in space, and NaN for one that is not finite.
     """
     deviation, deviation_ref = centred(u_pred), centred(u_ref)
     std, std_ref = rms(deviation), rms(deviation_ref)
@@ -63,12 +66,12 @@ def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
 
 
 def correlation_time(u_pred: Tensor, u_ref: Tensor, threshold: float = 0.8) -> Tensor:
-    """Number of the first step, counted from 1, whose correlation is below `threshold`: (B, T, C, *grid) -> (B,).
+    """First time step, counted from 1, whose correlation is below `threshold`: (B, T, C, *grid) -> (B,).
 
-    The unit is the time between two stored snapshots. A rollout that stays correlated has T, a lower bound.
+    The unit is the time between two stored snapshots. A rollout that stays correlated gets T, a lower bound.
     """
     rho = correlation(u_pred, u_ref)
-    has_fallen = ~(rho >= threshold)  # a NaN has fallen
+    has_fallen = ~(rho >= threshold)  # true for NaN too: a diverged rollout is not correlated
     first = has_fallen.int().argmax(dim=1) + 1
     return torch.where(has_fallen.any(dim=1), first, rho.shape[1]).to(u_ref.dtype)
 
@@ -76,7 +79,7 @@ def correlation_time(u_pred: Tensor, u_ref: Tensor, threshold: float = 0.8) -> T
 def conservation_drift(u: Tensor, u_0: Tensor) -> Tensor:
     """|sum over space of u - u_0| / sum over space of |u_0|: (B, T, C, *grid), (B, C, *grid) -> (B, T, C).
 
-    For fields whose integral the equation and its boundaries conserve.
+    Zero for fields whose integral the equation and its boundary conditions conserve.
     """
     change = _spatial_mean(u - u_0[:, None]).abs()
     return change / u_0.abs().flatten(2).mean(-1).clamp_min(EPS)[:, None]
@@ -88,7 +91,10 @@ def rms(u: Tensor) -> Tensor:
 
 
 def boundary_rms(u: Tensor) -> Tensor:
-    """Root mean square over the faces of the grid, joined: (B, T, C, *grid) -> (B, T, C)."""
+    """Root mean square over the first and last cells of every axis: (B, T, C, *grid) -> (B, T, C).
+
+    Of u_pred - u_ref it is PDEBench's bRMSE. As there, a cell on an edge or corner counts once for each face it is on.
+    """
     faces = [u.narrow(axis, start, 1).flatten(3) for axis in range(3, u.ndim) for start in (0, -1)]
     return rms(torch.cat(faces, dim=-1))
 
@@ -105,3 +111,30 @@ def over_time(values: Tensor) -> Tensor:
 
 def _spatial_mean(u: Tensor) -> Tensor:
     return u.mean(dim=tuple(range(3, u.ndim)))
+
+
+class SampleMeans:
+    """Running means over samples of named tensors (B, ...).
+
+    Sums are kept in float64, so that the result does not depend on how the samples are split into batches.
+    """
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, samples: dict[str, Tensor]) -> None:
+        """Add the samples of one batch."""
+        for name, values in samples.items():
+            total = values.double().sum(dim=0)
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
+        self.num_samples += len(next(iter(samples.values())))
+
+    def __getitem__(self, name: str) -> Tensor:
+        if not self.num_samples:
+            raise ValueError("expected at least one trajectory, got none: call update() before asking for metrics")
+        return self._sums[name] / self.num_samples
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of one sample of `name`; None before the first."""
+        return tuple(self._sums[name].shape) if name in self._sums else None

@@ -50,7 +50,7 @@ def band_scores(error: Tensor, prediction: Tensor, reference: Tensor) -> dict[st
     - `band_error_<i>`: sqrt(E_error / E_ref), 1 for a prediction without any energy there
     - `band_energy_<i>`: |log10(E_pred / E_ref)|
 
-    Energies are at least EPS^2 of the reference's total: a weaker band is round-off.
+    Energies are clamped to EPS^2 of the reference's total: what is weaker is round-off.
     """
     floor = EPS**2 * reference.sum(-1).clamp_min(EPS**2)
     scores = {}
@@ -74,7 +74,7 @@ def _radial_sums(energy: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def _sum_by_bin(energy: Tensor, bins: Tensor, num_shells: int) -> Tensor:
-    """Sums over the modes (..., modes) of each shell; the bin after the last one is thrown away."""
+    """Sums over the modes (..., modes) of each shell; the last bin holds the modes beyond all shells and is dropped."""
     shells = energy.new_zeros(*energy.shape[:-1], num_shells + 1)
     return shells.index_add_(-1, bins, energy)[..., :num_shells]
 

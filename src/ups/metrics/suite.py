@@ -1,21 +1,21 @@
-"""Every score of one method beside the truth, over a stream of batches."""
+"""All metrics of one method and horizon, over a stream of batches."""
 
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ups.metrics.bootstrap import bootstrap_interval, mean, median
-from ups.metrics.compat import CompatSuite
+from ups.metrics.bootstrap import bootstrap_interval
 from ups.metrics.ensembles import EnsembleErrors, EnsembleSuite
-from ups.metrics.errors import L2RE, MAE, VRMSE, conservation_drift, correlation_time
-from ups.metrics.pdebench import MetricSuite, snapshot_errors
-from ups.metrics.running import SampleMeans
+from ups.metrics.errors import L2RE, MAE, VRMSE, SampleMeans, conservation_drift, correlation_time
+from ups.metrics.pdebench import CompatSuite, MetricSuite, snapshot_errors
 from ups.metrics.spectra import band_scores, radial_spectrum
 
 COMPAT = "pdebench_compat/"
+MEDIANS = ("correlation_time",)  # its mean would depend on the length of rollouts that never lose correlation
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Truth:
-    """Reference snapshots (B, T, C, *grid) and their spectrum, which the scores of all methods share."""
+    """Reference snapshots (B, T, C, *grid), with their spectrum computed once for all methods."""
 
     u: Tensor
 
@@ -38,7 +38,7 @@ class Truth:
 
 
 class ScoreSuite:
-    """All scores of one method and horizon.
+    """All metrics of one method and horizon (one step, or whole rollouts).
 
     - the metrics of `MetricSuite`, and those of `CompatSuite` under `pdebench_compat/`
     - `MAE`, `L2RE`, `VRMSE`: means over samples and channels (and times)
@@ -49,7 +49,7 @@ class ScoreSuite:
     """
 
     def __init__(self, num_dims: int, batch_size: int, conserved: tuple[int, ...], seed: int) -> None:
-        self.corrected = MetricSuite(num_dims)
+        self.corrected = MetricSuite()
         self.conserved, self.seed = list(conserved), seed
         self._compat = CompatSuite(num_dims, batch_size)
         self._spectra = SampleMeans()
@@ -59,7 +59,11 @@ class ScoreSuite:
     def update(
         self, u_pred: Tensor, truth: Truth, u_0: Tensor | None = None, ensemble: EnsembleErrors | None = None
     ) -> None:
-        """Add a batch of predictions (B, T, C, *grid); rollouts have an initial state u_0 (B, C, *grid)."""
+        """Add a batch of predictions (B, T, C, *grid).
+
+        Metrics over time need the initial state u_0 (B, C, *grid) of the rollouts; ensemble scores need `ensemble`, the
+        reductions of the members whose mean is u_pred.
+        """
         errors = snapshot_errors(u_pred, truth.u)
         self.corrected.add(errors)
         self._compat.add(errors)
@@ -80,23 +84,28 @@ class ScoreSuite:
             self._ensemble.add(ensemble)
             scores["CRPS"] = ensemble.crps
         for name, values in scores.items():
+            # One number per trajectory: its snapshots are not independent, so that intervals resample trajectories.
             self._trajectories[name].append(values.double().reshape(len(values), -1).mean(dim=1))
 
     def compute(self) -> dict[str, Score]:
         """Return the scores of all samples so far."""
-        statistics = {name: median if name == "correlation_time" else mean for name in self._trajectories}
         trajectories = {name: self.of_trajectories(name) for name in self._trajectories}
+        intervals = {
+            name: bootstrap_interval(each, statistic=np.median if name in MEDIANS else np.mean, seed=self.seed)
+            for name, each in trajectories.items()
+        }
+        values = {
+            name: float(each.quantile(0.5) if name in MEDIANS else each.mean()) for name, each in trajectories.items()
+        }
         spectra = [self._spectra[name].sum(dim=0) for name in ("error", "prediction", "reference")]
-        values = {name: float(statistics[name](trajectories[name])) for name in trajectories}
         values |= self.corrected.compute() | band_scores(*spectra)
         values |= {f"{COMPAT}{name}": value for name, value in self._compat.compute().items()}
         if "CRPS" in trajectories:
             values |= self._ensemble.compute()
-        intervals = {name: bootstrap_interval(trajectories[name], statistics[name], self.seed) for name in trajectories}
         return {name: Score(value, intervals.get(name)) for name, value in values.items()}
 
     def of_trajectories(self, name: str) -> Tensor:
-        """Return the score `name` of every trajectory so far, (N,)."""
+        """Return the metric `name` of every trajectory so far, (N,)."""
         return torch.cat(self._trajectories[name]).cpu()
 
     def ranks(self) -> Tensor | None:

@@ -1,17 +1,20 @@
-"""Models of one family on its grid, to compare with: a U-Net and a linear stencil, and how a step is made of them.
+"""FNO, U-Net and linear stencil of one family on its grid: the baselines.
 
-They work on normalized fields point by point: latents of a codec whose patches are single points.
+They get normalized fields: latents of the identity codec, whose patches are single grid points.
 """
 
+import warnings
 from collections.abc import Sequence
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from ups.models.amplitude import Amplitude
-from ups.models.domain import Domain
-from ups.models.fno import make_fno
+from ups.errors import ConfigFault
+from ups.models.sizes import Domain, Sizes
+from ups.models.state_statistics import StateStatistics
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 GROUPS = 8
@@ -19,69 +22,67 @@ NUM_LEVELS = 3
 
 
 class GridModel(nn.Module):
-    """A network F on fields (B, C, *grid), and the statistics of `Amplitude`.
+    """A network F on the fields (B, C, *grid) of one family, with the statistics and limits of the operator.
 
-    The conditions `told`, places in what the operator is told, are constant channels of F's input.
+    The condition features with the indices `condition_channels` are appended to F's input as constant channels.
     """
 
-    def __init__(self, network: nn.Module, num_families: int, latent_channels: int, told: Sequence[int]) -> None:
+    def __init__(self, network: nn.Module, sizes: Sizes, condition_channels: Sequence[int]) -> None:
         super().__init__()
-        self.network, self.told = network, list(told)
-        self.amplitude = Amplitude(num_families, latent_channels)
+        self.network, self.condition_channels = network, list(condition_channels)
+        self.statistics = StateStatistics(sizes)
 
-    def on_grid(self, given: list[Tensor], condition: Tensor, domain: Domain) -> Tensor:
-        """F of tokens `given`, each (B, N, any), and of what is told of condition (B, K): (B, N, C)."""
-        told = condition[:, None, self.told].expand(-1, given[0].shape[1], -1)
-        u = torch.cat([*given, told], -1).mT.unflatten(-1, domain.grid)
+    def on_grid(self, inputs: list[Tensor], condition: Tensor, domain: Domain) -> Tensor:
+        """F of the tokens `inputs`, each (B, N, any), and of the condition (B, K): (B, N, C)."""
+        features = condition[:, None, self.condition_channels].expand(-1, inputs[0].shape[1], -1)
+        u = torch.cat([*inputs, features], -1).mT.unflatten(-1, domain.grid)
         return self.network(u).flatten(2).mT
 
 
 class GridOperator(GridModel):
-    """z_next = clip(z + change * F(z, coefficients)).
-
-    `change`, the limits of what F sees and the bound that keeps a rollout finite are those of `Amplitude`, as for the
-    operator.
-    """
+    """z_next = limit_step(z + step_rms * F(clamp_state(z), coefficients, condition)); see `StateStatistics`."""
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance z (B, N, C) by one time step; coefficients (B, N, C_c), condition (B, K)."""
-        step = self.on_grid([self.amplitude.within(z, domain), coefficients], condition, domain)
-        return self.amplitude.clip(z + self.amplitude.change[domain.family, : z.shape[-1]] * step, z, domain)
+        step = self.on_grid([self.statistics.clamp_state(z, domain), coefficients], condition, domain)
+        change = self.statistics.of("step_rms", domain, z.shape[-1]) * step
+        return self.statistics.limit_step(z + change, z, domain)
 
 
 class GridSteadyModel(GridModel):
-    """z = within(F(coefficients))."""
+    """z = clamp_state(F(coefficients, condition)); see `StateStatistics`."""
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
-        """Solutions (B, N, C) for coefficients (B, N, C_c) and condition (B, K), whatever z."""
-        return self.amplitude.within(self.on_grid([coefficients], condition, domain), domain)
+        """Solutions (B, N, C) for coefficients (B, N, C_c) and condition (B, K); z is ignored."""
+        return self.statistics.clamp_state(self.on_grid([coefficients], condition, domain), domain)
 
 
 def grid_model(
     *,
     kind: str,
+    family: str,
     steady: bool,
-    num_families: int,
     in_channels: int,
     out_channels: int,
     grid: Sequence[int],
     periodic: Sequence[bool],
-    told: Sequence[int],
+    condition_channels: Sequence[int],
     model: dict[str, Any],
 ) -> GridOperator | GridSteadyModel:
-    """A model of one family: kind `fno`, `unet` or `linear`, with the sizes `model`; `told` are among its inputs."""
-    in_channels += len(told)
+    """A baseline of one family: kind `fno`, `unet` or `linear` with the sizes `model`."""
+    num_inputs = in_channels + len(condition_channels)
     if kind == "fno":
-        network = make_fno(in_channels, out_channels, grid=grid, periodic=periodic, **model)
+        network = make_fno(num_inputs, out_channels, grid=grid, periodic=periodic, **model)
     elif kind == "unet":
-        network = UNet(in_channels, out_channels, grid=grid, periodic=periodic, **model)
+        network = UNet(num_inputs, out_channels, grid=grid, periodic=periodic, **model)
     else:
-        network = LinearStencil(in_channels, out_channels, periodic=periodic, **model)
-    return (GridSteadyModel if steady else GridOperator)(network, num_families, out_channels, told)
+        network = LinearStencil(num_inputs, out_channels, periodic=periodic, **model)
+    sizes = Sizes((family,), (len(grid),), (out_channels,), (out_channels,), (in_channels,), len(condition_channels))
+    return (GridSteadyModel if steady else GridOperator)(network, sizes, condition_channels)
 
 
 class Convolution(nn.Module):
-    """A convolution whose periodic axes wrap and whose others repeat the edge; the grid stays, for odd kernels."""
+    """A convolution with circular padding along periodic axes and edge values elsewhere; odd kernels keep the grid."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, periodic: Sequence[bool]) -> None:
         super().__init__()
@@ -90,16 +91,16 @@ class Convolution(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """Fields (B, C, *grid) to (B, out, *grid)."""
-        for axis, periodic in enumerate(self.periodic):
+        for axis, periodic in enumerate(self.periodic):  # `pad` has one mode for all axes of a call
             padding = [0] * (2 * len(self.periodic))
-            place = 2 * (len(self.periodic) - 1 - axis)
-            padding[place : place + 2] = [self.width, self.width]
+            last_first = 2 * (len(self.periodic) - 1 - axis)  # `pad` counts axes from the last
+            padding[last_first : last_first + 2] = [self.width, self.width]
             u = nn.functional.pad(u, padding, mode="circular" if periodic else "replicate")
         return self.convolution(u)
 
 
 class LinearStencil(nn.Module):
-    """One convolution, zero at first: what any linear scheme with constant coefficients of that width can do."""
+    """One convolution with zero initial weights: an explicit, linear finite-difference scheme with trained weights."""
 
     def __init__(self, in_channels: int, out_channels: int, *, kernel_size: int, periodic: Sequence[bool]) -> None:
         super().__init__()
@@ -112,7 +113,10 @@ class LinearStencil(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """u + conv(GELU(norm(conv(GELU(norm(u)))))), the block of the modern U-Net of PDEArena (arXiv:2209.15616)."""
+    """u + conv(GELU(norm(conv(GELU(norm(u)))))), the block of the modern U-Net of PDEArena.
+
+    Gupta & Brandstetter 2022, arXiv:2209.15616. Where the number of channels changes, u passes a pointwise convolution.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, periodic: Sequence[bool]) -> None:
         super().__init__()
@@ -135,9 +139,10 @@ class ResidualBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """Residual blocks on `NUM_LEVELS` grids, each half as fine with twice the channels, and back with skips.
+    """Residual blocks on up to `NUM_LEVELS` grids, with skip connections between the two blocks of a level.
 
-    A grid that cannot be halved evenly, or has fewer than eight points per axis, ends the descent.
+    Each coarser grid has half the points per axis and twice the channels. A grid with an odd number of points, or fewer
+    than eight, along an axis is the coarsest.
     """
 
     def __init__(
@@ -182,8 +187,63 @@ class UNet(nn.Module):
 
 
 def _num_levels(grid: Sequence[int]) -> int:
-    """Grids in all: halved while every axis stays even and keeps four points."""
+    """Number of grids, the given one included."""
     levels, size = 1, list(grid)
     while levels < NUM_LEVELS and all(n % 2 == 0 and n >= 8 for n in size):
         levels, size = levels + 1, [n // 2 for n in size]
     return levels
+
+
+class _Complex(nn.Module):
+    """Parametrization of a complex parameter by its real and imaginary parts.
+
+    Fused optimizers and the exponential moving average take real tensors only.
+    """
+
+    def forward(self, real: Tensor, imaginary: Tensor) -> Tensor:
+        return torch.complex(real, imaginary)
+
+    def right_inverse(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        return value.real.clone(), value.imag.clone()
+
+
+def make_fno(
+    in_channels: int,
+    out_channels: int,
+    *,
+    hidden_channels: int,
+    num_layers: int,
+    modes: Sequence[int],
+    padding: float,
+    grid: Sequence[int],
+    periodic: Sequence[bool],
+) -> nn.Module:
+    """The FNO of the library neuraloperator on fields (B, C, *grid), with its grid embedding.
+
+    `modes` are the largest frequencies per axis on 1D, 2D and 3D grids; the library counts positive and negative ones,
+    hence twice as many. Non-periodic axes are padded by the fraction `padding` of their length, half of it at each end.
+
+    Raises:
+        ConfigFault: neuraloperator is not installed.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            from neuralop.models import FNO
+    except ImportError as error:
+        raise ConfigFault(f"the FNO baseline needs the extra: pip install -e '.[baselines]' ({error})") from error
+    network = FNO(
+        n_modes=tuple(min(2 * modes[len(grid) - 1], n) for n in grid),
+        in_channels=in_channels,
+        out_channels=out_channels,
+        hidden_channels=hidden_channels,
+        n_layers=num_layers,
+        domain_padding=None if all(periodic) else [0.0 if wraps else padding / 2 for wraps in periodic],
+    )
+    # The library's own `state_dict` adds the constructor arguments, functions among them, which cannot be saved.
+    network.state_dict = MethodType(nn.Module.state_dict, network)
+    for convolution in network.fno_blocks.convs:
+        weight = convolution.weight.to_tensor()
+        del convolution.weight
+        convolution.weight = nn.Parameter(weight)
+        parametrize.register_parametrization(convolution, "weight", _Complex())
+    return network

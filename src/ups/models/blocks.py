@@ -1,4 +1,7 @@
-"""Stacks of blocks, flat or U-shaped: the part of a model that training may compile, shard, skip or compute twice."""
+"""Stacks of blocks, one after the other or in a U-shape.
+
+They hold nearly all of a model's parameters and activations, so training compiles, shards and recomputes these classes.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,15 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ups.models.domain import Domain
+from ups.models.sizes import Domain
 
 
 class Blocks(nn.ModuleList):
-    """Blocks applied in turn, x <- block(x, *context).
+    """Blocks applied one after the other, x <- block(x, *context).
 
-    With `recompute` they are computed again in the backward pass instead of kept in memory (Chen et al. 2016,
-    arXiv:1604.06174). `keep` (B, blocks), where it is set, multiplies what each block adds to each sample: 0 or
-    1 / (1 - drop_path), drawn anew for every training step (stochastic depth, Huang et al. 2016, arXiv:1603.09382).
+    With `recompute` the backward pass computes the activations of a block again instead of storing them (Chen et al.
+    2016, arXiv:1604.06174). `keep` (B, blocks) are factors on the residual branch of each block for each sample: 0 or
+    1 / (1 - drop_path), which training sets at random at every step (stochastic depth, Huang et al. 2016,
+    arXiv:1603.09382). None outside of training: every block counts in full.
     """
 
     recompute = False
@@ -27,10 +31,10 @@ class Blocks(nn.ModuleList):
         self.drop_path = drop_path
 
     def forward(self, x: Tensor, *context: Any) -> Tensor:
-        """Apply all blocks to x; the shape stays."""
+        """Apply all blocks to x (B, *grid, C); the result has the same shape."""
         keeps = [()] * len(self) if self.keep is None else [(keep,) for keep in self.keep.unbind(1)]
         for block, keep in zip(self, keeps, strict=True):
-            if self.recompute and torch.is_grad_enabled():
+            if self.recompute and torch.is_grad_enabled():  # without gradients nothing is stored anyway
                 x = checkpoint(block, x, *context, *keep, use_reentrant=False)
             else:
                 x = block(x, *context, *keep)
@@ -40,8 +44,9 @@ class Blocks(nn.ModuleList):
 class UShape(nn.Module):
     """x <- before(x), then x <- after(x + up(inner(down(x)))) with `inner` on a grid of half the points per axis.
 
-    Going down averages pairs of tokens, going up repeats them, each with a linear map. An axis that cannot be halved
-    keeps its points. Ronneberger et al. 2015, arXiv:1505.04597.
+    `down` averages pairs of tokens along each axis, then maps them linearly; `up` maps tokens linearly, then repeats
+    them. An axis with an odd number of tokens, or with only two, is not halved. Ronneberger et al. 2015,
+    arXiv:1505.04597.
     """
 
     def __init__(self, before: Blocks, inner: "Blocks | UShape", after: Blocks, channels: int) -> None:
@@ -50,7 +55,7 @@ class UShape(nn.Module):
         self.down, self.up = nn.Linear(channels, channels), nn.Linear(channels, channels)
 
     def forward(self, x: Tensor, condition: Tensor, domain: Domain) -> Tensor:
-        """Apply all blocks to x (B, *grid, C); the shape stays."""
+        """Apply all blocks to x (B, *grid, C); the result has the same shape."""
         x = self.before(x, condition, domain)
         axes = [axis for axis, n in enumerate(domain.grid, start=1) if n % 2 == 0 and n > 2]
         coarse = x

@@ -1,9 +1,10 @@
 """The codec between physical fields (B, C, *grid) and latents (B, N, D): normalization, patches, orthonormal bases.
 
-Each field has its own basis of patch components, a Cayley-parametrised orthogonal matrix that is trained so that the
-first components reconstruct best (nested dropout, Rippel et al. 2014: the optimum is the field's principal
-components). With all components kept the codec is exact up to rounding and isometric: the distance of two latents is
-that of the normalized fields.
+A token is one patch of the grid. Its latent channels are the coefficients of the patch in a trained orthonormal basis,
+one basis per field, given by a skew-symmetric matrix (Cayley transform). Training reconstructs each sample from a
+random number of leading components (nested dropout, Rippel et al. 2014, arXiv:1402.0915), so that the optimal basis is
+the field's principal components. With all components kept the codec is exact up to rounding and isometric: the distance
+of two latents is that of the normalized fields.
 """
 
 import copy
@@ -20,10 +21,12 @@ from ups.errors import ConfigFault
 
 @dataclass(frozen=True)
 class FieldGroup:
-    """Fields encoded together: the state or the coefficients of one family, with their normalization.
+    """Fields encoded together: the state fields or the coefficient fields of one family, with their normalization.
 
-    `mean` and `std` (one per field) apply to log(u) where `log` is true, else to u. `first` is the position of the
-    group's first basis in the codec's stack.
+    `patch` is the edge of a patch in grid points, `components` the number of basis components kept per field. `log`,
+    `mean` and `std` have one entry per field; mean and standard deviation are those of log(u) where `log` is true, else
+    of u. `first` is the offset of the group's bases along the first axis of `Codec.skew`; the fields' bases follow each
+    other.
     """
 
     grid: tuple[int, ...]
@@ -36,10 +39,12 @@ class FieldGroup:
 
     @property
     def token_grid(self) -> tuple[int, ...]:
+        """Patches per axis."""
         return tuple(n // self.patch for n in self.grid)
 
     @property
     def num_tokens(self) -> int:
+        """Tokens N of a snapshot."""
         return math.prod(self.token_grid)
 
     @property
@@ -49,24 +54,33 @@ class FieldGroup:
 
     @property
     def patch_points(self) -> int:
+        """Grid points of a patch."""
         return self.patch ** len(self.grid)
 
 
 def choose_patch(grid: tuple[int, ...], patch_size: int, max_tokens: int) -> int:
-    """The smallest patch edge that divides every axis, is at least `patch_size` and leaves at most `max_tokens`.
+    """The smallest patch edge that divides every axis, is at least `patch_size` and gives at most `max_tokens` tokens.
 
-    Where none does (a prime number of points), the largest edge that divides the grid.
+    Where no edge meets all three (an axis with a prime number of points), the largest edge that divides every axis and
+    is smaller than the shortest axis.
     """
     divisors = [p for p in range(1, min(grid) + 1) if all(n % p == 0 for n in grid) and p < min(grid)]
     fitting = [p for p in divisors if p >= patch_size and math.prod(n // p for n in grid) <= max_tokens]
     return min(fitting) if fitting else max(divisors)
 
 
-MAX_PATCH_POINTS = 4096
+MAX_PATCH_POINTS = 4096  # a basis has the square of it as entries, and is the solution of a linear system of this size
 
 
 class Codec(nn.Module):
-    """Encoder and decoder for every field group; both use the trained bases, nothing else."""
+    """Encoder and decoder of every field group, by `group_name`; the decoder is the transpose of the encoder.
+
+    The only parameter is `skew` (bases, P, P), P the grid points of the largest patch: one matrix S per basis, of which
+    a group with smaller patches uses the leading block. See `bases`.
+
+    Raises:
+        ConfigFault: a patch has more than `MAX_PATCH_POINTS` grid points.
+    """
 
     def __init__(self, groups: dict[str, FieldGroup]) -> None:
         super().__init__()
@@ -74,23 +88,27 @@ class Codec(nn.Module):
         points = max(group.patch_points for group in groups.values())
         if points > MAX_PATCH_POINTS:
             raise ConfigFault(
-                f"a patch of {points} points is too large for a dense basis: raise codec.model.max_tokens"
+                f"a patch of {points} grid points is too large for a dense basis: raise codec.model.max_tokens"
             )
         num_bases = sum(len(group.mean) for group in groups.values())
         self.skew = nn.Parameter(torch.zeros(num_bases, points, points))
 
     def on_grid(self, family: str, grid: tuple[int, ...]) -> "Codec":
-        """The codec with the same bases for snapshots of a family on another grid, which its patch must divide."""
+        """A codec that shares this one's bases and takes snapshots of `family` on `grid`, a multiple of its patch."""
         names = (group_name(family, "fields"), group_name(family, "coefficients"))
-        moved = {name: replace(self.groups[name], grid=grid) for name in names if name in self.groups}
+        on_grid = {name: replace(self.groups[name], grid=grid) for name in names if name in self.groups}
         codec = copy.copy(self)
-        codec.groups = self.groups | moved
+        codec.groups = self.groups | on_grid
         return codec
 
     def bases(self, group: FieldGroup) -> Tensor:
-        """Orthonormal bases (fields, components, patch points): rows of Q = (I - A)(I + A)^-1, A = S - S^T."""
-        stack = slice(group.first, group.first + len(group.mean))
-        skew = self.skew[stack, : group.patch_points, : group.patch_points]
+        """Orthonormal bases (fields, components, patch points): the first rows of Q C.
+
+        Q = (I - A)(I + A)^-1 with A = S - S^T is the Cayley transform, orthogonal for every S, so that training needs
+        no constraint; C is the cosine basis, where training starts with S = 0.
+        """
+        fields = slice(group.first, group.first + len(group.mean))
+        skew = self.skew[fields, : group.patch_points, : group.patch_points]
         skew = skew - skew.mT
         identity = torch.eye(group.patch_points, device=skew.device, dtype=skew.dtype)
         rotation = torch.linalg.solve(identity + skew, identity - skew)
@@ -107,17 +125,17 @@ class Codec(nn.Module):
         return denormalize(self.reconstruct(z, group), group)
 
     def project(self, u: Tensor, group: FieldGroup) -> Tensor:
-        """Normalized fields to latents."""
+        """Normalized fields (B, C, *grid) to latents (B, N, D)."""
         components = torch.einsum("bnci,cki->bnck", to_patches(u, group), self.bases(group))
         return components.flatten(2)
 
     def reconstruct(self, z: Tensor, group: FieldGroup) -> Tensor:
-        """Latents to normalized fields."""
+        """Latents (B, N, D) to normalized fields (B, C, *grid)."""
         components = z.unflatten(2, (len(group.mean), group.components))
         return from_patches(torch.einsum("bnck,cki->bnci", components, self.bases(group)), group)
 
     def forward(self, u: Tensor, name: str, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalized fields and their reconstruction from the first `keep` (B,) components of every patch."""
+        """Normalized fields (B, C, *grid), and their reconstruction from the first `keep` (B,) components per patch."""
         group = self.groups[name]
         u = normalize(u, group)
         kept = torch.arange(group.components, device=u.device) < keep[:, None]  # (B, components)
@@ -126,7 +144,7 @@ class Codec(nn.Module):
 
 
 def _cosine_basis(patch: int, num_dims: int) -> Tensor:
-    """The orthonormal cosine transform of a patch, lowest frequencies first: where training starts."""
+    """Rows of the orthonormal cosine transform of a patch (P, P), sorted by squared frequency, lowest first."""
     k, i = torch.meshgrid(*[torch.arange(patch, dtype=torch.float64)] * 2, indexing="ij")
     basis = torch.cos(torch.pi * k * (i + 0.5) / patch)
     basis = basis / basis.norm(dim=1, keepdim=True)
@@ -176,5 +194,5 @@ def group_name(family: str, kind: str) -> str:
 
 
 def codec_from(groups: dict[str, dict[str, Any]]) -> Codec:
-    """Rebuild a codec from the settings saved with its weights."""
+    """The codec of the constructor arguments saved with its weights, one dict per field group."""
     return Codec({name: FieldGroup(**group) for name, group in groups.items()})

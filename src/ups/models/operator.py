@@ -1,48 +1,59 @@
-"""The operator: one time step in latent space, told the PDE's parameters, boundaries, family and time step."""
+"""The operator, which advances a latent state by one time step, and the steady model, which predicts a solution."""
 
 import torch
 from torch import Tensor, nn
 
-from ups.models.amplitude import Amplitude
-from ups.models.domain import Domain
-from ups.models.sizes import Backbone, Sizes
-from ups.models.token_mixer import TokenMixer
+from ups.models.backbone import TokenMixer
+from ups.models.sizes import Backbone, Domain, Sizes, row_of
+from ups.models.state_statistics import StateStatistics
 
 
 class Operator(nn.Module):
-    """z_next = clip(z + change * a * F(z, z / a, coefficients; a, condition)).
+    """z_next = limit_step(z + s * F(z, (z - mean) / (f a), coefficients; mean, log a, condition)).
 
-    F sees the state as it is and at unit amplitude, and has unit scale itself; `change` and the amplitude a are those
-    of `Amplitude`, and so are the limits of what F sees and the bound that keeps any rollout finite. No step changes
-    the integral of a field that the PDE conserves: `conserved` (families, D) is the direction of that integral in the
-    mean over tokens, of unit length per field, zero where nothing is conserved.
+    F is the token mixer. It gets the state as it is and at zero mean and unit amplitude a, with f = `fluctuation_rms`;
+    its output has unit scale, s is the `expected_change` of a step. Statistics and limits are those of
+    `StateStatistics`. No step changes the integral of a field that the PDE conserves: `conserved` (families, D) is the
+    direction of that integral in the mean of latents over tokens, of unit length per field, 0 where nothing is
+    conserved.
     """
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
         super().__init__()
-        self.amplitude = Amplitude(sizes.num_families, max(sizes.latent_channels))
-        self.register_buffer("conserved", torch.zeros(sizes.num_families, max(sizes.latent_channels)))
-        self.mixer = TokenMixer(
-            backbone,
-            sizes,
-            num_states=2,
-            num_conditions=sizes.num_conditions,
-        )
+        self.rows = sizes.rows
+        self.statistics = StateStatistics(sizes)
+        self.register_buffer("conserved", torch.zeros(len(sizes.families), max(sizes.latent_channels)))
+        self.mixer = TokenMixer(backbone, sizes, num_states=2, num_conditions=sizes.num_conditions)
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance z (B, N, D) by one time step; coefficients (B, N, D_c), condition (B, K)."""
-        seen = self.amplitude.within(z, domain)
-        x, summary = self.amplitude.standardize(seen, domain)
-        tokens, told = torch.cat([seen, x, coefficients], -1), self.mixer.told(condition)
-        step = self.mixer(tokens, summary, told, domain, z.shape[-1])
-        change = self._conserving(self.amplitude.unit(z, domain) * step, domain)
-        return self.amplitude.clip(z + change, z, domain)
+        clamped = self.statistics.clamp_state(z, domain)
+        x, summary = self.statistics.standardize(clamped, domain)
+        tokens = torch.cat([clamped, x, coefficients], -1)
+        step = self.mixer(tokens, summary, self.mixer.visible(condition), domain, z.shape[-1])
+        change = self._without_conserved(self.statistics.expected_change(z, domain) * step, domain)
+        return self.statistics.limit_step(z + change, z, domain)
 
-    def _conserving(self, change: Tensor, domain: Domain) -> Tensor:
-        """The change without its part that would change conserved integrals."""
+    def _without_conserved(self, change: Tensor, domain: Domain) -> Tensor:
+        """The change (B, N, D) minus its component that changes conserved integrals."""
         channels = change.shape[-1]
-        direction = self.conserved[domain.family, :channels]
-        same_field = self.amplitude.pool[domain.family, :channels, :channels] > 0
-        # Not a matrix product: autocast would take it to bfloat16.
+        direction = self.conserved[row_of(self.rows, domain.family), :channels]
+        same_field = self.statistics.of("field_average", domain, channels)[:, :channels] > 0
+        # Not a matrix product: autocast would compute it in bfloat16.
         along = ((change.mean(1) * direction).unsqueeze(-1) * same_field).sum(1)
         return change - (along * direction).unsqueeze(1)
+
+
+class SteadyModel(nn.Module):
+    """z = clamp_state(F(coefficients; mean of coefficients, condition)): coefficient fields to the steady solution."""
+
+    def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
+        super().__init__()
+        self.mixer = TokenMixer(backbone, sizes, num_states=0, num_conditions=sizes.num_conditions)
+        self.statistics = StateStatistics(sizes)
+
+    def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
+        """Solutions (B, N, D) for coefficients (B, N, D_c); z (B, N, D) gives the number of channels only."""
+        summary = coefficients.mean(1)
+        solution = self.mixer(coefficients, summary, self.mixer.visible(condition), domain, z.shape[-1])
+        return self.statistics.clamp_state(solution, domain)

@@ -1,60 +1,105 @@
-"""What a model on tokens is made from: sizes that the data dictates, sizes that a section of `conf` chooses."""
+"""Sizes and options of the networks, as plain values; imported by the configuration, so this module needs no torch."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
 
-from torch import nn
+from ups.errors import DataFault
 
-Model = TypeVar("Model", bound=nn.Module)
+
+@dataclass(frozen=True)
+class Domain:
+    """The token grid of a family: points per axis, and whether each axis is periodic.
+
+    With separate tokens per field a grid point has `num_fields` tokens, one after the other in the batch; otherwise 1.
+    """
+
+    family: str
+    grid: tuple[int, ...]
+    periodic: tuple[bool, ...]
+    num_fields: int = 1
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the data dictates: `num_conditions`, and the rest per family, 0 where a model has nothing to do with it.
+    """Sizes given by the data: the families of the latent cache by name, and the sizes of each.
 
-    Axes of its grid, fields, channels of its latents and of the latents of its coefficients.
+    `num_axes` of the grid, `num_fields`, `latent_channels` D of the state and `coefficient_channels` D_c of the
+    coefficients; all 0 for a family on which the model is not trained. `num_conditions` is K.
     """
 
+    families: Sequence[str]
     num_axes: Sequence[int]
     num_fields: Sequence[int]
     latent_channels: Sequence[int]
     coefficient_channels: Sequence[int]
     num_conditions: int
 
-    @property
-    def num_families(self) -> int:
-        """Families that have a number, with data or without."""
-        return len(self.num_axes)
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Row of each family on which the model is trained, in tables and lists with one entry per family."""
+        return {name: row for row, name in enumerate(self.families) if self.num_axes[row]}
+
+
+def row_of(rows: dict[str, int], family: str) -> int:
+    """Row of a family by name.
+
+    Raises:
+        DataFault: the model was not trained on this family.
+    """
+    if family not in rows:
+        raise DataFault(f"the model was not trained on {family!r}, only on {', '.join(rows)}: train it on that family")
+    return rows[family]
+
+
+def limits(**bounds: float) -> Any:
+    """A dataclass field with bounds (`ge`, `le`, `lt`, `multiple_of`) that the configuration checks."""
+    return field(metadata=bounds)
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """What the section `model` of a stage chooses for its token mixer; described in `ups.config`."""
+    """Options of the network between stem and head that operator, denoiser and steady model have in common.
 
-    hidden_channels: Sequence[int]
-    num_layers: int
-    levels: int
+    `hidden_channels` on 1D, 2D and 3D grids. `num_layers` counts all blocks; with `levels` > 1 they form a U-shape
+    whose grids are halved per level. `norm`: RMSNorm before token mixing and MLP. With `separate_trunks` there is one
+    trunk of blocks per family, selected by the family's name; otherwise all families share one. With `separate_fields`
+    every field has tokens of its own, which attend to the tokens of other fields at the same point.
+
+    Tokens are mixed by `modes` Fourier modes along each axis (of 1D, 2D, 3D grids), or by attention in heads of
+    `head_channels`: over all tokens, or over windows of `window` tokens per axis that are shifted by half a window in
+    every other block; `qk_norm` normalizes queries and keys. `drop_path` is the probability with which training skips a
+    block for a sample. Without `conditioning` the model gets zeros instead of the condition features (PDE parameters,
+    boundaries, resolution, time step).
+
+    Raises:
+        ValueError: options exclude each other.
+    """
+
+    hidden_channels: tuple[int, int, int] = limits(ge=1)
+    num_layers: int = limits(ge=1)
+    levels: int = limits(ge=1, le=3)
     norm: bool
-    experts: bool
+    separate_trunks: bool
     separate_fields: bool
     mixing: Literal["fourier", "attention"]
-    modes: Sequence[int]
-    head_channels: int
-    window: int | None
+    modes: tuple[int, int, int] = limits(ge=1)
+    head_channels: int = limits(ge=16, le=64, multiple_of=2)
+    window: int | None = limits(ge=2)
     qk_norm: bool
-    drop_path: float
+    drop_path: float = limits(ge=0.0, lt=1.0)
     conditioning: bool
+
+    def __post_init__(self) -> None:
+        if self.num_layers < 2 * self.levels - 1:
+            raise ValueError(f"levels={self.levels} needs num_layers of at least {2 * self.levels - 1}")
+        attends = self.mixing == "attention" or self.separate_fields
+        if attends and any(channels % self.head_channels for channels in self.hidden_channels):
+            raise ValueError("attention needs hidden_channels that are a multiple of head_channels")
+        if self.mixing == "fourier" and self.window is not None:
+            raise ValueError("window needs mixing: attention")
 
     def channels(self, num_axes: int) -> int:
         """Hidden channels on grids of so many axes."""
         return self.hidden_channels[num_axes - 1]
-
-
-def from_settings(model: Callable[[Sizes, Backbone], Model]) -> Callable[..., Model]:
-    """`model` as a function of `sizes` and `backbone` as plain values, as they are saved with its weights."""
-
-    def make(sizes: dict[str, Any], backbone: dict[str, Any]) -> Model:
-        return model(Sizes(**sizes), Backbone(**backbone))
-
-    return make

@@ -1,4 +1,4 @@
-"""Finished models on disk: constructor arguments and weights in one file, checked by its hash when read."""
+"""Trained models on disk: one file with constructor arguments and weights, whose hash is compared when it is read."""
 
 import io
 from collections.abc import Callable
@@ -10,57 +10,65 @@ from torch import nn
 
 from ups.errors import DataFault
 from ups.files import WEIGHTS, digest_of
+from ups.models.sizes import Backbone, Sizes
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
+def from_settings(model: Callable[[Sizes, Backbone], Model]) -> Callable[..., Model]:
+    """The constructor `model` as a function of the plain values `sizes` and `backbone` that are saved with weights."""
+
+    def make(sizes: dict[str, Any], backbone: dict[str, Any]) -> Model:
+        return model(Sizes(**sizes), Backbone(**backbone))
+
+    return make
+
+
 def tensor_bytes(content: dict[str, Any]) -> memoryview:
     """Tensors and plain values as the bytes of a file; the same content gives the same bytes."""
-    buffer = io.BytesIO()  # given a path, torch puts its name into the file, and hides why a disk refused it
+    # In memory first: given a path, torch stores its name in the file and hides the cause of a failed write.
+    buffer = io.BytesIO()
     torch.save(content, buffer)
     return buffer.getbuffer()
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read what `tensor_bytes` made, on the CPU; only tensors and plain values are accepted."""
+    """Content of a file made by `tensor_bytes`, on the CPU; a file with anything but tensors and plain values fails."""
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def load_model(make: Callable[..., Model], data_root: Path, receipt: dict[str, Any]) -> Model:
-    """Rebuild a finished, frozen model from a stage's receipt; `make` takes the settings saved with the weights.
+    """The trained model of a stage's receipt, without gradients; `make` takes the constructor arguments saved with it.
 
     Raises:
-        DataFault: the weights are missing, not those of the receipt, or of a model that is built otherwise by now.
+        DataFault: the file is missing, has another hash than the receipt, or does not fit the class of the model.
     """
-    content = _finished(data_root, receipt)
+    content = _checked(data_root, receipt)
     try:
         model = make(**content["settings"])
         model.load_state_dict(content["weights"])
     except (TypeError, RuntimeError) as fault:
-        raise _unusable(data_root, receipt, "is a model of another version of ups") from fault
+        raise _unusable(data_root, receipt, "was saved by another version of ups") from fault
     return model.requires_grad_(False).eval()
 
 
 def load_settings(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
-    """The constructor arguments of a finished model."""
-    return _finished(data_root, receipt)["settings"]
+    """The constructor arguments saved with a trained model; raises as `load_model`."""
+    return _checked(data_root, receipt)["settings"]
 
 
 def load_weights(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
-    """The weights of a finished model by name."""
-    return _finished(data_root, receipt)["weights"]
+    """The weights of a trained model by name; raises as `load_model`."""
+    return _checked(data_root, receipt)["weights"]
 
 
-def _finished(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
-    path = _path(data_root, receipt)
+def _checked(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
+    path = data_root / receipt["path"] / WEIGHTS
     if not path.is_file() or digest_of(path) != receipt["weights"]:
-        raise _unusable(data_root, receipt, f"does not hold what {receipt['stage']} trained")
+        raise _unusable(data_root, receipt, "is missing or differs from the weights that training saved")
     return load(path)
 
 
-def _unusable(data_root: Path, receipt: dict[str, Any], why: str) -> DataFault:
-    return DataFault(f"{_path(data_root, receipt)} {why}; run `kedro run --from-nodes train_{receipt['stage']}`")
-
-
-def _path(data_root: Path, receipt: dict[str, Any]) -> Path:
-    return data_root / receipt["path"] / WEIGHTS
+def _unusable(data_root: Path, receipt: dict[str, Any], reason: str) -> DataFault:
+    path, stage = data_root / receipt["path"] / WEIGHTS, receipt["stage"]
+    return DataFault(f"{path} {reason}; train it again with `kedro run --from-nodes train_{stage}`")

@@ -5,17 +5,22 @@ W (2 + d, B, *grid), and fluxes are computed on lines (2 + d, N, ...) along thei
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from math import isfinite
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ups.solvers.transient import Limit, Step, integrate, largest, limited_slope
+from ups.errors import ConfigFault
+from ups.solvers.numerics import Box, Evolution, Stepper, central_difference, integrate, largest, limited_slope
+from ups.solvers.random_fields import Sample, fourier_field, rescaled, sines, solenoidal, window
 
 GAMMA = 5 / 3
 CFL = 0.3
 LINE_VALUES = 2**16  # numbers in the lines whose fluxes are computed together
 PRESSURE_FLOOR, PRESSURE_REPAIR = 1e-8, 1e-4  # PDEBench sets what falls below the first to the second
+MIN_FRACTION = 0.01  # smallest density or pressure, relative to its mean: keeps both positive
 
 
 def conserved(W: Tensor) -> Tensor:
@@ -38,7 +43,7 @@ def primitive(U: Tensor) -> Tensor:
 def add_change(total: Tensor, W: Tensor, axis: int, change: Callable[[Tensor], Tensor]) -> None:
     """Add to `total` the `change` of the lines of W (C, B, *grid) along `axis`, given as (C, N, B, ...).
 
-    Large grids are done in parts across the lines, so that memory and cache hold what one part needs.
+    Large grids are processed in groups of lines, to limit memory and use the cache.
     """
     lines, sums = W.movedim(axis, 1), total.movedim(axis, 1)
     if lines.ndim == 3:
@@ -109,8 +114,9 @@ def viscous_change(W: Tensor, dx: float, periodic: bool, viscosity: Tensor) -> T
     return (flux[:, 1:] - flux[:, :-1]) / dx
 
 
-def compressible(eta: Tensor, zeta: Tensor, spacing: tuple[float, ...], *, periodic: bool) -> tuple[Step, Limit]:
+def compressible(c: dict[str, Tensor], box: Box) -> Stepper:
     """Midpoint rule with MUSCL and HLLC, CFL number 0.3, then viscosity in sub-steps, one direction after the other."""
+    eta, zeta, spacing, periodic = c["eta"], c["zeta"], box.spacing, box.boundary != "outflow"
     axes = dict(zip(range(2, 2 + len(spacing)), spacing, strict=True))  # also the field of the velocity along that axis
     along_axis = zeta + 4 / 3 * eta
     sub_step_limit = CFL * 0.5 * min(spacing) ** 2 / along_axis.clamp(min=1e-300)
@@ -140,8 +146,87 @@ def compressible(eta: Tensor, zeta: Tensor, spacing: tuple[float, ...], *, perio
         return integrate(viscous_step, lambda _: sub_step_limit, u, dt)
 
     def limit(u: Tensor) -> Tensor:
-        c = (GAMMA * u[:, 1:2] / u[:, :1]).sqrt()
+        sound = (GAMMA * u[:, 1:2] / u[:, :1]).sqrt()
         dx = u.new_tensor(spacing).reshape(-1, *[1] * len(spacing))
-        return CFL / largest((u[:, 2:].abs() + c) / dx)
+        return CFL / largest((u[:, 2:].abs() + sound) / dx)
 
     return step, limit
+
+
+def compressible_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
+    """Euler's equations of rho, E and rho v; the stress is left out, small with PDEBench's viscosities."""
+
+    def quantity(u: Tensor) -> Tensor:
+        return conserved(u.movedim(1, 0)).movedim(0, 1)
+
+    def rate(u: Tensor) -> Tensor:
+        U, p = quantity(u), u[:, 1:2]
+        change = torch.zeros_like(u)
+        for a, dx in enumerate(spacing):
+            pressure = torch.zeros_like(u)
+            pressure[:, 1:2], pressure[:, 2 + a : 3 + a] = p * u[:, 2 + a : 3 + a], p
+            change -= central_difference(U * u[:, 2 + a : 3 + a] + pressure, a + 2, dx, boundary)
+        return change
+
+    return Evolution(rate, quantity)
+
+
+def sines_gas(box: Box, generator: np.random.Generator, parameters: dict[str, float]) -> Sample:
+    """PDEBench's `Rand` in one dimension, three sums of sines: v, rho and p, the latter rescaled to b + m [0, 1].
+
+    b and m are log-uniform in 1..10 for rho and in 10..100 for p.
+    """
+    rho, p, v = (sines(box.centres[0], generator, num_modes=3, P=0.5) for _ in range(3))
+    m_rho, b_rho = 10 ** generator.uniform(0.0, 1.0, 2)
+    m_p, b_p = 10 ** generator.uniform(1.0, 2.0, 2)
+    return np.stack((b_rho + m_rho * rescaled(rho), b_p + m_p * rescaled(p), v)), {}
+
+
+def shock_tube(box: Box, generator: np.random.Generator, parameters: dict[str, float]) -> Sample:
+    """PDEBench's `Shock`: two constant states, log-uniform rho in 1..10, p in 10..100 and v in exp(-1/2)..exp(1/2).
+
+    Each field has its own jump, at the fraction 1/4 + r/2 of the cells with the r of its right state.
+    """
+    r = generator.uniform(0.0, 1.0, (3, 2))
+    states = np.stack((10 ** r[0], 10 ** (1 + r[1]), np.exp(r[2] - 0.5)))
+    num_cells = box.grid[0]
+    jump = np.floor(num_cells * (0.25 + 0.5 * r[:, 1]))
+    return np.where(np.arange(num_cells) < jump[:, None], states[:, :1], states[:, 1:]), {}
+
+
+def fourier_gas(box: Box, generator: np.random.Generator, parameters: dict[str, float]) -> Sample:
+    """PDEBench's `Rand` in two and three dimensions: smooth perturbations of a gas at rest, half of them in a window.
+
+    With mean density rho_0 and mean temperature T_0:
+    rho = rho_0 (1 + delta F), p = rho_0 T_0 (1 + delta' F'), mean |v| = mach sqrt(Gamma T_0).
+    """
+    axes, mach = box.centres, mach_number(parameters)
+    rho_0, T_0 = generator.uniform(0.1, 10.0, 2)
+    delta_rho, delta_p = generator.uniform(0.01, 0.2, 2)
+    p_0 = rho_0 * T_0
+    rho = rho_0 * np.maximum(1 + delta_rho * fourier_field(axes, generator), MIN_FRACTION)
+    p = p_0 * np.maximum(1 + delta_p * fourier_field(axes, generator), MIN_FRACTION)
+    v = np.stack([fourier_field(axes, generator) for _ in axes])
+    v *= mach * np.sqrt(GAMMA * T_0) / np.sqrt((v**2).sum(axis=0)).mean()
+    if generator.uniform() < 0.5:
+        edges = [window(x, generator.uniform(0.1, 0.45), generator.uniform(0.55, 0.9)) for x in axes]
+        W = reduce(np.multiply.outer, edges)
+        rho, p, v = W * rho + (1 - W) * rho_0, W * p + (1 - W) * p_0, W * v
+    return np.stack((rho, p, *v)), {}
+
+
+def turbulent_gas(box: Box, generator: np.random.Generator, parameters: dict[str, float]) -> Sample:
+    """PDEBench's `Turb`: rho = 1, p = 1 / (Gamma mach^2), and a velocity without divergence of mean |v| = 1."""
+    axes, mach = box.centres, mach_number(parameters)
+    v = solenoidal(np.stack([fourier_field(axes, generator) for _ in axes]))
+    v /= np.sqrt((v**2).sum(axis=0)).mean()
+    rest = np.ones(v.shape[1:])
+    return np.stack((rest, rest / (GAMMA * mach**2), *v)), {}
+
+
+def mach_number(parameters: dict[str, float]) -> float:
+    """The parameter `mach`; a ConfigFault if it is missing or not above 0."""
+    mach = parameters.get("mach")
+    if not (mach and isfinite(mach) and mach > 0):
+        raise ConfigFault(f"compressible flow needs a Mach number above 0, got {mach}")
+    return mach

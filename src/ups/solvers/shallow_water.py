@@ -1,12 +1,38 @@
 """Shallow water over a flat floor: MUSCL finite volumes with the HLL flux and open walls."""
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ups.solvers.transient import Limit, Step, largest, limited_slope
+from ups.solvers.numerics import Box, Stepper, largest, limited_slope
+from ups.solvers.random_fields import Sample
 
 GRAVITY = 1.0
+INNER_HEIGHT = 2.0
+
+
+def dam(box: Box, generator: np.random.Generator, parameters: dict[str, float]) -> Sample:
+    """Water of height 2 inside a circle of radius 0.3 to 0.7, 1 outside, as means over the cells.
+
+    The circle cuts a cell as a straight line along the grid would. Heights at the cell centres would be the same for
+    many radii: seven states in all on 32 x 32 cells.
+    """
+    radius = generator.uniform(0.3, 0.7)
+    x, y = box.centres
+    distance = np.hypot(x[:, None], y[None, :])
+    height = 1.0 + np.clip((radius - distance) / (x[1] - x[0]) + 0.5, 0.0, 1.0)
+    return height[None], {"dam_radius": np.float64(radius)}
+
+
+def at_rest(height: Tensor) -> Tensor:
+    """State h, hu, hv of water (B, 1, X, Y) that does not move."""
+    return torch.cat((height, torch.zeros_like(height), torch.zeros_like(height)), dim=1)
+
+
+def height_of(state: Tensor) -> Tensor:
+    """The height alone, which is what PDEBench stores."""
+    return state[:, :1]
 
 
 def split(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,9 +71,9 @@ def divergence(state: Tensor, dx: float) -> Tensor:
     return face.diff(dim=-1) / dx
 
 
-def shallow_water(length: float, grid: tuple[int, int]) -> tuple[Step, Limit]:
+def shallow_water(c: dict[str, Tensor], box: Box) -> Stepper:
     """h_t + div(h v) = 0, (h v)_t + div(h v v) + grad(g h^2/2) = 0 with SSP-RK2, CFL number 0.4."""
-    dx, dy = (length / points for points in grid)
+    dx, dy = box.spacing
     swap = [0, 2, 1]
 
     def rate(state: Tensor) -> Tensor:
@@ -65,3 +91,9 @@ def shallow_water(length: float, grid: tuple[int, int]) -> tuple[Step, Limit]:
         return 0.4 / largest((v_x.abs() + c) / dx + (v_y.abs() + c) / dy)[:, None]
 
     return step, limit
+
+
+def shallow_water_settings(duration: float, num_snapshots: int) -> dict[str, float]:
+    """Settings that PDEBench's generator writes beside every trajectory."""
+    clock = {"T_end": duration, "n_time_steps": num_snapshots - 1}
+    return clock | {"gravity": GRAVITY, "inner_height": INNER_HEIGHT}

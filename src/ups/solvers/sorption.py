@@ -2,18 +2,25 @@
 
 from math import ceil, sqrt
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ups.solvers.transient import Limit, Step
+from ups.solvers.numerics import Box, Evolution, Stepper
+from ups.solvers.random_fields import Sample
 
 D, POROSITY, RHO_S, K_F, N_F = 5e-4, 0.29, 2880.0, 3.5e-4, 0.874
 INFLOW = 1.0  # value of the ghost cell at the left
 LONGEST_STEP = 1.0  # seconds
 
 
+def uniform_state(box: Box, generator: np.random.Generator, parameters: dict[str, float]) -> Sample:
+    """One concentration between 0 and 0.2 in all cells."""
+    return np.full((1, *box.grid), generator.uniform(0.0, 0.2)), {}
+
+
 def retardation(u: Tensor) -> Tensor:
-    """R(u) = 1 + (1 - phi) / phi rho_s k n (u + 1e-6)^(n - 1), the delay by what sticks to the soil (Freundlich)."""
+    """R(u) = 1 + (1 - phi) / phi rho_s k n (u + 1e-6)^(n - 1): adsorption slows diffusion (Freundlich)."""
     return 1 + (1 - POROSITY) / POROSITY * RHO_S * K_F * N_F * (u.clamp(min=0) + 1e-6) ** (N_F - 1)
 
 
@@ -24,13 +31,13 @@ def sorption_rate(u: Tensor, dx: float) -> Tensor:
     return D / retardation(u) * torch.cat((left, u, right), dim=-1).diff(n=2) / dx**2
 
 
-def diffusion_sorption(length: float, num_points: int) -> tuple[Step, Limit]:
+def diffusion_sorption(c: dict[str, Tensor], box: Box) -> Stepper:
     """u_t = D / R(u) u_xx by the Runge-Kutta-Legendre method RKL2, whose stable step grows with its stages squared.
 
     Meyer, Balsara and Aslam 2014, A stabilized Runge-Kutta-Legendre method, J. Comput. Phys. 257, equations 16 to 18.
     The largest eigenvalue is 4 D / (R dx^2) with the smallest R, that of u = 1.
     """
-    dx = length / num_points
+    dx = box.spacing[0]
     euler_step = dx**2 * float(retardation(torch.tensor(INFLOW))) / (2 * D)
     num_stages = max(3, ceil(0.5 * (sqrt(9 + 16 * LONGEST_STEP / euler_step) - 1)))
     dt_max = euler_step * (num_stages**2 + num_stages - 2) / 4
@@ -50,3 +57,14 @@ def diffusion_sorption(length: float, num_points: int) -> tuple[Step, Limit]:
         return u.new_full((len(u), 1, 1), dt_max)
 
     return step, limit
+
+
+def diffusion_sorption_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
+    """u_t = D / R(u) u_xx with PDEBench's ghost values."""
+    return Evolution(lambda u: sorption_rate(u, spacing[0]))
+
+
+def diffusion_sorption_settings(duration: float, num_snapshots: int) -> dict[str, float]:
+    """Settings that PDEBench's generator writes beside every trajectory."""
+    soil = {"D": D, "por": POROSITY, "rho_s": RHO_S, "k_f": K_F, "n_f": N_F, "sol": INFLOW}
+    return soil | {"t": duration, "tdim": num_snapshots, "n": 1}

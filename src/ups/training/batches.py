@@ -1,4 +1,4 @@
-"""Batches of one rank, read ahead by a thread: which samples, cut into micro-batches, never later than the step."""
+"""Training batches of one rank: which samples, read ahead by a thread, cut into micro-batches."""
 
 import itertools
 import math
@@ -11,20 +11,39 @@ from dataclasses import dataclass
 import numpy as np
 from torch.profiler import record_function
 
-from ups.config import TrainingSection
-from ups.data.loader import Batch, BatchSampler
+from ups.config.training import TrainingSection
+from ups.data.samples import Batch
 from ups.errors import ConfigFault, LostWorker
-from ups.run import Run
+from ups.runs.run import Run
 from ups.training.distributed import Ranks
 from ups.training.injection import Injection
-from ups.training.stage import Stage
+from ups.training.stage import Samples, Stage
 
-AHEAD = 2
+NUM_READ_AHEAD = 2
+
+
+class BatchSampler:
+    """The samples of batch `step`: one key per batch, sampled in proportion to `weights`; samples with replacement.
+
+    Everything is a function of (seed, step), so that it is the same for any number of ranks and after a restart.
+    """
+
+    def __init__(self, samples: Samples, batch_sizes: dict[str, int], weights: dict[str, float], seed: int) -> None:
+        self.samples, self.batch_sizes, self.seed = samples, batch_sizes, seed
+        self.keys = sorted(samples.num_samples)
+        total = sum(weights[key] for key in self.keys)
+        self.probabilities = np.array([weights[key] / total for key in self.keys])
+
+    def draw(self, step: int) -> tuple[str, np.ndarray]:
+        """Key and sample indices (B,) of batch `step`."""
+        rng = np.random.default_rng((self.seed, step))
+        key = self.keys[rng.choice(len(self.keys), p=self.probabilities)]
+        return key, self.samples.draw(key, self.batch_sizes[key], rng)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass sees: a batch and its place among the samples of the global batch."""
+    """The batch of one forward and backward pass, and its slice of the samples of the global batch."""
 
     place: slice
     batch: Batch
@@ -32,9 +51,9 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Share:
-    """This rank's share of the global batch of `size` samples of step `step`.
+    """This rank's share of the global batch of `size` samples in step `step`.
 
-    `tokens` are those of the largest micro-batch; `seen` counts samples per dataset.
+    `tokens` counts the tokens of the largest micro-batch, `seen` the samples per dataset.
     """
 
     step: int
@@ -46,7 +65,7 @@ class Share:
 
 
 class Batches:
-    """The shares of one rank, step after step.
+    """The shares of one rank, read ahead by a thread, cut into micro-batches.
 
     Raises:
         ConfigFault: a global batch cannot be shared equally by all processes.
@@ -65,7 +84,7 @@ class Batches:
     def from_step(self, first: int) -> Iterator[None]:
         """Within it, `next` returns the shares of steps `first`, `first` + 1, ..."""
         self.next_step = first
-        for _ in range(AHEAD):
+        for _ in range(NUM_READ_AHEAD):
             self._read_ahead()
         try:
             yield
@@ -77,14 +96,14 @@ class Batches:
         """The share of the next step.
 
         Raises:
-            LostWorker: the files did not answer in half of `launch.timeout_seconds`, before somebody wonders.
+            LostWorker: reading took longer than half of `launch.timeout_seconds`, before the launcher ends the job.
         """
         seconds = self.run.launch.timeout_seconds / 2
         try:
             share = self._ahead.popleft().result(seconds)
         except TimeoutError:
             raise LostWorker(
-                f"no data for {seconds:.0f} s: does the disk of {self.run.data_root} answer? the same command goes on"
+                f"no data for {seconds:.0f} s: check the disk of {self.run.data_root}, then run the same command again"
             ) from None
         self._read_ahead()
         return share
@@ -101,7 +120,7 @@ class Batches:
         return Share(step, key, len(samples), tokens, micro_batches, seen)
 
     def first_of_each_key(self, start: int) -> list[int]:
-        """The steps in which a key comes for the first time, from step `start` on."""
+        """For each key the first step at or after `start` in which it is sampled."""
         first: dict[str, int] = {}
         for step in itertools.count(start):
             first.setdefault(self.sampler.draw(step)[0], step)

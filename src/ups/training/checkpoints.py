@@ -1,4 +1,4 @@
-"""Checkpoints: whole, hashed and written off the step's path; of the newest, the first that is intact is used."""
+"""Checkpoints, written by a thread beside the training and read with verification of their hash."""
 
 import hashlib
 import logging
@@ -18,10 +18,12 @@ State = dict[str, Any]
 
 
 def publish_tensors(path: Path, content: State, at: Callable[[str], object] = lambda point: None) -> None:
-    """Write `path`, then `path`.json, its manifest {"sha256", "bytes"}; readers trust the manifest alone.
+    """Write `path`, then `path`.json, its manifest {"sha256", "bytes"}: a file without manifest is incomplete.
+
+    `at(point)` is called after each stage of the write; tests interrupt it there.
 
     Raises:
-        StorageFault: the disk is full or may not be written to; what was there before is untouched.
+        StorageFault: the disk is full or not writable; an earlier file of this name is unchanged.
     """
     data = tensor_bytes(content)
     with publish(path) as temporary:
@@ -36,7 +38,7 @@ def read_tensors(path: Path) -> State:
     """Read what `publish_tensors` wrote.
 
     Raises:
-        DataFault: the file is not what its manifest says.
+        DataFault: the file is missing, truncated, altered, or contains other objects than tensors and plain values.
     """
     manifest = read_json(manifest_of(path))
     if not isinstance(manifest, dict) or not path.is_file() or path.stat().st_size != manifest.get("bytes"):
@@ -50,9 +52,10 @@ def read_tensors(path: Path) -> State:
 
 
 class Checkpoints:
-    """The newest `keep` states of a run, `step_<step>.pt`, in a folder of their own; one writer.
+    """The newest `keep` states of a run, `folder`/step_<step>.pt; only one process writes them.
 
-    `at(point, step)` is called at each point of a save at which a kill must do no harm.
+    `refused` lists why checkpoints were not used. `at(point, step)` is called between the stages of a save; tests kill
+    the process there.
     """
 
     def __init__(self, folder: Path, keep: int, at: Callable[[str, int], object] = lambda point, step: None) -> None:
@@ -62,14 +65,14 @@ class Checkpoints:
         self._pending: Future[None] | None = None
 
     def steps(self) -> list[int]:
-        """The steps of which there is a manifest, in order."""
+        """The steps with a complete checkpoint, in order."""
         return sorted(int(path.name.removesuffix(".pt.json")[5:]) for path in self.folder.glob("step_*.pt.json"))
 
     def newest(self) -> tuple[int, State] | None:
-        """The newest intact state and its step; None where nothing was saved yet.
+        """Step and state of the newest intact checkpoint; None if there is no checkpoint.
 
         Raises:
-            DataFault: there are checkpoints, and none is intact.
+            DataFault: all checkpoints are damaged.
         """
         for step in reversed(self.steps()):
             try:
@@ -82,26 +85,26 @@ class Checkpoints:
         return None
 
     def read(self, step: int) -> State:
-        """The state of one step; refused as `read_tensors` does."""
+        """The state of one step; raises as `read_tensors`."""
         return read_tensors(self._path(step))
 
     def save(self, step: int, state: State) -> None:
-        """Have `state` written; it must not change any more. Waits only for the save before this one."""
+        """Start to write `state`, whose tensors must not change any more; waits only for the previous save."""
         self.wait()
         self._pending = self._writer.submit(self._write, step, state)
 
     def wait(self) -> None:
-        """Until the last save is on disk; raises what it met."""
+        """Wait until the last save is on disk; raises the fault with which it failed."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()
 
     def failed(self) -> bool:
-        """Whether a save has ended with a fault, which `wait` raises."""
+        """Whether the last save has failed; `wait` then raises its fault."""
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
     def clean(self) -> None:
-        """Remove what a killed save left."""
+        """Remove the incomplete files of a killed save."""
         if self.folder.is_dir():
             remove_leftovers(self.folder)
             for path in self.folder.glob("step_*.pt"):
@@ -109,7 +112,7 @@ class Checkpoints:
                     path.unlink()
 
     def remove(self) -> None:
-        """Delete all of them: the run is finished."""
+        """Delete all checkpoints, when the run is finished."""
         self.wait()
         self.clean()
         for step in self.steps():
@@ -125,6 +128,7 @@ class Checkpoints:
             self._remove(old)
 
     def _remove(self, step: int) -> None:
+        # The manifest first: a kill in between leaves an incomplete checkpoint, not a damaged one.
         manifest_of(self._path(step)).unlink(missing_ok=True)
         self._path(step).unlink(missing_ok=True)
 

@@ -1,6 +1,7 @@
-"""Ranks: who takes part, which share of a batch is mine, what all of them agree on."""
+"""Ranks of a job: process group, share of a batch, collectives; random numbers independent of the number of ranks."""
 
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -10,12 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ups.runs.run import RANK_STORE
+
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among `world_size` processes.
+    """This process among the `world_size` processes of a job.
 
-    `control` is a group on the CPU: what ranks agree on in every step never waits for a GPU.
+    `control` is a gloo group: flags that ranks exchange in every step must not wait for a GPU.
     """
 
     rank: int
@@ -33,7 +36,8 @@ class Ranks:
         if world_size == 1:
             return cls(rank, world_size, place)
         timeout = timedelta(seconds=timeout_seconds)
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timeout)
+        backend, store = "nccl" if device == "cuda" else "gloo", _store(rank, world_size, timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         control = dist.new_group(backend="gloo", timeout=timeout) if device == "cuda" else dist.group.WORLD
         return cls(rank, world_size, place, control)
 
@@ -41,31 +45,31 @@ class Ranks:
         """This rank's contiguous share of `size` samples."""
         return slice(self.rank * size // self.world_size, (self.rank + 1) * size // self.world_size)
 
-    def total(self, value: Tensor) -> Tensor:
-        """The sum of `value` over all ranks."""
+    def all_reduce(self, value: Tensor) -> Tensor:
+        """The sum of `value` over all ranks, on every rank."""
         if self.world_size > 1:
             value = value.clone()
             dist.all_reduce(value)
         return value
 
-    def agree(self, *wishes: bool) -> tuple[bool, ...]:
-        """Each wish as all ranks will act on it: granted if any rank has it."""
+    def any_rank(self, *flags: bool) -> tuple[bool, ...]:
+        """For each flag, whether any rank has set it; the same on every rank."""
         if self.world_size == 1:
-            return wishes
-        flags = torch.tensor(wishes, dtype=torch.uint8)
-        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.control)
-        return tuple(bool(flag) for flag in flags)
+            return flags
+        highest = torch.tensor(flags, dtype=torch.uint8)
+        dist.all_reduce(highest, dist.ReduceOp.MAX, group=self.control)
+        return tuple(bool(flag) for flag in highest)
 
-    def gather(self, value: Any) -> list[Any]:
-        """The plain value of every rank, on every rank."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """The values of all ranks (plain Python objects), on every rank."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.control)
         return values
 
-    def from_first(self, value: Any) -> Any:
-        """The plain value of rank 0, on every rank."""
+    def broadcast(self, value: Any) -> Any:
+        """The value of rank 0 (a plain Python object), on every rank."""
         if self.world_size == 1:
             return value
         values = [value]
@@ -73,13 +77,30 @@ class Ranks:
         return values[0]
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         if self.world_size > 1:
             dist.barrier(group=self.control)
 
 
+def _store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """Where ranks exchange the addresses of their connections: a file on a single node, rank 0's port on several.
+
+    The default of torch listens on all addresses; here rank 0 listens on the one that torchrun has given it.
+    """
+    if RANK_STORE in os.environ:
+        store = dist.FileStore(os.environ[RANK_STORE], world_size)
+        store.set_timeout(timeout)
+        return store
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank > 0:
+        return dist.TCPStore(address, port, world_size, timeout=timeout)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, port), family=family).detach()
+    return dist.TCPStore(address, port, world_size, is_master=True, timeout=timeout, master_listen_fd=listener)
+
+
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an exchange failed because another rank is gone or does not answer; gloo says so in words alone."""
+    """Whether a collective failed because another rank has ended or is silent; gloo shows this in its message only."""
     words = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "Timed out", "Socket")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in words)
@@ -87,14 +108,15 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def seed_of(parts: tuple[int, ...]) -> int:
-    """One seed for torch from several numbers, as different as can be for neighbouring ones."""
+    """One seed for torch from several numbers, hashed: neighbouring numbers give unrelated seeds."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
 
 
 class Draw:
-    """Random numbers of one step: drawn for the global batch from (seed, step), of which each rank keeps its share.
+    """Random numbers of one step, generated for the global batch; each rank keeps those of its share.
 
-    So a sample meets the same noise whatever the number of processes. `step` is the training step, None in validation.
+    So a sample gets the same noise for any number of processes. `seed` holds the seed, the purpose and the step,
+    `size` is the number of samples B of the global batch, `share` this rank's; `step` is None in validation.
     """
 
     def __init__(
@@ -104,20 +126,20 @@ class Draw:
         self.seed, self.size, self.share, self.device, self.step = seed, size, share, device, step
 
     def one_of(self, count: int) -> int:
-        """A number below `count`, the same for all samples on all ranks, and no device is asked for it."""
+        """A uniform integer in [0, count), the same for all samples on all ranks; made by NumPy, without a GPU sync."""
         return int(np.random.default_rng(self.seed).integers(count))
 
     def normal(self, *shape: int) -> Tensor:
-        """Unit normal numbers (B, *shape) for this rank's B samples."""
+        """Standard normal numbers (B, *shape) for this rank's B samples."""
         return torch.randn(self.size, *shape, generator=self.generator, device=self.device)[self.share]
 
     def keep(self, drop_path: float, num_blocks: int) -> Tensor:
-        """Per sample and block (B, num_blocks): 0 with probability `drop_path`, else 1 / (1 - drop_path)."""
+        """Factors of stochastic depth, (B, num_blocks): 0 with probability `drop_path`, else 1 / (1 - drop_path)."""
         uniform = torch.rand(self.size, num_blocks, generator=self.generator, device=self.device)[self.share]
         return (uniform >= drop_path) / (1 - drop_path)
 
     def points(self, num_points: int, size: int) -> Tensor:
-        """Numbers of `size` of `num_points` points, with repetition, for each of this rank's samples, (B, size)."""
+        """Indices of `size` random grid points, with repetition, for each of this rank's samples, (B, size)."""
         drawn = torch.randint(num_points, (self.size, size), generator=self.generator, device=self.device)
         return drawn[self.share]
 

@@ -1,7 +1,7 @@
-"""Faults on request, for tests: `UPS_FAULT=<kind>:rank<r>:step<s>`, several separated by commas.
+"""Injected faults, for tests: `UPS_FAULT=<kind>:rank<r>:step<s>`, several separated by commas.
 
-Without `UPS_TESTING=1` nothing is ever injected. A fault strikes once: it leaves a marker in the run folder, so that
-the job that is started again survives it.
+Without `UPS_TESTING=1` nothing is ever injected. A fault happens once: a marker file in the run folder keeps it from
+happening again in the restarted job.
 """
 
 import errno
@@ -36,13 +36,13 @@ POINTS = {
     "kill-after-rename": "renamed",
     "kill-before-purge": "committed",
 }
-"""Kind of fault -> the point in the code where it strikes."""
+"""Kind of fault -> the call of `Injection.at` in which it happens."""
 SLOW, FOREVER = 3.0, 3600.0
 
 
 @dataclass(frozen=True)
 class Injection:
-    """The faults that `rank` meets."""
+    """The faults of one rank, as pairs of kind and step."""
 
     folder: Path
     rank: int
@@ -50,7 +50,7 @@ class Injection:
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> "Injection":
-        """Read the environment; a fault that nobody knows is our own mistake."""
+        """The faults that the environment asks for; none unless `UPS_TESTING=1`."""
         text = os.environ.get("UPS_FAULT", "") if os.environ.get("UPS_TESTING") == "1" else ""
         found = []
         for word in filter(None, text.split(",")):
@@ -61,11 +61,15 @@ class Injection:
         return cls(folder, rank, tuple(found))
 
     def at(self, point: str, step: int) -> str | None:
-        """Strike with what is planned for this point of step `step`; kinds that only spoil numbers are returned."""
+        """Cause the fault that is due at `point` in `step`.
+
+        Returns:
+            The kind of the fault, if any: for "nan", "spike" and "desync" the caller alters its tensors.
+        """
         for kind, when in self.faults:
             if POINTS[kind] == point and step >= when and self._is_first(kind, when):
                 log.warning("injected %s on rank %d in step %d", kind, self.rank, step)
-                return _strike(kind)
+                return _cause(kind)
         return None
 
     def _is_first(self, kind: str, when: int) -> bool:
@@ -76,7 +80,7 @@ class Injection:
         return True
 
 
-def _strike(kind: str) -> str:
+def _cause(kind: str) -> str:
     if kind in SIGNALS or kind.startswith("kill-"):
         os.kill(os.getpid(), SIGNALS.get(kind, signal.SIGKILL))
     if kind.startswith("oom-"):

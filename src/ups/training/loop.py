@@ -1,4 +1,4 @@
-"""The training loop, once, for all stages: a stage is a model, a loss and its samples."""
+"""The training loop of all stages; what differs between stages is in `Stage`: a model, a loss and samples."""
 
 import gc
 import json
@@ -9,139 +9,151 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from ups.config import TrainingSection
-from ups.data.loader import fixed_batches
+from ups.config.training import TrainingSection
 from ups.errors import Preempted
 from ups.files import WEIGHTS, publish, write_json
-from ups.run import CHECKPOINTS, METRICS, SAMPLING, STARTED, Run, append_metrics, metric_lines
+from ups.runs.run import CHECKPOINTS, METRICS, SAMPLING, STARTED, Run, append_metrics, metric_lines
 from ups.training.batches import Batches
 from ups.training.checkpoints import Checkpoints, publish_tensors
 from ups.training.distributed import Draw, Ranks
+from ups.training.history import StepTimer, TrainingHistory
 from ups.training.injection import Injection
 from ups.training.optimizers import learning_rate
 from ups.training.parallel import full_state
-from ups.training.progress import Clock, Progress
-from ups.training.stage import Stage
+from ups.training.stage import Stage, fixed_batches
 from ups.training.update import Update
 
 log = logging.getLogger(__name__)
 
 
 def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
-    """Train until `config.steps`, or until validation stops improving, from the last checkpoint if there is one.
+    """Train for `config.steps`, or until early stopping (`config.patience`), from the last checkpoint if there is one.
 
     Raises:
-        Diverged: a loss is not finite, or too many gradients were not.
-        OutOfMemory: micro-batches do not fit.
-        Preempted: a SIGTERM came; the step it came in is saved.
+        Diverged: a loss is not finite, or more than `config.max_skipped_steps` steps had unusable gradients.
+        OutOfMemory: micro-batches do not fit into memory.
+        Preempted: this job received a SIGTERM; a checkpoint of the current step has been written.
     """
     inject = Injection.read(run.folder, ranks.rank)
     update = Update(stage, config, run, ranks, inject)
     batches = Batches(stage, config, run, ranks, inject)
     checkpoints = Checkpoints(run.folder / CHECKPOINTS, run.launch.keep_checkpoints, inject.at)
-    progress = _resume(update, checkpoints, run, ranks)
-    stop, clock = StopRequest(), Clock(run.launch.checkpoint_minutes)
+    history = _resume(update, checkpoints, run, ranks)
+    stop, timer = StopRequest(), StepTimer(run.launch.checkpoint_minutes)
     half_patience = max(1, (config.patience or 0) // 2)
+    # The worker has disabled garbage collection for its imports. What exists by now lives as long as the process and
+    # need not be searched by every collection.
     gc.freeze()
     gc.enable()
 
-    with batches.from_step(progress.step):
-        while progress.step < config.steps and not progress.is_over(config.patience):
+    with batches.from_step(history.step):
+        while history.step < config.steps and not history.is_exhausted(config.patience):
+            # One step. The launcher ends the job if a rank has not touched its file `alive` for `timeout_seconds`.
             run.alive(ranks.rank).touch()
-            inject.at("step", progress.step)
-            share = clock.wait_for(batches.next)
-            rate = learning_rate(config, progress.step, progress.valid_losses, half_patience)
-            save = checkpoints.failed() or (ranks.rank == 0 and clock.save_is_due())
-            outcome = update(share, rate, stop=stop.asked, save=save)
-            progress.add(outcome, share)
+            inject.at("step", history.step)
+            share = timer.wait_for(batches.next)
+            rate = learning_rate(config, history.step, history.valid_losses, half_patience)
+            # Saving is collective, so `update` lets the ranks agree on it. After a failed save the next one is due at
+            # once, because it raises the fault of the failed one.
+            save = checkpoints.failed() or (ranks.rank == 0 and timer.save_is_due())
+            outcome = update(share, rate, stop=stop.received, save=save)
+            history.add(outcome, share)
+            step = history.step
+            is_last = step == config.steps
 
-            done = progress.step
-            if done % config.log_every == 0 or done == config.steps:
-                metrics = progress.metrics(update, config, ranks) | {"learning_rate": rate} | clock.metrics()
-                _record(run, ranks, done, metrics)
-            if stage.terms is not None and (done == 1 or done % config.log_every == 0 or done == config.steps):
-                _record(run, ranks, done, _term_metrics(stage.terms, ranks))
-            if done % config.validate_every == 0 or done == config.steps:
+            # Log. Reading losses waits for the device, hence not in every step.
+            if step % config.log_every == 0 or is_last:
+                metrics = history.metrics(update, config, ranks) | {"learning_rate": rate} | timer.metrics()
+                _record(run, ranks, step, metrics)
+            if stage.terms is not None and (step == 1 or step % config.log_every == 0 or is_last):
+                _record(run, ranks, step, _mean_terms(stage.terms, ranks))
+
+            # Validate the averaged weights, which are the result of the training.
+            if step % config.validate_every == 0 or is_last:
                 losses = validate(stage, update.average, config, run, ranks)
                 valid_loss = sum(losses.values()) / len(losses)
                 by_key = {f"valid_loss/{key}": loss for key, loss in losses.items()}
-                _record(run, ranks, done, {"valid_loss": valid_loss, **by_key})
-                if stage.validated is not None:
+                _record(run, ranks, step, {"valid_loss": valid_loss, **by_key})
+                if stage.after_validation is not None:
                     for model in (update.model, update.average):
-                        stage.validated(model, losses)
-                progress.add_validation(valid_loss, update, keep_best=config.patience is not None)
-                clock.restart()
-            if done == config.steps:
+                        stage.after_validation(model, losses)
+                history.add_validation(valid_loss, update, keep_best=config.patience is not None)
+                timer.restart()
+
+            # Save, and stop if some rank received SIGTERM. After the last step the weights are written instead.
+            if is_last:
                 break
-            if done % run.launch.checkpoint_steps == 0 or outcome.save or outcome.stop:
-                _save(update, progress, checkpoints, ranks)
-                clock.saved()
+            if step % run.launch.checkpoint_steps == 0 or outcome.save or outcome.stop:
+                _save(update, history, checkpoints, ranks)
+                timer.saved()
             if outcome.stop:
                 checkpoints.wait()
-                raise Preempted(f"{run.stage} was asked to stop and saved step {done}; the same command goes on")
+                raise Preempted(f"{run.stage} was asked to stop and saved step {step}; the same command resumes it")
 
-    _finish(stage, update, progress, checkpoints, run, ranks)
+    _finish(stage, update, history, checkpoints, run, ranks)
 
 
 class StopRequest:
-    """Whether this process got a SIGTERM."""
+    """Whether this process has `received` a SIGTERM, as batch systems send it before they end a job."""
 
     def __init__(self) -> None:
-        self.asked = False
-        signal.signal(signal.SIGTERM, self._ask)
+        self.received = False
+        signal.signal(signal.SIGTERM, self._receive)
 
-    def _ask(self, *_: object) -> None:
-        self.asked = True
+    def _receive(self, *_: object) -> None:
+        self.received = True
 
 
 @torch.no_grad()
 def validate(stage: Stage, model: torch.nn.Module, config: TrainingSection, run: Run, ranks: Ranks) -> dict[str, float]:
-    """Mean loss over one fixed batch per key of the validation split."""
+    """Mean loss of one fixed batch of the validation split per key, over all ranks."""
     losses = {}
     for position, (key, samples) in enumerate(fixed_batches(stage.valid.num_samples, stage.batch_sizes(config))):
         run.alive(ranks.rank).touch()
         share = ranks.share(len(samples))
-        # A rank without a sample computes one that does not count: shards of the model are gathered by all ranks.
+        # A rank without a sample computes one with weight 0, because forward passes of sharded models are collective.
         place = share if share.start < share.stop else slice(0, 1)
         batch = stage.valid.load(key, samples[place]).to(ranks.device)
         draw = Draw((config.seed, 3, position), len(samples), place, ranks.device)
         total = stage.loss(model, batch, draw).sum() * (share.start < share.stop)
-        losses[key] = ranks.total(total).item() / len(samples)
+        losses[key] = ranks.all_reduce(total).item() / len(samples)
     return losses
 
 
-def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks) -> Progress:
-    """Progress of the newest intact checkpoint, restored; all ranks take the one that rank 0 finds."""
-    progress = Progress(run.stage, ranks.device)
+def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks) -> TrainingHistory:
+    """Restore the newest intact checkpoint, chosen by rank 0 for all ranks, if there is one; returns its history."""
+    history = TrainingHistory(run.stage, ranks.device)
     if ranks.rank == 0:
         checkpoints.clean()
     found = checkpoints.newest() if ranks.rank == 0 else None
-    step = ranks.from_first(found[0] if found else None)
+    step = ranks.broadcast(found[0] if found else None)
     if step is not None:
         state = found[1] if found else checkpoints.read(step)
         if len(state["progress"]["ranks"]) != ranks.world_size and ranks.rank == 0:
             before = len(state["progress"]["ranks"])
             log.warning("resumed on %d processes instead of %d: not bit for bit", ranks.world_size, before)
         update.restore(state["update"])
-        progress.restore(state["progress"], ranks)
+        history.restore(state["progress"], ranks)
         log.info("resumed at step %d", step)
     if ranks.rank == 0:
-        _forget_after(run, progress.step)
-        start = {"step": progress.step, "refused": checkpoints.refused, "eager_because": update.eager_because}
+        _drop_metrics_after(run, history.step)
+        start = {"step": history.step, "refused": checkpoints.refused, "eager_because": update.eager_because}
         write_json(run.folder / STARTED, start)
-    return progress
+    return history
 
 
-def _save(update: Update, progress: Progress, checkpoints: Checkpoints, ranks: Ranks) -> None:
-    state = {"update": update.state(), "progress": progress.state(ranks)}
+def _save(update: Update, history: TrainingHistory, checkpoints: Checkpoints, ranks: Ranks) -> None:
+    state = {"update": update.state(), "progress": history.state(ranks)}
     if ranks.rank == 0:
-        checkpoints.save(progress.step, state)
+        checkpoints.save(history.step, state)
 
 
-def _finish(stage: Stage, update: Update, progress: Progress, checkpoints: Checkpoints, run: Run, ranks: Ranks) -> None:
-    """Write the averaged weights and what each rank has seen; then the checkpoints are no longer needed."""
-    weights = progress.best or full_state(update.average)
-    seen = ranks.gather(dict(sorted(progress.seen.items())))
+def _finish(
+    stage: Stage, update: Update, history: TrainingHistory, checkpoints: Checkpoints, run: Run, ranks: Ranks
+) -> None:
+    """Write the best or last averaged weights and the samples seen by each rank; delete the checkpoints."""
+    weights = history.best or full_state(update.average)
+    seen = ranks.all_gather(dict(sorted(history.seen.items())))
     if ranks.rank == 0:
         write_json(run.folder / SAMPLING, {"samples_per_rank": seen})
         publish_tensors(run.folder / WEIGHTS, {"settings": stage.settings, "weights": weights})
@@ -149,9 +161,9 @@ def _finish(stage: Stage, update: Update, progress: Progress, checkpoints: Check
     ranks.barrier()
 
 
-def _term_metrics(terms: dict[str, Tensor], ranks: Ranks) -> dict[str, float]:
-    """The latest value of each further term of the loss, mean over the ranks that have one."""
-    found = ranks.gather({name: value.item() for name, value in terms.items()})
+def _mean_terms(terms: dict[str, Tensor], ranks: Ranks) -> dict[str, float]:
+    """The latest value of each term of the loss, mean over the ranks that have computed it."""
+    found = ranks.all_gather({name: value.item() for name, value in terms.items()})
     names = sorted({name for values in found for name in values})
     return {f"term/{name}": mean(values[name] for values in found if name in values) for name in names}
 
@@ -161,10 +173,9 @@ def _record(run: Run, ranks: Ranks, step: int, metrics: dict[str, float]) -> Non
         append_metrics(run.folder, step, metrics)
 
 
-def _forget_after(run: Run, step: int) -> None:
-    """Drop the metrics of steps that will be repeated, and a line that a kill cut short."""
-    lines = metric_lines(run.folder)
-    kept = [line for line in lines if json.loads(line)["step"] <= step]
+def _drop_metrics_after(run: Run, step: int) -> None:
+    """Drop the metrics of steps that will be repeated, and an incomplete last line of a killed run."""
+    kept = [line for line in metric_lines(run.folder) if json.loads(line)["step"] <= step]
     if (run.folder / METRICS).is_file():
         with publish(run.folder / METRICS) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")

@@ -1,44 +1,24 @@
-"""Optimizers with one face, `step(learning_rate, skip)`, and the schedules of the learning rate."""
+"""Optimizers (AdamW, Muon) whose steps can be skipped without waiting for the device; learning rate schedules."""
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-SMALLEST_SHARE = 0.01
+from ups.config.training import TrainingSection
+
+# Learning rates relative to the peak
+COSINE_END = 0.01
 STEP_AT, STEP_FACTOR = (0.6, 0.85), 0.1
 PLATEAU_FACTOR = 0.5
 
 
-class OptimizerConfig(Protocol):
-    """What a stage's section says about its optimizer."""
-
-    @property
-    def optimizer(self) -> Literal["adamw", "muon"]: ...
-    @property
-    def weight_decay(self) -> float: ...
-
-
-class ScheduleConfig(Protocol):
-    """What a stage's section says about its learning rate, the peak after the warm-up."""
-
-    @property
-    def schedule(self) -> Literal["cosine", "step", "plateau", "constant"]: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def warmup_steps(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-
-
 class Optimizer:
-    """Several optimizers, `parts` by name, that act as one: same learning rate, and steps that can be skipped.
+    """AdamW, or AdamW and Muon for disjoint sets of parameters, with the same learning rate; `parts` has them by name.
 
-    `skip` is 1 where a step must change nothing and 0 otherwise, a float tensor () on the parameters' device that the
-    host never reads.
+    `skip` is a float tensor () on the parameters' device, 1 if the step must change neither parameters nor moments and
+    0 otherwise. The host never reads it, so that no step waits for the device.
     """
 
     def __init__(self, adamw: torch.optim.AdamW, muon: torch.optim.Muon | None) -> None:
@@ -47,27 +27,28 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, learning_rate: float, skip: Tensor) -> None:
-        """One step with the gradients that the parameters hold."""
+        """Update all parameters that have a gradient; the others, with their moments, stay as they are."""
         for part in self.parts.values():
             for group in part.param_groups:
                 group["lr"] = learning_rate
-        self.adamw.found_inf = skip
+        self.adamw.found_inf = skip  # how torch.amp.GradScaler has fused optimizers skip a step
         self.adamw.step()
         if self.muon is not None:
             _step_unless(self.muon, skip)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Set all gradients to None."""
         for part in self.parts.values():
             part.zero_grad(set_to_none=True)
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
     """AdamW for all parameters, or Muon for the matrices inside the blocks and AdamW for the rest.
 
-    Muon (Jordan et al. 2024; learning rate scaled as in Liu et al. 2025, arXiv:2502.16982, so that AdamW's fits both)
-    is for matrices that map hidden channels to hidden channels: stems, heads and embeddings are left to AdamW, and so
-    is the stack of Fourier matrices, which is no matrix. Vectors have no weight decay.
+    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are scaled to the RMS of AdamW's (Liu
+    et al. 2025, arXiv:2502.16982), so that both have the same learning rate. It is made for matrices that map hidden
+    channels to hidden channels: stems, heads and embeddings are left to AdamW, as are the Fourier weights, which are
+    stacks of matrices. Parameters with one axis (biases, gains) have no weight decay.
     """
     hidden = _hidden_matrices(model) if config.optimizer == "muon" else []
     rest = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
@@ -87,7 +68,7 @@ def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
-    """A step of an optimizer that knows no `found_inf`: where skip is 1, parameters and state are put back after it."""
+    """A step of an optimizer without `found_inf`: if `skip` is 1, parameters and momentum are restored after it."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     for p in parameters:
         optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
@@ -98,34 +79,32 @@ def _step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
         tensor.copy_(torch.where(skip.bool(), old, tensor))
 
 
-def learning_rate(config: ScheduleConfig, step: int, validations: Sequence[float] = (), patience: int = 1) -> float:
-    """The learning rate of `step`: a linear warm-up to the peak, then the schedule.
+def learning_rate(config: TrainingSection, step: int, valid_losses: Sequence[float] = (), patience: int = 1) -> float:
+    """The learning rate of `step`: a linear warm-up to the peak `config.learning_rate`, then `config.schedule`.
 
-    `validations` are all validation losses up to this step.
-
-    - `cosine`: to one hundredth of the peak at the last step;
+    - `cosine`: falls to one hundredth of the peak at the last step;
     - `step`: a tenth of the peak from 60 % of the steps after the warm-up, a hundredth from 85 %;
-    - `plateau`: half after every `patience` validations in a row without a new best;
+    - `plateau`: halved after every `patience` validations in a row without a new best, given all `valid_losses` so far;
     - `constant`: the peak.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    share = {
-        "cosine": SMALLEST_SHARE + (1 - SMALLEST_SHARE) * 0.5 * (1 + math.cos(math.pi * progress)),
+    factor = {
+        "cosine": COSINE_END + (1 - COSINE_END) * 0.5 * (1 + math.cos(math.pi * progress)),
         "step": STEP_FACTOR ** sum(progress >= at for at in STEP_AT),
-        "plateau": PLATEAU_FACTOR ** num_plateaus(validations, patience),
+        "plateau": PLATEAU_FACTOR ** num_plateaus(valid_losses, patience),
         "constant": 1.0,
     }[config.schedule]
-    return config.learning_rate * share
+    return config.learning_rate * factor
 
 
-def num_plateaus(validations: Sequence[float], patience: int) -> int:
-    """How often `patience` validations in a row brought no new best; the count starts again after each time."""
-    best, waited, found = math.inf, 0, 0
-    for loss in validations:
-        waited = 0 if loss < best else waited + 1
+def num_plateaus(valid_losses: Sequence[float], patience: int) -> int:
+    """Number of disjoint runs of `patience` validations in a row without a new best loss."""
+    best, since_best, plateaus = math.inf, 0, 0
+    for loss in valid_losses:
+        since_best = 0 if loss < best else since_best + 1
         best = min(best, loss)
-        if waited == patience:
-            waited, found = 0, found + 1
-    return found
+        if since_best == patience:
+            since_best, plateaus = 0, plateaus + 1
+    return plateaus

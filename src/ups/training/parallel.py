@@ -1,4 +1,9 @@
-"""How a model is spread over ranks: its copies or shards, their gradients, and the whole state behind the shards."""
+"""A model on several ranks, replicated (`ddp`) or sharded (`fsdp`): gradients, and states independent of the ranks.
+
+Gradients of replicas are averaged by hand after the backward pass, not by torch's DistributedDataParallel: parameters
+of families that a batch does not use have no gradient, and all ranks can skip a step together if one of them runs out
+of memory before the exchange.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -21,9 +26,9 @@ Sharding = Literal["ddp", "fsdp"]
 
 
 def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding) -> None:
-    """Spread a model over ranks, in place: every rank holds a replica of rank 0's (`ddp`) or a shard (`fsdp`).
+    """Replicate rank 0's model on every rank (`ddp`), or shard it over the ranks (`fsdp`), in place.
 
-    Gradients are exchanged where `exchanging` says so.
+    Forward passes need no change; backward passes belong within `gradient_sync`.
     """
     if ranks.world_size == 1:
         return
@@ -36,35 +41,36 @@ def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding) -> None:
 
 
 def _shard(model: nn.Module, ranks: Ranks) -> None:
-    """Shard every block by itself, then what is left with the root (FSDP2)."""
+    """Shard every block as a unit of its own, and all other parameters with the root (FSDP2)."""
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
 
     def placement(parameter: nn.Parameter) -> Shard | None:
+        # The first axis that divides evenly; None is FSDP2's default: the first axis, padded.
         even = (axis for axis, size in enumerate(parameter.shape) if size % ranks.world_size == 0)
         return next(map(Shard, even), None)
 
     blocks = [block for blocks in model.modules() if isinstance(blocks, Blocks) for block in blocks]
     for module in (*blocks, model):
-        # The root too: a forward pass that no backward pass follows then leaves nothing unsharded.
+        # Reshard the root too: otherwise it stays unsharded after a forward pass without a backward pass.
         fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=placement)
 
 
 @contextmanager
-def exchanging(model: nn.Module, ranks: Ranks, when: bool, bucket_megabytes: float) -> Iterator[None]:
-    """Within it, backward passes add to the gradients; at its end, if `when`, all ranks have their mean.
+def gradient_sync(model: nn.Module, ranks: Ranks, is_last: bool, bucket_megabytes: float) -> Iterator[None]:
+    """Within it backward passes add to the gradients; at its end, if `is_last`, gradients are averaged over ranks.
 
-    Replicas exchange when the last backward pass is over, in buckets of about so many megabytes, whatever gradients
-    there are: parameters that a batch does not use have none, and all ranks must have used the same ones.
+    `is_last` marks the last micro-batch of a step. Gradients of replicas are sent in buckets of about
+    `bucket_megabytes`. Parameters without gradient are left out, so that all ranks must use the same parameters.
     """
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(when)
+        model.set_requires_gradient_sync(is_last)
         try:
             yield
         finally:
             model.set_requires_gradient_sync(True)
     else:
         yield
-        if when and ranks.world_size > 1:
+        if is_last and ranks.world_size > 1:
             with record_function("exchange"):
                 gradients = [p.grad for p in model.parameters() if p.grad is not None]
                 _average(gradients, ranks.world_size, bucket_megabytes * 2**20)
@@ -72,7 +78,7 @@ def exchanging(model: nn.Module, ranks: Ranks, when: bool, bucket_megabytes: flo
 
 @torch.no_grad()
 def _average(gradients: list[Tensor], world_size: int, bucket_bytes: float) -> None:
-    """Replace gradients by their mean over all ranks."""
+    """Replace gradients by their mean over all ranks, one collective call per bucket."""
     buckets: list[list[Tensor]] = []
     size = math.inf
     for gradient in gradients:
@@ -89,10 +95,10 @@ def _average(gradients: list[Tensor], world_size: int, bucket_bytes: float) -> N
         torch._foreach_copy_(bucket, [values.view_as(g) for values, g in zip(parts, bucket, strict=True)])
 
 
-def abandon(model: nn.Module) -> None:
-    """Give up a step on all ranks: forget gradients, and forward passes without a backward pass.
+def discard_step(model: nn.Module) -> None:
+    """Drop the gradients of an unfinished step, on all ranks, and the state of forward passes without a backward pass.
 
-    Under `fsdp` forward passes are collective, as is this function: all ranks must have stopped at the same place.
+    Under `fsdp` this function is collective, as forward passes are: all ranks must have stopped after the same one.
     """
     model.zero_grad(set_to_none=True)
     for module in model.modules():
@@ -102,16 +108,16 @@ def abandon(model: nn.Module) -> None:
             module.reshard()
 
 
-def local(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The part of each tensor that lies on this rank, sharing its memory."""
+def local_shards(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """This rank's shard of each tensor, as a view; tensors that are not sharded are returned as they are."""
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale the gradients g by min(1, max_norm / |g|) in place and return |g|, over all of them and all ranks."""
+    """Scale the gradients g by min(1, max_norm / |g|) in place; returns |g|, their norm over all ranks."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    parts = local(gradients)
+    parts = local_shards(gradients)
     norm = torch.stack(torch._foreach_norm(parts)).norm()
     if isinstance(gradients[0], DTensor):
         square = norm.square()
@@ -123,7 +129,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
 
 @torch.no_grad()
 def check_gradients_agree(model: nn.Module, ranks: Ranks, group: dist.ProcessGroup | None = None) -> None:
-    """Compare a hash of every gradient over ranks; shards of gradients, which differ by design, are not compared.
+    """Compare a hash of every gradient between ranks, to find replicas that have diverged; no-op for sharded models.
 
     Raises:
         Unsynchronised: on every rank, if two ranks have different gradients.
@@ -139,41 +145,43 @@ def check_gradients_agree(model: nn.Module, ranks: Ranks, group: dist.ProcessGro
         rank, parameter = differing[0]
         raise Unsynchronised(
             f"ranks 0 and {rank} have different gradients of {names[parameter]}: "
-            "backward passes belong within `exchanging`"
+            "backward passes belong within `gradient_sync`"
         )
 
 
 def _hash(gradient: Tensor) -> Tensor:
-    """Sum of (2 i + 1) bits_i modulo 2^64 over the elements i: exact, whatever the order of summation."""
+    """Sum of (2 i + 1) bits_i modulo 2^64 over the elements i: exact in any order of summation."""
     bits = gradient.float().flatten().view(torch.int32)
     return (bits * (2 * torch.arange(len(bits), device=bits.device) + 1)).sum()
 
 
 def full_state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, whole and on the CPU (collective under `fsdp`)."""
-    return {name: _whole(value) for name, value in model.state_dict().items()}
+    """Parameters and buffers, unsharded and on the CPU (collective under `fsdp`)."""
+    return {name: _unsharded(value) for name, value in model.state_dict().items()}
 
 
 def load_full_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Copy what `full_state` returned into a model, plain, replicated or sharded; every rank has the whole state."""
+    """Load what `full_state` returned into a replicated or sharded model; every rank passes the full state."""
     own = model.state_dict()
-    model.load_state_dict({name: _copy(value, own.get(name)) for name, value in state.items()})
+    model.load_state_dict({name: _sharded_like(value, own.get(name)) for name, value in state.items()})
 
 
 def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state by parameter name, whole and on the CPU, and its groups (collective under `fsdp`)."""
+    """The optimizer's state by parameter name, unsharded and on the CPU, and its groups (collective under `fsdp`)."""
     names, packed = _names(model, optimizer), optimizer.state_dict()
-    state = {names[i]: {key: _whole(value) for key, value in values.items()} for i, values in packed["state"].items()}
+    state = {
+        names[i]: {key: _unsharded(value) for key, value in values.items()} for i, values in packed["state"].items()
+    }
     groups = [group | {"params": [names[i] for i in group["params"]]} for group in packed["param_groups"]]
     return {"state": state, "param_groups": groups}
 
 
 def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Continue from what `full_optimizer_state` returned, on any number of ranks and with either sharding."""
+    """Load what `full_optimizer_state` returned, for any number of ranks and either sharding."""
     index_of = {name: i for i, name in enumerate(_names(model, optimizer))}
     own = dict(model.named_parameters())
     packed = {
-        index_of[name]: {key: _copy(value, own[name]) for key, value in values.items()}
+        index_of[name]: {key: _sharded_like(value, own[name]) for key, value in values.items()}
         for name, values in state["state"].items()
     }
     groups = [group | {"params": [index_of[name] for name in group["params"]]} for group in state["param_groups"]]
@@ -186,14 +194,15 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     return [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _whole(value: Any) -> Any:
+def _unsharded(value: Any) -> Any:
+    """A copy of a tensor, unsharded and on the CPU; other values as they are."""
     if not isinstance(value, Tensor):
         return value
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach().to("cpu", copy=True)
 
 
-def _copy(value: Any, own: Tensor | None) -> Any:
-    """A copy of `value`, sharded as `own` where that is sharded and has the same shape; without communication."""
+def _sharded_like(value: Any, own: Tensor | None) -> Any:
+    """A copy of a tensor, sharded like `own` if that is sharded and has the same shape; other values as they are."""
     if not isinstance(value, Tensor):
         return value
     if not isinstance(own, DTensor) or own.shape != value.shape:

@@ -1,27 +1,54 @@
-"""What distinguishes one training stage from another: a model, a loss and its samples."""
+"""What a training stage is: a model, a loss and samples; and the sizes of its batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor, nn
 
-from ups.config import TrainingSection
-from ups.data.loader import Samples, batch_size
+from ups.config.training import TrainingSection
 from ups.data.pdebench import FAMILIES
+from ups.data.samples import Batch
 from ups.training.distributed import Draw
+
+
+class Samples(Protocol):
+    """A source of batches: numbered samples per key; keys are families, or field groups of the codec."""
+
+    @property
+    def num_samples(self) -> dict[str, int]: ...
+
+    def draw(self, key: str, size: int, rng: np.random.Generator) -> np.ndarray: ...
+
+    def dataset(self, key: str, sample: int) -> str: ...
+
+    def load(self, key: str, samples: np.ndarray) -> Batch: ...
+
+
+def fixed_batches(num_samples: dict[str, int], batch_sizes: dict[str, int]) -> Iterable[tuple[str, np.ndarray]]:
+    """One batch per key, spread evenly over its samples: for validation."""
+    for key in sorted(num_samples):
+        size = min(batch_sizes[key], num_samples[key])
+        yield key, np.linspace(0, num_samples[key] - 1, size).round().astype(int)
+
+
+def batch_size(batch_tokens: int, num_tokens: int, multiple: int) -> int:
+    """Snapshots per batch: the multiple of `multiple`, at least one, nearest to `batch_tokens` tokens."""
+    return multiple * max(1, round(batch_tokens / (num_tokens * multiple)))
+
 
 Loss = Callable[[nn.Module, Any, Draw], Tensor]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, ready to be trained.
+    """A training stage, ready for the training loop.
 
-    `loss(model, batch, draw)` gives one value per sample, (B,), and touches the model only by calling it. `settings`
-    are the model's constructor arguments, `num_tokens` the tokens of one snapshot of each key. In `terms` a loss
-    that has further terms leaves the latest value of each, 0-d tensors, for the metrics. `validated` gets the model and
-    the loss of each key after every validation; what it keeps is in buffers of the model, so that a resumed run has it.
+    `loss(model, batch, draw)` returns one value per sample, (B,), and uses the model only by calling it. `settings` are
+    the model's constructor arguments as plain values, `num_tokens` the tokens of one snapshot of each key. A loss with
+    further terms keeps the latest value of each in `terms` (0-d tensors) for logging. `after_validation` gets the model
+    and the validation loss of each key; it may only change buffers of the model, which checkpoints contain.
     """
 
     model: nn.Module
@@ -31,18 +58,21 @@ class Stage:
     valid: Samples
     num_tokens: dict[str, int]
     terms: dict[str, Tensor] | None = None
-    validated: Callable[[nn.Module, dict[str, float]], None] | None = None
+    after_validation: Callable[[nn.Module, dict[str, float]], None] | None = None
 
     def batch_sizes(self, config: TrainingSection) -> dict[str, int]:
         """Snapshots per global batch of each key."""
         return batch_sizes(self.num_tokens, config)
 
     def weights(self, config: TrainingSection) -> dict[str, float]:
-        """How often each key is drawn, relative to the others."""
+        """Sampling weights of the keys, see `ups.config.Recipe`."""
         axes = {key: len(FAMILIES[key.partition("/")[0]].axes) for key in self.num_tokens}
-        return {key: n**config.balance * config.draws[axes[key] - 1] for key, n in self.train.num_samples.items()}
+        return {
+            key: n**config.balance * config.family_weights_by_dimension[axes[key] - 1]
+            for key, n in self.train.num_samples.items()
+        }
 
 
 def batch_sizes(num_tokens: dict[str, int], config: TrainingSection) -> dict[str, int]:
-    """Snapshots per global batch for keys whose snapshots have so many tokens."""
+    """Snapshots per global batch of each key, given the tokens per snapshot."""
     return {key: batch_size(config.batch_tokens, tokens, config.batch_multiple) for key, tokens in num_tokens.items()}

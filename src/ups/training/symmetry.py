@@ -1,4 +1,8 @@
-"""Symmetries of the PDEs: mirrored or swapped axes make one solution into another, one sample into 2, 8 or 48."""
+"""Symmetries and conservation laws of the PDEs that training uses.
+
+Mirroring or swapping axes maps a solution of an isotropic PDE to another solution: one sample gives 2 in 1D,
+8 in 2D, 48 in 3D.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -8,106 +12,130 @@ from itertools import permutations, product
 import torch
 from torch import Tensor, nn
 
+from ups.data.families import Family
 from ups.data.latent_cache import LatentCache
-from ups.data.loader import LatentBatch
-from ups.data.pdebench import FAMILIES, Family
+from ups.data.pdebench import FAMILIES
+from ups.data.samples import LatentBatch
 from ups.models.codec import Codec, codec_from, group_name
+from ups.models.operator import Operator
 from ups.models.weights import load_model
-from ups.run import Run
+from ups.runs.run import Run
 from ups.training.distributed import Draw
 from ups.training.inputs import datasets_of
 from ups.training.stage import Loss
 
 
 @dataclass(frozen=True)
-class Turn:
-    """New axis a is old axis `order[a]`, run through backwards where `mirrored[a]`."""
+class AxisTransform:
+    """Permutation and mirroring of axes: new axis a is old axis `order[a]`, reversed where `mirrored[a]`."""
 
     order: tuple[int, ...]
     mirrored: tuple[bool, ...]
 
     def __call__(self, u: Tensor, names: Sequence[str], family: Family) -> Tensor:
-        """Turn fields u (B, C, *grid) named `names`; components of a vector turn with the axes."""
-        places, signs = list(range(len(names))), [1.0] * len(names)
+        """Transform fields u (B, C, *grid) named `names`; components of vector fields are swapped and negated too."""
+        sources, signs = list(range(len(names))), [1.0] * len(names)
         for vector in family.vectors:
             for axis, name in enumerate(vector):
                 if name in names:
-                    places[names.index(name)] = names.index(vector[self.order[axis]])
+                    sources[names.index(name)] = names.index(vector[self.order[axis]])
                     signs[names.index(name)] = -1.0 if self.mirrored[axis] else 1.0
-        u = u[:, places].permute(0, 1, *(2 + axis for axis in self.order))
-        u = u.flip([2 + axis for axis, backwards in enumerate(self.mirrored) if backwards])
+        u = u[:, sources].permute(0, 1, *(2 + axis for axis in self.order))
+        u = u.flip([2 + axis for axis, is_mirrored in enumerate(self.mirrored) if is_mirrored])
         return u * u.new_tensor(signs).view(-1, *[1] * len(self.order))
 
 
-def turns(family: Family, *, cubic: bool) -> list[Turn]:
-    """All turns that make solutions of the family into solutions; axes are swapped where the domain is `cubic`."""
+def axis_transforms(family: Family, *, cubic: bool) -> list[AxisTransform]:
+    """All transforms that map solutions of the family to solutions; axes are swapped only if the domain is `cubic`."""
     num_axes = len(family.axes)
     if not family.isotropic:
-        return [Turn(tuple(range(num_axes)), (False,) * num_axes)]
+        return [AxisTransform(tuple(range(num_axes)), (False,) * num_axes)]
     orders = permutations(range(num_axes)) if cubic else [tuple(range(num_axes))]
-    return [Turn(*choice) for choice in product(orders, product((False, True), repeat=num_axes))]
+    return [AxisTransform(*choice) for choice in product(orders, product((False, True), repeat=num_axes))]
 
 
 class Symmetries:
-    """Turns latents of batches: each turn moves tokens and maps the channels of every token alike.
+    """Axis transforms of latents z = encode(u): tokens are permuted, the channels of each token mapped affinely.
 
-    With z = encode(u), what it gives is encode(turned u), exactly where the codec keeps all components.
+    The result is encode(transformed u), exactly if the codec keeps all components.
     """
 
     def __init__(self, cache: LatentCache, codec: Codec) -> None:
         self.codec = copy.deepcopy(codec).double()
-        self.turns = {name: turns(family, cubic=_is_cubic(cache, name)) for name, family in FAMILIES.items()}
-        self._maps: dict[tuple[str, Turn, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
+        self.transforms = {
+            name: axis_transforms(family, cubic=_is_cubic(cache, name)) for name, family in FAMILIES.items()
+        }
+        self._maps: dict[tuple[str, AxisTransform, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, batch: LatentBatch, draw: Draw) -> LatentBatch:
-        """The batch with one turn of all its samples, the same on all ranks."""
-        family = list(FAMILIES)[batch.domain.family]
-        turn = self.turns[family][draw.one_of(len(self.turns[family]))]
-        states, given = group_name(family, "fields"), group_name(family, "coefficients")
+        """The batch after one random transform, the same for all samples on all ranks."""
+        family = batch.domain.family
+        transform = self.transforms[family][draw.one_of(len(self.transforms[family]))]
+        fields, coefficients = group_name(family, "fields"), group_name(family, "coefficients")
         return replace(
             batch,
-            z=self.turned(batch.z, states, turn),
-            z_next=self.turned(batch.z_next, states, turn),
-            window=None if batch.window is None else self.turned(batch.window, states, turn),
-            coefficients=self.turned(batch.coefficients, given, turn),
+            z=self.transformed(batch.z, fields, transform),
+            z_next=self.transformed(batch.z_next, fields, transform),
+            window=None if batch.window is None else self.transformed(batch.window, fields, transform),
+            coefficients=self.transformed(batch.coefficients, coefficients, transform),
         )
 
-    def turned(self, z: Tensor, group: str, turn: Turn) -> Tensor:
-        """Latents z (..., N, D) of a field group, turned; those without channels stay."""
+    def transformed(self, z: Tensor, group: str, transform: AxisTransform) -> Tensor:
+        """Transformed latents z (..., N, D) of a field group; latents without channels are returned as they are."""
         if z.shape[-1] == 0:
             return z
-        if (group, turn, z.device) not in self._maps:
-            self._maps[group, turn, z.device] = self._map(group, turn, z)
-        tokens, matrix, offset = self._maps[group, turn, z.device]
-        with torch.autocast(z.device.type, enabled=False):  # samples keep their precision
+        if (group, transform, z.device) not in self._maps:
+            self._maps[group, transform, z.device] = self._map(group, transform, z)
+        tokens, matrix, offset = self._maps[group, transform, z.device]
+        with torch.autocast(z.device.type, enabled=False):  # training data are not rounded to bfloat16
             return z[..., tokens, :] @ matrix + offset
 
     @torch.no_grad()
-    def _map(self, group: str, turn: Turn, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where tokens come from (N,), and what the turn does to a patch's latents: z @ matrix (D, D) + offset (D,)."""
+    def _map(self, group: str, transform: AxisTransform, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Source token of each token (N,), and the map of the latents of a patch, z @ matrix (D, D) + offset (D,)."""
         family = FAMILIES[group.partition("/")[0]]
         names = family.fields if group.endswith("/fields") else family.coefficients
         whole = self.codec.groups[group]
         tokens = torch.arange(whole.num_tokens).view(1, 1, *whole.token_grid)
-        tokens = turn(tokens.double(), ("token",), family).long().flatten()
+        tokens = transform(tokens.double(), ("token",), family).long().flatten()
         patch = self.codec.on_grid(family.name, (whole.patch,) * len(whole.grid))
         z = torch.eye(whole.num_channels + 1, whole.num_channels, dtype=torch.float64).unsqueeze(1)
-        image = patch.encode(turn(patch.decode(z, group), names, family), group).squeeze(1)
+        image = patch.encode(transform(patch.decode(z, group), names, family), group).squeeze(1)
         offset, matrix = image[-1], image[:-1] - image[-1]
         return tokens.to(like.device), matrix.to(like), offset.to(like)
 
 
 def _is_cubic(cache: LatentCache, family: str) -> bool:
-    """Whether all axes have as many points, the same length and the same boundary in each of the family's datasets."""
+    """Whether grid points, length and boundary are the same along all axes in each of the family's datasets."""
     datasets = datasets_of(cache, family)
     return all(len(set(dataset[key])) == 1 for dataset in datasets for key in ("grid", "lengths", "boundary"))
 
 
 def augmented(loss: Loss, cache: LatentCache, run: Run) -> Loss:
-    """The loss of a run that learns on `cache`, in training on turned samples."""
+    """The loss with randomly transformed samples in training; validation samples are not transformed."""
     symmetries = Symmetries(cache, load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"]))
 
     def augmented_loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
         return loss(model, batch if draw.step is None else symmetries(batch, draw), draw)
 
     return augmented_loss
+
+
+def set_conserved(operator: Operator, cache: LatentCache, codec: Codec) -> None:
+    """Set `operator.conserved` to the directions, in the mean of latents over tokens, of conserved integrals.
+
+    The integral of a field over space is proportional to the sum over tokens of z @ (basis @ 1), with the codec's basis
+    of the field. Fields that are encoded by their logarithm have no such direction, nor have families with a dataset
+    whose boundary differs from the one under which the PDE conserves (outflow instead of periodic).
+    """
+    for name, row in operator.rows.items():
+        family, datasets = FAMILIES[name], datasets_of(cache, name)
+        if any(boundary != family.boundary for dataset in datasets for boundary in dataset["boundary"]):
+            continue
+        group = codec.groups[group_name(name, "fields")]
+        for field in family.conserved:
+            index = family.fields.index(field)
+            if not group.log[index]:
+                direction = codec.bases(group)[index].sum(-1)
+                channels = slice(index * group.components, (index + 1) * group.components)
+                operator.conserved[row, channels] = direction / direction.norm()

@@ -1,7 +1,8 @@
-"""One optimizer step: micro-batches forward and backward, gradients exchanged once, clipped, applied, averaged."""
+"""One optimizer step: forward and backward passes of micro-batches, gradient exchange, clipping, update, averaging."""
 
 import copy
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,41 +10,72 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from ups.config import TrainingSection
+from ups.config.training import TrainingSection
 from ups.errors import OutOfMemory
 from ups.models.blocks import Blocks
-from ups.run import Run
+from ups.runs.run import Run
 from ups.training.batches import MicroBatch, Share
 from ups.training.distributed import Draw, Ranks, seed_of
 from ups.training.injection import Injection
-from ups.training.memory import is_out_of_memory
 from ups.training.optimizers import make_optimizer
 from ups.training.parallel import (
-    abandon,
     check_gradients_agree,
     clip_gradients,
-    exchanging,
+    discard_step,
     full_optimizer_state,
     full_state,
+    gradient_sync,
     load_full_optimizer_state,
     load_full_state,
-    local,
+    local_shards,
     parallelize,
 )
 from ups.training.stage import Stage
 
 log = logging.getLogger(__name__)
 
-CHECKED_STEPS = 3
-SETTLED_STEPS = 100
+OUT_OF_MEMORY_MESSAGES = ("DefaultCPUAllocator", "could not create a primitive")
+MAX_COMPILED_SHAPES = 64  # of a block: one graph per batch shape and set of boundaries
+CHECKED_STEPS = 3  # in which gradients are compared between ranks: a wrong exchange shows in the first steps
+SETTLED_STEPS = 100  # over which the gradient norm is averaged before a spike can be recognized
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an allocation failed: `torch.OutOfMemoryError`, or a RuntimeError of the CPU allocator or oneDNN."""
+    return isinstance(error, torch.OutOfMemoryError) or any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile every block of `model` in place.
+
+    All blocks share one graph per batch shape and set of boundaries, whatever the family, so that few graphs are
+    compiled, each at the first batch of its shape. Names in `state_dict` and copies of the model are unaffected.
+    """
+    torch._dynamo.config.recompile_limit = MAX_COMPILED_SHAPES
+    for blocks in (module for module in model.modules() if isinstance(module, Blocks)):
+        for block in blocks:
+            block.compile(fullgraph=True, dynamic=False)
+
+
+def why_not_compiled(device: torch.device) -> str | None:
+    """The reason why `torch.compile` does not work on this machine (no C++ compiler, for example), or None."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    now = time.time_ns()  # makes the function new: a cached one would hide that the compiler is missing
+    probe = torch.compile(lambda x: x + now, fullgraph=True, dynamic=False)
+    try:
+        probe(torch.zeros(64, device=device))
+    except BackendCompilerFailed as error:
+        return f"{type(error.inner_exception).__name__}: {error.inner_exception}".splitlines()[0]
+    return None
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a step did: this rank's part of the mean loss, whether it was taken (1 or 0), what all ranks agreed on.
+class StepResult:
+    """Result of a step: this rank's part of the mean loss, whether the step was applied (1 or 0), `stop` and `save`.
 
-    A step for which some rank had no memory has no loss: nobody took it. One whose gradient was not fit to use has
-    loss 0. Both are 0-d tensors on the device.
+    If some rank runs out of memory all ranks skip the step, and `loss` and `taken` are None. If the gradient is not
+    finite or a spike all ranks skip it with loss 0. Both are 0-d tensors on the device.
     """
 
     loss: Tensor | None
@@ -53,12 +85,13 @@ class Outcome:
 
 
 class Update:
-    """A stage's model, its moving average and its optimizer, and the step that moves them.
+    """A stage's model, the moving average of its weights and its optimizer; calling it takes one optimizer step.
 
-    Parameters that a batch does not use rest: neither they nor their moments and averages move.
+    Parameters without gradient (of families that are not in the batch) are not updated, nor are their moments and
+    averages.
 
-    `mean_norm`, `num_norms`, `num_skipped` and `first_skipped` are 0-d tensors on the device, so that no step waits
-    for it: the running mean of the gradient norm, over how many steps, how many steps were skipped, the first of them.
+    `mean_norm` (running mean of the gradient norm over `num_norms` steps), `num_skipped` (number of skipped steps) and
+    `first_skipped` (the first of them) are 0-d tensors on the device, so that no step waits for the device.
     """
 
     def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks, inject: Injection) -> None:
@@ -78,27 +111,27 @@ class Update:
         self.first_skipped = torch.tensor(-1.0, device=ranks.device)
         self.checked = 0
 
-    def __call__(self, share: Share, learning_rate: float, *, stop: bool, save: bool) -> Outcome:
-        """Take the step of `share`; this rank wishes to stop or save after it."""
+    def __call__(self, share: Share, learning_rate: float, *, stop: bool, save: bool) -> StepResult:
+        """Take the step of `share`; `stop` and `save` are requests of this rank; one rank's request holds for all."""
         loss = torch.zeros((), device=self.ranks.device)
         last = len(share.micro_batches) - 1
         for position, micro in enumerate(share.micro_batches):
-            with exchanging(self.model, self.ranks, position == last, self.run.launch.bucket_megabytes):
+            with gradient_sync(self.model, self.ranks, position == last, self.run.launch.bucket_megabytes):
                 values = self._forward(share, micro, position)
                 if position == last or values is None:
                     with record_function("exchange"):
-                        no_memory, stop, save = self.ranks.agree(values is None, stop, save)
+                        no_memory, stop, save = self.ranks.any_rank(values is None, stop, save)
                     if no_memory:
-                        abandon(self.model)
-                        return Outcome(None, None, stop, save)
+                        discard_step(self.model)
+                        return StepResult(None, None, stop, save)
                 assert values is not None
                 self._backward(values, share)
                 loss += values.detach().sum() / share.size
         taken = self._apply(share.step, learning_rate)
-        return Outcome(torch.where(taken > 0, loss, 0.0), taken, stop, save)
+        return StepResult(torch.where(taken > 0, loss, 0.0), taken, stop, save)
 
     def state(self) -> dict[str, Any]:
-        """All that the next step depends on, whole and on the CPU; the same whatever the number of processes."""
+        """The state that the next step depends on, unsharded and on the CPU, independent of the number of processes."""
         return {
             "model": full_state(self.model),
             "average": full_state(self.average),
@@ -107,7 +140,7 @@ class Update:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore what `state` returned."""
         load_full_state(self.model, state["model"])
         load_full_state(self.average, state["average"])
         for name, part in self.optimizer.parts.items():
@@ -116,7 +149,7 @@ class Update:
             tensor.fill_(value)
 
     def norms(self) -> tuple[Tensor, ...]:
-        """Running mean of the gradient norm, over how many steps, steps skipped, the first of them or -1."""
+        """Mean gradient norm, number of steps in it, number of skipped steps, first skipped step or -1."""
         return self.mean_norm, self.num_norms, self.num_skipped, self.first_skipped
 
     def _loss(self, share: Share, micro: MicroBatch, position: int) -> Tensor:
@@ -131,13 +164,16 @@ class Update:
             return self.stage.loss(self.model, batch, draw)
 
     def _drop_blocks(self, share: Share, micro: MicroBatch) -> None:
-        """Choose which blocks each sample skips in this step, the same on any number of ranks."""
+        """Choose the blocks that each sample skips in this step, independent of the number of ranks."""
         draw = Draw((self.config.seed, 4, share.step), share.size, micro.place, self.ranks.device)
         for blocks in self.dropping:
             blocks.keep = draw.keep(blocks.drop_path, len(blocks))
 
     def _forward(self, share: Share, micro: MicroBatch, position: int) -> Tensor | None:
-        """One loss per sample; None where there is no memory for it and the other ranks can be told."""
+        """One loss per sample (B,); None if memory runs out, so that all ranks can skip the step together.
+
+        Under FSDP the forward pass is collective and cannot be skipped by one rank: an OutOfMemory fault ends the job.
+        """
         try:
             self.inject.at("forward", share.step)
             with record_function("forward"):
@@ -184,11 +220,11 @@ class Update:
         self.optimizer.zero_grad()
         decay = min(self.config.ema_decay, (1 + step) / (10 + step))
         with torch.no_grad():
-            torch._foreach_lerp_(local(averages), local(parameters), 1 - decay)
+            torch._foreach_lerp_(local_shards(averages), local_shards(parameters), 1 - decay)
         return 1 - skip
 
     def _is_bad(self, norm: Tensor, step: int) -> Tensor:
-        """1 where this gradient must not be applied, else 0; on the device."""
+        """1.0 if the gradient is not finite or a spike, else 0.0; a 0-d tensor on the device."""
         is_spike = (self.num_norms >= SETTLED_STEPS) & (norm > self.config.spike_factor * self.mean_norm)
         bad = ~norm.isfinite() | is_spike
         good = ~bad
@@ -201,12 +237,10 @@ class Update:
 
 
 def _compile(model: nn.Module, ranks: Ranks) -> str | None:
-    """Compile the model's blocks on all ranks or on none; the reason for none, which is also told in the log."""
-    from ups.training.compiling import compile_blocks, why_not_compiled
-
-    reason = next(filter(None, ranks.gather(why_not_compiled(ranks.device))), None)
+    """Compile the model's blocks on all ranks or on none; returns and logs the reason if they are not compiled."""
+    reason = next(filter(None, ranks.all_gather(why_not_compiled(ranks.device))), None)
     if reason is None:
         compile_blocks(model)
     else:
-        log.warning("not compiled, this run is slower: %s", reason)
+        log.warning("torch.compile does not work here, training runs without it: %s", reason)
     return reason

@@ -1,1 +1,0 @@
-"""How fast it is: contenders measured in turns, and what a step is made of."""

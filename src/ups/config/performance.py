@@ -1,0 +1,39 @@
+"""Sections `profile` and `benchmark`: measurements of speed and memory."""
+
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from ups.config.data import SimulatedDataset
+from ups.config.sections import Section, Seed, Steps
+from ups.config.training import Backbone
+
+
+class ProfileConfig(Section):
+    """`--pipeline profile` records `steps` training steps of the operator, after `warmup_steps` unrecorded ones."""
+
+    warmup_steps: PositiveInt
+    steps: PositiveInt
+
+
+class BenchmarkConfig(Section):
+    """What `--pipeline benchmark` measures.
+
+    - `rounds`, `seconds_per_round`: two setups alternate for so many rounds of about so many seconds each
+    - `num_launches`: starts of a training job, from which start-up times are taken
+    - `codec_steps`: training steps of the codec that encodes the data
+    - `datasets`: simulated datasets on which the operator is trained
+    - `loading_dataset`: simulated dataset on which the loading of batches is timed
+    - `large_model`, `large_batch_tokens`: operator and tokens per batch with which all speed switches are compared
+      with none
+    """
+
+    seed: Seed
+    rounds: PositiveInt
+    seconds_per_round: PositiveFloat
+    num_launches: PositiveInt
+    codec_steps: Steps
+    datasets: Annotated[list[SimulatedDataset], Field(min_length=1)]
+    loading_dataset: SimulatedDataset
+    large_model: Backbone
+    large_batch_tokens: PositiveInt

@@ -1,0 +1,142 @@
+"""Text of a data card: sections with equation, domain, fields, splits, files and source of a dataset."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ups.data.families import Dataset, Family
+from ups.data.partial import read_marker
+from ups.data.pdebench import FAMILIES
+from ups.data.published import read_published_files
+
+MAX_FILES = 4
+MEBIBYTE = 2**20
+
+BOUNDARY_WORDS = {
+    "outflow": "outflow (zero gradient)",
+    "zero_flux": "zero flux",
+    "dirichlet": "Dirichlet (fixed value)",
+    "cauchy": "Cauchy (fixed value, flux condition)",
+    "wall": "wall (no slip)",
+}
+SOURCES = {
+    "simulate": "simulated by ups.solvers",
+    "folder": "found in the folder that the user named",
+    "pdebench": "downloaded from PDEBench's data repository or a mirror of it",
+}
+
+STATISTICS = "mean, std: over the family's training split; of the logarithm where the scale is log"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, formulas that may hold LaTeX, plain lines, and a table whose first row names the columns."""
+
+    title: str
+    formulas: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    table: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Card:
+    """A dataset with its splits, the statistics of its family, and the origin of its files.
+
+    `sources` has size and MD5 of each file, `origin` one sentence per fact.
+    """
+
+    dataset: Dataset
+    splits: dict[str, list[int]]
+    statistics: dict[str, dict[str, dict[str, Any]]]
+    sources: dict[str, dict[str, Any]]
+    origin: tuple[str, ...]
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.dataset.family]
+
+    @property
+    def sections(self) -> list[Section]:
+        """All sections of the card, in order."""
+        dataset, family = self.dataset, self.family
+        parameters = ", ".join(f"{name} = {value:g}" for name, value in dataset.parameters.items())
+        counts = ", ".join(f"{name} {len(indices)}" for name, indices in self.splits.items())
+        return [
+            self._equation,
+            Section("Parameters", lines=(parameters or "none",)),
+            Section("Domain", table=_describe_axes(dataset, family)),
+            Section("Time", lines=(_describe_time(dataset, family),)),
+            Section("Fields (dimensionless)", lines=(STATISTICS,), table=_describe_fields(self)),
+            Section("Trajectories", lines=(f"{dataset.num_trajectories}: {counts}",)),
+            Section("Files", lines=tuple(_describe_files(self))),
+            Section("Source", lines=self.origin),
+        ]
+
+    @property
+    def _equation(self) -> Section:
+        formulas, equation = self.family.formulas, self.family.equation
+        return Section("Equation", formulas=formulas, lines=() if formulas else (equation,))
+
+
+def find_origin(source: str, folder: Path, dataset: Dataset, sources: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """Origin of the files of a dataset: source of the run, agreement with the published MD5, parts of a file."""
+    registry, origin = read_published_files(), [SOURCES[source]]
+    named = [name for name in dataset.files if name in registry]
+    if named and source != "simulate":
+        agreeing = sum(registry[name].md5 == sources[name]["md5"] for name in named)
+        origin.append(f"{agreeing} of {len(dataset.files)} files have the MD5 that PDEBench publishes")
+    markers = [read_marker(folder / name) for name in dataset.files]
+    origin += [f"partial: {marker}" for marker in markers if marker]
+    return tuple(origin)
+
+
+def card_markdown(card: Card) -> str:
+    """A card as Markdown."""
+    parts = [f"## `{card.dataset.name}`\n\nFamily `{card.family.name}`"]
+    for section in card.sections:
+        parts.append(f"**{section.title}**")
+        if lines := section.formulas + section.lines:
+            parts.append("\n".join(f"- {line}" for line in lines))
+        if section.table:
+            header, *rows = (f"| {' | '.join(row)} |" for row in section.table)
+            parts.append("\n".join([header, "| --- " * len(section.table[0]) + "|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _describe_axes(dataset: Dataset, family: Family) -> tuple[tuple[str, ...], ...]:
+    rows = zip(family.axes, dataset.lengths, dataset.grid, dataset.boundary, strict=True)
+    return (
+        ("axis", "length", "points", "spacing", "boundary"),
+        *(
+            (axis, f"{length:.4g}", f"{points}", f"{length / points:.4g}", BOUNDARY_WORDS.get(boundary, boundary))
+            for axis, length, points, boundary in rows
+        ),
+    )
+
+
+def _describe_time(dataset: Dataset, family: Family) -> str:
+    if family.steady:
+        return "steady: one solution for each input"
+    duration = dataset.times[-1] - dataset.times[0]
+    dt = duration / max(1, len(dataset.times) - 1)
+    return f"{len(dataset.times)} snapshots, dt = {dt:.4g}, duration {duration:.4g}"
+
+
+def _describe_fields(card: Card) -> tuple[tuple[str, ...], ...]:
+    """Rows of name, meaning, scale (linear or log), mean and standard deviation of every field and coefficient."""
+    meanings = card.family.meanings
+    rows = []
+    for kind, role in (("fields", ""), ("coefficients", " (given)")):
+        for name, fitted in card.statistics[kind].items():
+            scale = "log" if fitted["log"] else "linear"
+            rows.append((name, meanings.get(name, "") + role, scale, f"{fitted['mean']:.3g}", f"{fitted['std']:.3g}"))
+    return (("name", "meaning", "scale", "mean", "std"), *rows)
+
+
+def _describe_files(card: Card) -> list[str]:
+    names = card.dataset.files
+    lines = [f"{card.sources[name]['bytes'] / MEBIBYTE:.3g} MiB, {name}" for name in names[:MAX_FILES]]
+    if len(names) > MAX_FILES:
+        total = sum(card.sources[name]["bytes"] for name in names) / MEBIBYTE
+        lines.append(f"and {len(names) - MAX_FILES} more, {total:.4g} MiB in all")
+    return lines

@@ -1,0 +1,136 @@
+"""The table of all published PDEBench files, searched by file name, by family, or by a task of the earlier package."""
+
+import csv
+import difflib
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ups.data.pdebench import FAMILIES
+from ups.errors import ConfigFault, DataFault
+
+TABLE = Path(__file__).with_name("pdebench_files.csv")
+OUTDATED_TABLE = Path(__file__).with_name("pdebench_outdated.csv")
+
+# Task names of the earlier Universal Physics Stack: the family, and a pattern of the names of its files.
+ALIASES: dict[str, tuple[str, str]] = {
+    "advection1d": ("advection_1d", r".*"),
+    "burgers1d": ("burgers_1d", r".*"),
+    "diff_react1d": ("diffusion_reaction_1d", r".*"),
+    "diff_sorp2d": ("diffusion_sorption_1d", r".*"),  # PDEBench has diffusion-sorption in 1D only
+    "darcy2d": ("darcy_2d", r".*"),
+    "react_diff2d": ("diffusion_reaction_2d", r".*"),
+    "swe2d": ("shallow_water_2d", r".*"),
+    "shallow_water2d_varied": ("shallow_water_2d", r".*"),  # the one file varies the radius of the dam
+    "ns2d_cond": ("incompressible_ns_2d", r".*"),  # the forcing is an input
+    "comp_ns2d": ("compressible_ns_2d", r"2D_CFD_Rand_.*_128_.*"),
+    "ns2d_turb": ("compressible_ns_2d", r"2D_CFD_Turb_.*"),
+}
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """One published file; `bytes`, `grid` and the numbers are None where the publishers do not give them.
+
+    `kind` is `train` (typically 10,000 trajectories) or `test` (one trajectory of a classical problem). `folder` is the
+    path in PDEBench's collection, which a mirror repeats. `copy_of` names another file with the same bytes.
+    """
+
+    name: str
+    family: str
+    kind: str
+    parameters: dict[str, float]
+    grid: tuple[int, ...] | None
+    num_trajectories: int | None
+    num_snapshots: int | None
+    folder: str
+    url: str
+    md5: str
+    bytes: int | None
+    copy_of: str | None
+
+    def address(self, base_url: str | None) -> str:
+        """The published URL of the file, or its URL below `base_url`, the root of a mirror."""
+        return self.url if base_url is None else f"{base_url.rstrip('/')}/{self.folder}/{self.name}"
+
+
+@cache
+def read_published_files() -> dict[str, PublishedFile]:
+    """All published files by name, in the order of the table: family by family."""
+    with TABLE.open(newline="") as file:
+        return {row["name"]: _parse(row) for row in csv.DictReader(file)}
+
+
+def find_file(name: str) -> PublishedFile:
+    """The file of that name; for a URL or a file id, the `ConfigFault` gives the name to write."""
+    registry = read_published_files()
+    if name in registry:
+        return registry[name]
+    if match := re.fullmatch(r"(?:https?://.*/)?(\d{5,7})", name):
+        refuse_outdated_id(int(match[1]))
+        named = next((file.name for file in registry.values() if file.url.endswith(f"/{match[1]}")), None)
+        if named is not None:
+            raise ConfigFault(f"download.files takes names: write {named} for {name!r}")
+    near = difflib.get_close_matches(name, registry, n=3) or [*list(registry)[:3], "..."]
+    raise ConfigFault(f"unknown file {name!r} in download.files; close to it: {', '.join(near)}")
+
+
+def find_family_files(name: str) -> list[PublishedFile]:
+    """Files of a family, or of a task of the earlier Universal Physics Stack, without copies of the same bytes."""
+    family, pattern = ALIASES.get(name, (name, r".*"))
+    if family not in FAMILIES:
+        known = [*FAMILIES, *ALIASES]
+        near = difflib.get_close_matches(name, known, n=3) or known
+        raise ConfigFault(f"unknown family {name!r} in download.families; close to it: {', '.join(near)}")
+    files = [file for file in read_published_files().values() if file.family == family and file.copy_of is None]
+    return [file for file in files if re.fullmatch(pattern, file.name)]
+
+
+def refuse_outdated_id(file_id: int) -> None:
+    """Refuse the ids of the Advection and Burgers files that PDEBench has replaced but still serves."""
+    if 133022 <= file_id <= 133028 or file_id == 133100 or 133109 <= file_id <= 133113:
+        _refuse(f"file id {file_id}", "advection_1d", ConfigFault)
+    if 133114 <= file_id <= 133144:
+        _refuse(f"file id {file_id}", "burgers_1d", ConfigFault)
+
+
+def refuse_outdated_md5(path: Path, md5: str) -> None:
+    """Refuse a file whose MD5 is that of an outdated version of a published file."""
+    name = _read_outdated().get(md5)
+    if name is not None:
+        _refuse(str(path), "burgers_1d" if "Burgers" in name else "advection_1d", DataFault)
+
+
+def _refuse(what: str, family: str, fault: type[ConfigFault] | type[DataFault]) -> None:
+    wrong = "advects at speed 2 beta" if family == "advection_1d" else "has twice the flux, on (-1, 1)"
+    raise fault(f"{what} is an outdated version of {family} that {wrong}; PDEBench replaced it in 2023: fetch it anew")
+
+
+@cache
+def _read_outdated() -> dict[str, str]:
+    """Names of the outdated training files by MD5."""
+    with OUTDATED_TABLE.open(newline="") as file:
+        return {row["md5"]: row["name"] for row in csv.DictReader(file)}
+
+
+def _parse(row: dict[str, str]) -> PublishedFile:
+    pairs = [pair.split("=") for pair in row["parameters"].split()]
+    return PublishedFile(
+        name=row["name"],
+        family=row["family"],
+        kind=row["kind"],
+        parameters={name: float(value) for name, value in pairs},
+        grid=tuple(int(n) for n in row["grid"].split("x")) if row["grid"] else None,
+        num_trajectories=_parse_integer(row["num_trajectories"]),
+        num_snapshots=_parse_integer(row["num_snapshots"]),
+        folder=row["folder"],
+        url=row["url"],
+        md5=row["md5"],
+        bytes=_parse_integer(row["bytes"]),
+        copy_of=row["copy_of"] or None,
+    )
+
+
+def _parse_integer(text: str) -> int | None:
+    return int(text) if text else None

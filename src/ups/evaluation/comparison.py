@@ -1,0 +1,241 @@
+"""Errors and costs of our methods beside those of the baselines: tables, intervals, uncertainty, a figure."""
+
+from collections.abc import Iterator, Sequence
+from math import isfinite, isnan
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ups.data.pdebench import FAMILIES
+from ups.errors import DataFault
+from ups.evaluation.candidates import HIGH_BAND
+from ups.evaluation.costs import FRAME
+from ups.evaluation.figures import SMALL, colour_of, new_figure
+from ups.evaluation.predictions import HORIZONS, plain_method
+from ups.evaluation.tables import geometric_mean, number, ratio, table
+from ups.metrics.bootstrap import bootstrap_interval
+from ups.surrogate.trained import OFF
+
+BASELINES = ("persistence", "linear", "unet", "fno")
+OURS = ("operator", "diffusion", "consistency", "steady")
+HORIZON_TITLES = {"one_step": "One step", "rollout": "Rollout"}
+STRONG = ("unet", "fno")
+WITHOUT_SAMPLING = ("operator", "steady")
+COSTS = {
+    "training_seconds": "training seconds",
+    "parameters": "parameters",
+    "datasets": "datasets",
+    FRAME: "milliseconds per snapshot",
+    "over_fno": "over fno",
+    "speed_up_over_solver": "speed up over solver",
+}
+COST_NOTE = (
+    "Milliseconds per predicted snapshot and trajectory, decoding included, for a few trajectories in one "
+    "batch; for diffusion and consistency of one member, while their errors are those of an ensemble's mean. The last "
+    "three columns are geometric means over the datasets that a method predicts and is not off for: rows with "
+    "different numbers of datasets are not comparable. The solver is ours, on the same grid and on the CPU, with other "
+    "initial states. Training and parameters include the stages that a method builds on: the codec, for the "
+    "correctors also the operator and the steady model."
+)
+
+COMPILED_NOTE = (
+    "Operator and steady model were compiled, in training too; the baselines were not, because torch's compiler does "
+    "not support the complex numbers of the FNO."
+)
+
+Records = list[dict[str, Any]]
+Errors = dict[tuple[str, str, str], float | None]
+"""(dataset, method, horizon) -> nRMSE, NaN where the method is off."""
+
+
+def errors_of(metrics: Records, baseline_metrics: Records) -> Errors:
+    """The nRMSE of every method.
+
+    Raises:
+        DataFault: the scores of a baseline are missing.
+    """
+    errors = {
+        (r["dataset"], r["method"], r["horizon"]): _OFF if r.get("mode") == OFF else r["value"]
+        for r in (*metrics, *baseline_metrics)
+        if r["metric"] == "nRMSE"
+    }
+    for dataset, family in {r["dataset"]: r["family"] for r in metrics}.items():
+        expected = BASELINES[FAMILIES[family].steady :]
+        missing = [m for m in expected if any((dataset, m, h) not in errors for h in HORIZONS)]
+        if missing:
+            raise DataFault(f"no scores of {', '.join(missing)} on {dataset}: run `kedro run --pipeline baselines`")
+    return errors
+
+
+def comparison_text(errors: Errors, costs: dict[str, Any], note: str) -> str:
+    """Markdown: a table of errors per horizon, then two of costs; `ours` is the operator or the steady model."""
+    methods = _methods(errors)
+    sides = ["ours / fno", "ours / better of fno, unet"]
+    lines = ["# Comparison", "", note, ""]
+    for horizon, title in HORIZON_TITLES.items():
+        rows = _error_rows(errors, methods, horizon)
+        lines += [f"## {title}: nRMSE on the test split", "", table(["dataset", *methods, *sides], rows), ""]
+    cost_note = f"{COST_NOTE} {COMPILED_NOTE if costs['compiled'] else 'No model was compiled.'}"
+    lines += ["## Cost", "", cost_note, "", table(["method", *COSTS.values()], _cost_rows(costs["methods"])), ""]
+    frames = ["dataset", "ours", "fno", "unet", "solver", "ours / fno", "solver / ours"]
+    return "\n".join([*lines, "## Milliseconds per snapshot", "", table(frames, _frame_rows(costs[FRAME])), ""])
+
+
+def training_seconds_text(seconds: dict[str, float]) -> str:
+    """Seconds of training of our models and of the strong baselines, as one phrase."""
+    return ", ".join(f"{method} {seconds[method]:,.0f} s" for method in ("ours", *STRONG))
+
+
+def _methods(errors: Errors) -> list[str]:
+    """The methods that have scores, baselines first."""
+    return [m for m in (*BASELINES, *OURS) if any(m == method for _, method, _ in errors)]
+
+
+def _error_rows(errors: Errors, methods: Sequence[str], horizon: str) -> Iterator[list[str]]:
+    ratios = []
+    for dataset in sorted({dataset for dataset, _, _ in errors}):
+        values = {method: errors.get((dataset, method, horizon), _ABSENT) for method in methods}
+        fno, strong = (best(values, names) for names in (("fno",), STRONG))
+        ours = best(values, WITHOUT_SAMPLING)
+        ratios.append((ratio(ours, fno), ratio(ours, strong)))
+        yield [dataset, *map(_shown, values.values()), *map(_shown, ratios[-1])]
+    means = [geometric_mean([pair[side] for pair in ratios]) for side in (0, 1)]
+    yield ["geometric mean", *[""] * len(methods), *map(_shown, means)]
+
+
+def _cost_rows(costs: dict[str, dict[str, float]]) -> Iterator[list[str]]:
+    for method, cost in costs.items():
+        yield [method, *(_shown(cost[column]) for column in COSTS)]
+
+
+def _frame_rows(frames: dict[str, dict[str, float]]) -> Iterator[list[str]]:
+    for dataset, times in sorted(frames.items()):
+        ours = best(times, WITHOUT_SAMPLING)
+        fno, unet, solver = times["fno"], times["unet"], times.get("solver", _ABSENT)
+        yield [dataset, *map(_shown, (ours, fno, unet, solver, ratio(ours, fno), ratio(solver, ours)))]
+
+
+def draw_comparison(errors: Errors) -> Figure:
+    """One panel per horizon: nRMSE of every method, side by side for each dataset."""
+    datasets = sorted({dataset for dataset, _, _ in errors})
+    errors = {key: value for key, value in errors.items() if value is not None and isfinite(value)}
+    methods = _methods(errors)
+    figure = new_figure(12, 8)
+    panels = figure.subplots(len(HORIZONS), 1, sharex=True)
+    for panel, (horizon, title) in zip(panels, HORIZON_TITLES.items(), strict=True):
+        for position, method in enumerate(methods):
+            values = [errors.get((dataset, method, horizon)) for dataset in datasets]
+            offset = (position - (len(methods) - 1) / 2) / (len(methods) + 2)
+            places = [place + offset for place, value in enumerate(values) if value is not None]
+            style = {"marker": "o" if method in OURS else "s", "markersize": 5, "linestyle": "none"}
+            known = [value for value in values if value is not None]
+            panel.plot(places, known, color=colour_of(method), label=method, **style)
+        for edge in range(1, len(datasets)):
+            panel.axvline(edge - 0.5, color="#e4e4e4", linewidth=0.6)
+        panel.set(yscale="log", ylabel="nRMSE", title=title)
+        panel.grid(axis="y", color="#e4e4e4", linewidth=0.6)
+    panels[-1].set_xticks(range(len(datasets)), datasets, rotation=30, ha="right", fontsize=SMALL)
+    panels[0].legend(ncols=8, fontsize=SMALL, loc="upper center", bbox_to_anchor=(0.5, 1.3), frameon=False)
+    return figure
+
+
+_ABSENT, _OFF = float("inf"), float("nan")  # no score of a method; its corrector is off, so that it has none of its own
+
+
+def best(values: dict[str, float | None], names: Sequence[str]) -> float | None:
+    """The smallest error among some methods; None where none is finite."""
+    known = [value for name in names if (value := values.get(name)) is not None and value < _ABSENT]
+    return min(known, default=None)
+
+
+def _shown(value: float | None) -> str:
+    if value is not None and isnan(value):
+        return OFF
+    return "" if value == _ABSENT else number(value)
+
+
+BOOTSTRAP_SEED = 0
+INTERVAL_COLUMNS = ("dataset", "trajectories", *(title.lower() for title in HORIZON_TITLES.values()))
+INTERVAL_NOTE = (
+    "nRMSE of ours over that of the better of FNO and U-Net, with the 95 % bootstrap interval of the ratio: test "
+    "trajectories are resampled with replacement, the same for both. It covers the choice of test trajectories alone; "
+    "the table over seeds varies data, split and training together. Too few trajectories have no interval."
+)
+
+
+def intervals_text(metrics: Records, baseline_metrics: Records) -> str:
+    """Markdown: ratios with intervals, one row per dataset; both lists of records are of the same test trajectories."""
+    errors = {
+        (r["dataset"], r["method"], r["horizon"]): r["trajectories"]
+        for r in (*metrics, *baseline_metrics)
+        if r["metric"] == "nRMSE"
+    }
+    rows = table(INTERVAL_COLUMNS, _interval_rows(errors))
+    return "\n".join(["## Intervals over test trajectories", "", INTERVAL_NOTE, "", rows, ""])
+
+
+def _interval_rows(errors: dict[tuple[str, str, str], list[float | None]]) -> Iterator[list[str]]:
+    for dataset in sorted({dataset for dataset, _, _ in errors}):
+        cells = []
+        for horizon in HORIZONS:
+            ours, strong = (
+                [errors[key] for name in names if (key := (dataset, name, horizon)) in errors]
+                for names in (WITHOUT_SAMPLING, STRONG)
+            )
+            cells.append(_cell(_smallest(ours), _smallest(strong)))
+        yield [dataset, str(len(ours[0])), *cells]
+
+
+def _smallest(candidates: list[list[float | None]]) -> Tensor | None:
+    """The errors (N,) with the smallest mean, of the methods whose errors are all finite."""
+    finite = [torch.tensor(errors, dtype=torch.float64) for errors in candidates if None not in errors]
+    return min(finite, key=lambda errors: errors.mean().item(), default=None)
+
+
+def _cell(ours: Tensor | None, strong: Tensor | None) -> str:
+    if ours is None or strong is None:
+        return number(None)
+    ends = bootstrap_interval(ours, strong, statistic=_ratio_of_means, seed=BOOTSTRAP_SEED)
+    interval = "" if ends is None else f" ({number(ends[0])} to {number(ends[1])})"
+    return f"{number(float(_ratio_of_means(ours.numpy(), strong.numpy())))}{interval}"
+
+
+def _ratio_of_means(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+    return a.mean(axis) / b.mean(axis)
+
+
+ENSEMBLES = ("diffusion", "consistency")
+UNCERTAINTY_COLUMNS = ("dataset", "method", "horizon", "CRPS", "nRMSE", "high band", "spread-skill", "coverage")
+UNCERTAINTY_NOTE = (
+    "CRPS over the MAE of the operator, which is the CRPS of a single prediction; nRMSE and error in the highest band "
+    "of wavenumbers of the ensemble's mean over the operator's: below 1 is better. For a steady family read steady "
+    "model for operator. Half of the members have the noise of the others negated; within a half they are independent, "
+    "and CRPS, spread-skill and coverage are means over the two halves. Calibrated halves of M members have "
+    "spread-skill 1 and coverage (M - 1) / (M + 1): 0.6 for 4. A method that is off equals the operator and has no row "
+    "here; `corrector.json` has the scores behind that decision."
+)
+
+
+def uncertainty_text(records: Records) -> str:
+    """Markdown: one row per dataset, ensemble and horizon, from records of the test split."""
+    values = {(r["dataset"], r["method"], r["horizon"], r["metric"]): r["value"] for r in records}
+    families = {r["dataset"]: r["family"] for r in records}
+    rows = table(UNCERTAINTY_COLUMNS, _uncertainty_rows(values, families), num_names=3)
+    return "\n".join(["## Uncertainty on the test split", "", UNCERTAINTY_NOTE, "", rows, ""])
+
+
+def _uncertainty_rows(
+    values: dict[tuple[str, str, str, str], float | None], families: dict[str, str]
+) -> Iterator[list[str]]:
+    for dataset, family in sorted(families.items()):
+        for method in ENSEMBLES:
+            for horizon in HORIZONS:
+                own, alone = (dataset, method, horizon), (dataset, plain_method(family), horizon)
+                if (*own, "CRPS") in values:
+                    pairs = (("CRPS", "MAE"), ("nRMSE", "nRMSE"), (HIGH_BAND, HIGH_BAND))
+                    ratios = [ratio(values[*own, ours], values[*alone, theirs]) for ours, theirs in pairs]
+                    absolute = [values[*own, metric] for metric in ("spread_skill", "coverage")]
+                    yield [*own, *map(number, (*ratios, *absolute))]

@@ -1,0 +1,160 @@
+"""Predictions of every method for a batch of trajectories: one step from each snapshot, and whole rollouts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ups.config import EvaluationConfig
+from ups.data.pdebench import FAMILIES
+from ups.diffusion.samplers import Normal, antithetic
+from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
+from ups.surrogate.surrogate import Correction, Setting, Surrogate, rollout
+from ups.surrogate.trained import OFF
+
+HORIZONS = ("one_step", "rollout")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted snapshots u (B, T, C, *grid): for an ensemble their mean and reductions of the members.
+
+    Half of the members have the noise of the others negated, so that the mean is that of antithetic pairs. Within each
+    half they are independent: the scores of an ensemble are means over the two halves.
+    """
+
+    u: Tensor
+    ensemble: EnsembleErrors | None = None
+
+
+Predictions = dict[tuple[str, str], Prediction]
+"""(method, horizon) -> the T - 1 snapshots after the first, or the one snapshot of a steady family."""
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """Makes a method's step z -> z_next for a setting; `num_members` is the size of its ensemble."""
+
+    step_of: Callable[[Setting], Callable[[Tensor], Tensor]]
+    num_members: int
+
+
+def predict(
+    surrogate: Surrogate, u_ref: Tensor, setting: Setting, config: EvaluationConfig, generator: torch.Generator
+) -> Predictions:
+    """Predictions of every method for trajectories u_ref (B, T, C, *grid).
+
+    Besides the trained models: `codec` decodes the encoded reference, `persistence` repeats the snapshot before.
+    """
+    z_ref, target = latent_states(surrogate, u_ref, setting.family), targets(u_ref, setting.family)
+    decoded = Prediction(surrogate.decode(z_ref[:, 1:], setting.family))
+    methods = {"codec": dict.fromkeys(HORIZONS, decoded)}
+    if not FAMILIES[setting.family].steady:
+        first = Prediction(u_ref[:, :1].expand_as(target))
+        methods["persistence"] = {"one_step": Prediction(u_ref[:, :-1]), "rollout": first}
+    if surrogate.model(setting.family) is not None:
+        methods |= _by_models(surrogate, setting, target, z_ref, config.ensemble_size, generator)
+    return {(method, horizon): both[horizon] for method, both in methods.items() for horizon in HORIZONS}
+
+
+def targets(u_ref: Tensor, family: str) -> Tensor:
+    """The snapshots to predict of trajectories u_ref (B, T, C, *grid): all after the first, or a steady solution."""
+    return u_ref if FAMILIES[family].steady else u_ref[:, 1:]
+
+
+def latent_states(surrogate: Surrogate, u_ref: Tensor, family: str) -> Tensor:
+    """Latents (B, T, N, D) of trajectories u_ref (B, T, C, *grid); a steady solution is one step from z = 0."""
+    z_ref = surrogate.encode(u_ref, family)
+    return torch.cat([torch.zeros_like(z_ref), z_ref], 1) if FAMILIES[family].steady else z_ref
+
+
+def initial_state(surrogate: Surrogate, u_ref: Tensor, family: str) -> Tensor:
+    """The first of the latent states (B, N, D), without encoding the others."""
+    return latent_states(surrogate, u_ref[:, :1], family)[:, 0]
+
+
+def _by_models(
+    surrogate: Surrogate, setting: Setting, target: Tensor, z_ref: Tensor, num_members: int, generator: torch.Generator
+) -> dict[str, dict[str, Prediction]]:
+    plain = _both_horizons(surrogate, plain_stepper(surrogate), setting, target, z_ref)
+    methods = {plain_method(setting.family): plain}
+    for method in trained_correctors(surrogate):
+        methods[method] = plain
+        correction = surrogate.corrections.get((method, setting.family))
+        if correction is not None:
+            stepper = corrected_stepper(surrogate, method, correction, num_members, antithetic(generator))
+            methods[method] = _both_horizons(surrogate, stepper, setting, target, z_ref)
+    return methods
+
+
+def plain_method(family: str) -> str:
+    """The method that predicts a family without corrector."""
+    return "steady" if FAMILIES[family].steady else "operator"
+
+
+def trained_correctors(surrogate: Surrogate) -> list[str]:
+    """The methods that sample residuals and whose model was trained."""
+    models = {"diffusion": surrogate.denoiser, "consistency": surrogate.student}
+    return [method for method, model in models.items() if model is not None]
+
+
+def corrector_mode(surrogate: Surrogate, method: str, family: str) -> str | None:
+    """`sample`, `refine` or `off` for a method that samples residuals; None for every other method."""
+    if method not in trained_correctors(surrogate):
+        return None
+    correction = surrogate.corrections.get((method, family))
+    return OFF if correction is None else correction.mode
+
+
+def plain_stepper(surrogate: Surrogate) -> Stepper:
+    """The step of the operator or of the steady model, without corrector."""
+    return Stepper(surrogate.plain_step, 1)
+
+
+def corrected_stepper(
+    surrogate: Surrogate, method: str, correction: Correction, num_members: int, normal: Normal
+) -> Stepper:
+    """The same step plus residuals sampled by the denoiser (`diffusion`) or by the student (`consistency`)."""
+    make = surrogate.diffusion_step if method == "diffusion" else surrogate.consistency_step
+    return Stepper(lambda setting: make(setting, correction, normal), num_members)
+
+
+def _both_horizons(
+    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_ref: Tensor
+) -> dict[str, Prediction]:
+    return {
+        "one_step": predict_one_step(surrogate, stepper, setting, target, z_ref[:, :-1]),
+        "rollout": predict_rollout(surrogate, stepper, setting, target, z_ref[:, 0]),
+    }
+
+
+def predict_one_step(
+    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_ref: Tensor
+) -> Prediction:
+    """Advance every snapshot z_ref (B, T, N, D) by one step; target (B, T, C, *grid) holds what follows each."""
+    step, parts = stepper.step_of(setting.repeated(stepper.num_members)), []
+    for t in range(target.shape[1]):  # one snapshot at a time, of all members, bounds the memory
+        u = surrogate.decode(step(z_ref[:, t].repeat(stepper.num_members, 1, 1)), setting.family)
+        parts.append(_prediction(u[:, None], target[:, t : t + 1]))
+    errors = [part.ensemble for part in parts if part.ensemble is not None]
+    return Prediction(torch.cat([part.u for part in parts], 1), EnsembleErrors.joined(errors) if errors else None)
+
+
+def predict_rollout(
+    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_0: Tensor
+) -> Prediction:
+    """Roll out from z_0 (B, N, D) over the T snapshots of target (B, T, C, *grid)."""
+    step = stepper.step_of(setting.repeated(stepper.num_members))
+    z_pred = rollout(step, z_0.repeat(stepper.num_members, 1, 1), target.shape[1])[:, 1:]
+    return _prediction(surrogate.decode(z_pred, setting.family), target)
+
+
+def _prediction(u: Tensor, target: Tensor) -> Prediction:
+    """From M members (M B, T, C, *grid), which are compared with the target (B, T, C, *grid) one snapshot at a time."""
+    members = u.unflatten(0, (-1, len(target)))
+    if len(members) == 1:
+        return Prediction(members[0])
+    halves, times = members.chunk(2), [slice(t, t + 1) for t in range(target.shape[1])]
+    parts = [EnsembleErrors.mean([ensemble_errors(half[:, :, t], target[:, t]) for half in halves]) for t in times]
+    return Prediction(members.mean(0), EnsembleErrors.joined(parts))

@@ -1,0 +1,167 @@
+"""Reports of studies: variants of the operator relative to the base variant, and one comparison over several seeds."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, mean, stdev
+from typing import Any
+
+from ups.config import EvaluationConfig
+from ups.config.studies import BASE
+from ups.data.pdebench import FAMILIES
+from ups.errors import DataFault
+from ups.evaluation.comparison import HORIZON_TITLES, STRONG, WITHOUT_SAMPLING, Errors, best, errors_of
+from ups.evaluation.predictions import HORIZONS
+from ups.evaluation.scores import held_out, score_sets
+from ups.evaluation.tables import geometric_mean, number, ratio, table
+from ups.files import read_json
+from ups.surrogate.trained import Trained
+
+METRIC, METHOD = "nRMSE", "operator"
+ABLATION_NOTE = (
+    "Validation split, physical units. First table: geometric mean over families of the nRMSE divided by that of the "
+    "variant base with the same seed, below 1 is better; milliseconds per training step, mean over a run, all variants "
+    "measured alternately. Second table: nRMSE of one step / of the rollout."
+)
+
+
+def score_variant(folder: Path, trained: Trained, config: EvaluationConfig, device: str, raw: Path) -> dict[str, Any]:
+    """{"row": {"one_step", "rollout": {family: nRMSE}, "parameters"}} of one operator on the validation split."""
+    transient = [s for s in held_out(trained.cache(), raw, "valid") if not FAMILIES[s.dataset.family].steady]
+    surrogate = trained.surrogate(device)
+    assert surrogate.operator is not None
+    records = score_sets(folder, surrogate, transient, config, device)
+    row: dict[str, Any] = {horizon: _by_family(records, horizon) for horizon in HORIZONS}
+    row["parameters"] = sum(parameter.numel() for parameter in surrogate.operator.parameters())
+    return {"row": row}
+
+
+def _by_family(records: list[dict[str, Any]], horizon: str) -> dict[str, float | None]:
+    """Mean nRMSE over the datasets of each family; None where one is not finite."""
+    values = defaultdict(list)
+    for record in records:
+        if (record["method"], record["metric"], record["horizon"]) == (METHOD, METRIC, horizon):
+            values[record["family"]].append(record["value"])
+    return {family: None if None in found else fmean(found) for family, found in values.items()}
+
+
+def compare(rows: list[dict[str, Any]], seconds_per_step: dict[str, float]) -> list[dict[str, Any]]:
+    """Add to each row "relative" and "milliseconds_per_step".
+
+    "relative" is {horizon: geometric mean over families of the ratio of nRMSE to that of the variant `base` with the
+    same seed}, None if one is not finite.
+    """
+    bases = {row["seed"]: row for row in rows if row["variant"] == BASE}
+    return [
+        row
+        | {"relative": {horizon: _relative(row[horizon], bases[row["seed"]][horizon]) for horizon in HORIZONS}}
+        | {"milliseconds_per_step": 1000 * seconds_per_step[row["variant"]]}
+        for row in rows
+    ]
+
+
+def _relative(errors: dict[str, float | None], base: dict[str, float | None]) -> float | None:
+    return geometric_mean([ratio(errors[family], base[family]) for family in base])
+
+
+def ablation_text(rows: list[dict[str, Any]]) -> str:
+    """Markdown: one row per variant and seed, over all families, then family by family."""
+    lines = ["# Ablation of the operator", "", ABLATION_NOTE, ""]
+    columns = ["variant", "changed", "seed", "one step", "rollout", "parameters", "ms per step"]
+    lines += [table(columns, map(_summary, rows), num_names=2), ""]
+    families = list(rows[0]["one_step"])
+    return "\n".join([*lines, table(["variant", "seed", *families], map(_errors, rows))]) + "\n"
+
+
+def _summary(row: dict[str, Any]) -> list[str]:
+    relative = [number(row["relative"][horizon]) for horizon in HORIZONS]
+    cost = [f"{row['parameters']:,}", number(row["milliseconds_per_step"])]
+    return [row["variant"], ", ".join(_changes(row["overrides"])), row["seed"], *relative, *cost]
+
+
+def _errors(row: dict[str, Any]) -> list[str]:
+    cells = [" / ".join(number(row[horizon][family]) for horizon in HORIZONS) for family in row["one_step"]]
+    return [row["variant"], row["seed"], *cells]
+
+
+def _changes(overrides: dict[str, Any], place: str = "") -> list[str]:
+    """`model.levels=2` for {"model": {"levels": 2}}."""
+    changes = []
+    for name, value in overrides.items():
+        inside = isinstance(value, dict)
+        changes += _changes(value, f"{place}{name}.") if inside else [f"{place}{name}={json.dumps(value)}"]
+    return changes
+
+
+SEEDS_NOTE = (
+    "nRMSE on the test split, mean ± standard deviation over seeds; then ours over the better of FNO and U-Net for "
+    "each data root, and the geometric mean. `ours` is the operator, or the steady model."
+)
+
+
+def errors_in(root: Path) -> Errors:
+    """The errors that the pipelines `full` and `baselines` have written below a data root.
+
+    Raises:
+        DataFault: one of them was not run there.
+    """
+    files = [root / "08_reporting" / name for name in ("metrics.json", "baseline_metrics.json")]
+    for file in files:
+        if not file.is_file():
+            raise DataFault(
+                f"{file} does not exist: run `kedro run --pipeline full`, then `kedro run --pipeline baselines`, "
+                f"both with --params data_root={root},seed=N and the --env of the others"
+            )
+    return errors_of(*map(read_json, files))
+
+
+def seeds_text(runs: dict[str, Errors]) -> str:
+    """Markdown: a table per horizon; `runs` maps data roots to their errors.
+
+    Raises:
+        DataFault: the runs have different datasets, or two of them the same errors.
+    """
+    datasets = [sorted({dataset for dataset, _, _ in errors}) for errors in runs.values()]
+    for name, found in zip(runs, datasets, strict=True):
+        if found != datasets[0]:
+            raise DataFault(f"{name} has the datasets {', '.join(found)}, not {', '.join(datasets[0])}: same --env?")
+    for one, other in combinations(runs, 2):
+        if _ours(runs[one]) == _ours(runs[other]):
+            raise DataFault(f"{one} and {other} have the same errors: run one of them anew with --params seed=N")
+    lines = [f"# Comparison over {len(runs)} seeds", "", SEEDS_NOTE, ""]
+    for horizon, title in HORIZON_TITLES.items():
+        columns = ["dataset", *STRONG, "ours", *runs, "geometric mean"]
+        lines += [f"## {title}", "", table(columns, _seed_rows(list(runs.values()), datasets[0], horizon)), ""]
+    return "\n".join(lines)
+
+
+def _seed_rows(runs: list[Errors], datasets: list[str], horizon: str) -> Iterator[list[str]]:
+    ratios_of = []
+    for dataset in datasets:
+        values = [_nrmse(errors, dataset, horizon) for errors in runs]
+        ratios = [ratio(each["ours"], best(each, STRONG)) for each in values]
+        ratios_of.append([*ratios, geometric_mean(ratios)])
+        statistics = [_mean_and_std([each[method] for each in values]) for method in (*STRONG, "ours")]
+        yield [dataset, *statistics, *map(number, ratios_of[-1])]
+    means = [geometric_mean(column) for column in zip(*ratios_of, strict=True)]
+    yield ["geometric mean", "", "", "", *map(number, means)]
+
+
+def _ours(errors: Errors) -> Errors:
+    """The errors of the operator and the steady model."""
+    return {key: value for key, value in errors.items() if key[1] in WITHOUT_SAMPLING}
+
+
+def _nrmse(errors: Errors, dataset: str, horizon: str) -> dict[str, float | None]:
+    values = {method: errors.get((dataset, method, horizon)) for method in (*STRONG, *WITHOUT_SAMPLING)}
+    return values | {"ours": best(values, WITHOUT_SAMPLING)}
+
+
+def _mean_and_std(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return number(None)
+    one_digit = float(f"{stdev(known):.1g}")
+    return f"{number(mean(known))} ± {number(one_digit)}"

@@ -1,0 +1,68 @@
+"""Tables for Markdown reports and the console, and the numbers in them: None stands for one that is not finite."""
+
+from collections.abc import Iterable, Sequence
+from math import exp, isfinite, log
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+from tabulate import tabulate
+
+from ups.evaluation.predictions import HORIZONS
+from ups.surrogate.trained import OFF
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], num_names: int = 1) -> str:
+    """A Markdown table whose first `num_names` columns are names, aligned left; the rest are numbers, aligned right."""
+    alignment = ["left"] * num_names + ["right"] * (len(columns) - num_names)
+    return tabulate(rows, columns, tablefmt="pipe", colalign=alignment, disable_numparse=True)
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None where it is not finite, which JSON has no number for."""
+    return value if value is not None and isfinite(value) else None
+
+
+def number(value: float | None) -> str:
+    """Three significant digits."""
+    return "not finite" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def ratio(value: float | None, reference: float | None) -> float | None:
+    """Value / reference; None where one of them is None or the reference is zero."""
+    return value / reference if value is not None and reference else None
+
+
+def geometric_mean(values: Sequence[float | None]) -> float | None:
+    """None for no values at all, and where one of them is None or zero."""
+    return exp(fmean(log(value) for value in values)) if values and all(values) else None
+
+
+METHODS = ("persistence", "operator", "finetuned", "diffusion", "consistency", "steady")
+
+
+def score_table(records: list[dict[str, Any]], metric: str, scored: str) -> Table:
+    """A console table: one row per dataset, one column per method, the error of one step above that of the rollout.
+
+    `scored` names the trajectories in the title. "off" stands where a method's corrector is off: its errors are
+    those of the operator.
+    """
+    chosen = [record for record in records if record["metric"] == metric]
+    values = {(r["dataset"], r["method"], r["horizon"]): r["value"] for r in chosen}
+    off = {(r["dataset"], r["method"]) for r in chosen if r.get("mode") == OFF}
+    methods = [method for method in METHODS if any(method == m for _, m, _ in values)]
+    shown = Table(title=f"{metric} on {scored}: one step, rollout", title_justify="left")
+    shown.add_column("dataset", overflow="fold")
+    for method in methods:
+        shown.add_column(method, justify="right")
+    for dataset in sorted({dataset for dataset, _, _ in values}):
+        keys = {method: [(dataset, method, horizon) for horizon in HORIZONS] for method in methods}
+        cells = {method: "\n".join(_cell(values, key) for key in keys[method]) for method in methods}
+        shown.add_row(dataset, *(OFF if (dataset, method) in off else cells[method] for method in methods))
+    return shown
+
+
+def _cell(values: dict[tuple[str, str, str], float | None], key: tuple[str, str, str]) -> str:
+    if key not in values:
+        return ""
+    return "not finite" if (value := values[key]) is None else f"{value:.2g}"

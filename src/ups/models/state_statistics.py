@@ -1,0 +1,109 @@
+"""Statistics of latent states: normalization by a state's own amplitude, and limits that keep every rollout finite."""
+
+import torch
+from torch import Tensor, nn
+
+from ups.models.sizes import Domain, Sizes, row_of
+
+SMALLEST, LARGEST = 0.2, 20.0  # amplitudes
+SMALLEST_FLUCTUATION = 1e-3
+UNLIMITED = 1e6
+
+
+class StateStatistics(nn.Module):
+    """Statistics of the training split per family and latent channel, and functions of a state that use them.
+
+    The fluctuation of a state z (B, N, D) is z minus its mean over the N tokens.
+
+    - `fluctuation_rms`, `step_rms`: RMS of the fluctuation, and of the change of one time step, per field;
+    - `max_mean`, `max_fluctuation`: largest magnitudes of the mean and of the fluctuation of a predicted state;
+    - `max_growth`: largest factor by which one step may raise the RMS of the fluctuation, per field;
+    - `max_rms`: largest RMS of the fluctuation, per field; far below `max_fluctuation` where peaks are rare;
+    - `field_average` (families, D, D): matrix that averages over the channels of each field;
+    - `validation_error` (families): latest validation loss of the model in units of `step_rms`, 0 before the first
+      validation; the noise on training inputs is proportional to it.
+
+    The amplitude a (B, 1, D) of a state is the RMS of its fluctuation over `fluctuation_rms`, one value per field,
+    clamped to [0.2, 20]. Divided by it, decaying and rescaled solutions look alike to a network (reversible instance
+    normalization as in McCabe et al. 2023, arXiv:2310.02994, section 4.1).
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        shape = (len(sizes.families), max(sizes.latent_channels))
+        self.rows = sizes.rows
+        for name in ("fluctuation_rms", "step_rms", "max_mean", "max_fluctuation"):
+            self.register_buffer(name, torch.ones(shape))
+        for name in ("max_growth", "max_rms"):
+            self.register_buffer(name, torch.full(shape, UNLIMITED))
+        self.register_buffer("validation_error", torch.zeros(shape[0]))
+        self.register_buffer("field_average", torch.eye(shape[1]).repeat(shape[0], 1, 1))
+
+    def of(self, name: str, domain: Domain, channels: int) -> Tensor:
+        """The statistic `name` of the domain's family for its latent channels, (channels,)."""
+        return getattr(self, name)[row_of(self.rows, domain.family), :channels]
+
+    def amplitude(self, z: Tensor, domain: Domain) -> Tensor:
+        """Amplitude a (B, 1, D) of states z (B, N, D)."""
+        rms = self.field_rms(z - z.mean(1, keepdim=True), domain)
+        return (rms / self.of("fluctuation_rms", domain, z.shape[-1])).clamp(SMALLEST, LARGEST)
+
+    def field_rms(self, x: Tensor, domain: Domain) -> Tensor:
+        """RMS of latents x (B, N, D) over the tokens and the channels of each field, (B, 1, D)."""
+        average = self.of("field_average", domain, x.shape[-1])[:, : x.shape[-1]]
+        # Not a matrix product: autocast would compute it in bfloat16.
+        return (x.square().mean(1).unsqueeze(-1) * average).sum(1, keepdim=True).sqrt()
+
+    def expected_change(self, z: Tensor, domain: Domain) -> Tensor:
+        """RMS (B, 1, D) of the change that one step is expected to make: `step_rms` times the RMS of a over fields.
+
+        One amplitude for all fields, because the fields of a PDE are coupled: velocities change densities.
+        """
+        amplitude = self.amplitude(z, domain).square().mean(-1, keepdim=True).sqrt()
+        return self.of("step_rms", domain, z.shape[-1]) * amplitude
+
+    def standardize(self, z: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
+        """States of zero mean and unit amplitude (B, N, D), and the removed means and log amplitudes (B, 2 D)."""
+        a, mean = self.amplitude(z, domain), z.mean(1, keepdim=True)
+        x = (z - mean) / (self.of("fluctuation_rms", domain, z.shape[-1]) * a)
+        return x, torch.cat([mean, a.log()], -1).squeeze(1)
+
+    def limit_step(self, z: Tensor, before: Tensor, domain: Domain) -> Tensor:
+        """The state z (B, N, D) after a step from `before`, limited by `clamp_state`, `max_growth` and `max_rms`.
+
+        Where the RMS of a field's fluctuation exceeds `max_growth` times that of `before`, or both `max_rms` and that
+        of `before`, the whole fluctuation of the field is rescaled to the limit. Clamping single tokens would leave a
+        diverging field at its peak value everywhere.
+        """
+        z = self.clamp_state(z, domain, before)
+        mean, fluctuation = _split(z)
+        with torch.no_grad():  # the square root has no gradient where a field is constant
+            floor = SMALLEST_FLUCTUATION * self.of("fluctuation_rms", domain, z.shape[-1])
+            rms_before = torch.maximum(self.field_rms(_split(before)[1], domain), floor)
+            grown = self.of("max_growth", domain, z.shape[-1]) * rms_before
+            largest = torch.maximum(self.of("max_rms", domain, z.shape[-1]), rms_before)
+            factor = torch.minimum(grown, largest) / torch.maximum(self.field_rms(fluctuation, domain), 1e-6 * floor)
+        return torch.where(factor >= 1, z, mean + factor.clamp(max=1.0) * fluctuation)
+
+    def clamp_state(self, z: Tensor, domain: Domain, before: Tensor | None = None) -> Tensor:
+        """Clamp the mean of z (B, N, D) to `max_mean` and its fluctuation to `max_fluctuation`.
+
+        After a step from `before` the limits are at least as large as that state, so that a rollout is bounded by its
+        initial state and the limits (by induction), even from initial states beyond those of training. The input of a
+        network is clamped without `before`: beyond the range of training it would extrapolate.
+        """
+        mean, fluctuation = _split(z)
+        max_mean = self.of("max_mean", domain, z.shape[-1])
+        max_fluctuation = self.of("max_fluctuation", domain, z.shape[-1])
+        if before is not None:
+            mean_before, fluctuation_before = _split(before)
+            max_mean = torch.maximum(max_mean, mean_before.abs())
+            max_fluctuation = torch.maximum(max_fluctuation, fluctuation_before.abs().amax(1, keepdim=True))
+        limited = torch.clamp(mean, -max_mean, max_mean) + torch.clamp(fluctuation, -max_fluctuation, max_fluctuation)
+        return torch.where((mean.abs() <= max_mean) & (fluctuation.abs() <= max_fluctuation), z, limited)
+
+
+def _split(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean over tokens (B, 1, D) and fluctuation (B, N, D)."""
+    mean = z.mean(1, keepdim=True)
+    return mean, z - mean

@@ -1,0 +1,128 @@
+"""Pace: seconds per training step of several stages, measured alternately on this machine.
+
+The pace turns a time budget into a number of steps: baselines get the training time of our models, independent
+of other load on the machine during their training.
+"""
+
+from ups.runs.processes import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent()
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ups.config import AblationConfig, BaselinesConfig, LaunchConfig
+from ups.config.training import TrainingSection
+from ups.files import read_json, write_json
+from ups.runs.machine import device
+from ups.runs.run import Run
+from ups.runs.stage_cache import Receipt, cached_step, fingerprint
+from ups.runs.torchrun import REQUEST, RESULT, run_query
+from ups.training.batches import Batches
+from ups.training.distributed import Ranks
+from ups.training.injection import Injection
+from ups.training.stage import Stage
+from ups.training.stages import STAGES
+from ups.training.update import Update
+from ups.training.worker import main
+
+PACE_WORKER = "ups.performance.pace"
+# Steps are timed after these shares of a training: with `unroll` a later step costs more than an earlier one.
+TIMED_SHARES = (0.125, 0.375, 0.625, 0.875)
+
+
+def seconds_per_step(
+    step: str,
+    stages: dict[str, dict[str, Any]],
+    config: AblationConfig | BaselinesConfig,
+    launch: LaunchConfig,
+    data_root: Path,
+    raw: Path | None = None,
+) -> Receipt:
+    """Measure the pace of `stages`, {name: {"stage", "config", "inputs"}}, unless the measurement is up to date.
+
+    Returns:
+        The receipt of step `step`, with {"seconds_per_step": {name: seconds}}.
+    """
+    question = {"seconds": config.pace_seconds, "rounds": config.pace_rounds, "stages": stages}
+    how = launch.model_dump(include={"num_processes", "num_nodes", "threads_per_process", "device", "compile"})
+    identity = fingerprint(PACE_WORKER, None, question | {"launch": how})
+
+    def measure(folder: Path) -> dict[str, Any]:
+        first = next(iter(stages.values()))  # a worker process needs one stage to start with; `question` has all
+        place = (launch, device(launch), data_root, raw)
+        run = Run(folder, first["stage"], identity, first["config"], first["inputs"], *place)
+        return {"seconds_per_step": run_query(PACE_WORKER, run, question)}
+
+    return cached_step(step, data_root / "06_models" / "pace", identity, measure, root=data_root)
+
+
+class StepTimer:
+    """Times training steps of a stage: for every key (family, or field group of the codec) one per timed share.
+
+    The first step of each key is taken here and not timed, because it may compile.
+    """
+
+    def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
+        self.learning_rate = config.learning_rate
+        parts = (stage, config, run, ranks, Injection(run.folder, ranks.rank))
+        self.update, self.batches = Update(*parts), Batches(*parts)
+        starts = [int(share * config.steps) for share in TIMED_SHARES]
+        self.steps = [step for start in starts for step in self.batches.first_of_each_key(start)]
+        self.seconds(1)
+
+    def seconds(self, repeats: int) -> list[float]:
+        """Seconds of each timed step, the mean over `repeats` repetitions."""
+        return [self._seconds_of(step, repeats) for step in self.steps]
+
+    def expected(self, seconds: list[float]) -> float:
+        """Expected seconds of a step of the training: the mean over timed shares and, by probability, over keys."""
+        sampler = self.batches.sampler
+        probabilities = dict(zip(sampler.keys, sampler.probabilities, strict=True))
+        weights = [float(probabilities[sampler.draw(step)[0]]) / len(TIMED_SHARES) for step in self.steps]
+        return sum(weight * each for weight, each in zip(weights, seconds, strict=True))
+
+    def _seconds_of(self, step: int, repeats: int) -> float:
+        started = time.perf_counter()
+        for _ in range(repeats):
+            outcome = self.update(self.batches.read(step), self.learning_rate, stop=False, save=False)
+        if outcome.loss is not None:
+            outcome.loss.item()  # waits until a GPU has finished
+        return (time.perf_counter() - started) / repeats
+
+
+def pace(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
+    """Answer {name: seconds per step}, the median over rounds in which the stages alternate.
+
+    The question is {"seconds": of each stage per round, "rounds", "stages": {name: {"stage", "config", "inputs"}}}.
+    """
+    question = read_json(run.folder / REQUEST)
+    timers = {name: _timer(asked, run, ranks) for name, asked in question["stages"].items()}
+    repeats = {
+        name: ranks.broadcast(max(1, round(question["seconds"] / sum(timer.seconds(1)))))
+        for name, timer in timers.items()
+    }
+    measured: dict[str, list[float]] = {name: [] for name in timers}
+    for _ in range(question["rounds"]):
+        for name, timer in timers.items():
+            run.alive(ranks.rank).touch()
+            measured[name].append(timer.expected(timer.seconds(repeats[name])))
+    if ranks.rank == 0:
+        write_json(run.folder / RESULT, {name: median(seconds) for name, seconds in measured.items()})
+    ranks.barrier()
+
+
+def _timer(asked: dict[str, Any], run: Run, ranks: Ranks) -> StepTimer:
+    run.alive(ranks.rank).touch()
+    entry = STAGES[asked["stage"]]
+    config = entry.config(**asked["config"])
+    own_run = replace(run, stage=asked["stage"], config=asked["config"], inputs=asked["inputs"])
+    return StepTimer(entry.build(config, own_run), config, own_run, ranks)
+
+
+if __name__ == "__main__":
+    main(pace)

@@ -1,0 +1,173 @@
+"""Tables and figures of the benchmark and of the profile."""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from tabulate import tabulate
+
+from ups.evaluation.figures import NORMAL, SMALL, new_figure
+from ups.performance.benchmark import Record
+
+BLUE, GREEN, RED, GREY = "#1f77b4", "#2ca02c", "#d62728", "#8c8c8c"
+LOWER_IS_BETTER = ("activation_checkpointing_memory_over_plain",)
+NEUTRAL = ("first_step_over_import_torch", "resume_seconds")  # the baseline is a unit of time, not a competing setup
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+MEBIBYTE = 2**20
+
+
+def _markdown(header: list[str], rows: list[list[str]], text: tuple[str, ...]) -> str:
+    """A Markdown table of formatted cells: columns `text` aligned to the left, the others to the right."""
+    align = ["left" if name in text else "right" for name in header]
+    return tabulate(rows, header, tablefmt="pipe", colalign=align, disable_numparse=True)
+
+
+def benchmark_text(benchmark: dict[str, Any]) -> str:
+    """Markdown: the machine, then one line per record."""
+    machine = [[name, "" if value is None else str(value)] for name, value in benchmark["machine"].items()]
+    records = [
+        [entry["name"], *(_number(entry[key]) for key in ("value", "baseline", "ratio")), entry["unit"]]
+        for entry in benchmark["records"]
+    ]
+    note = (
+        "Both setups of a comparison alternate in one job. Numbers are medians over rounds; ratio = value / baseline."
+    )
+    return "\n\n".join(
+        [
+            "# Benchmark",
+            _markdown(["machine", ""], machine, ("machine", "")),
+            _markdown(["record", "value", "baseline", "ratio", "unit"], records, ("record", "unit")),
+            f"{note}\n",
+        ]
+    )
+
+
+def benchmark_figure(benchmark: dict[str, Any]) -> Figure:
+    """Ratios as bars from 1 on a log axis, green where `value` is better; numbers without a baseline below."""
+    ratios = [entry for entry in benchmark["records"] if entry["ratio"] is not None]
+    others = [entry for entry in benchmark["records"] if entry["ratio"] is None]
+    figure = new_figure(11, 1.6 + 0.28 * len(ratios) + 0.16 * len(others))
+    panel = figure.subplots()
+    _draw_ratios(panel, ratios)
+    machine = benchmark["machine"]
+    gpu = f", {machine['gpu']}" if machine["gpu"] else ""
+    panel.set_title(f"{machine['cpu']}, {machine['cores']} cores{gpu}, torch {machine['torch']}", fontsize=NORMAL)
+    text = "\n".join(f"{entry['name']} = {_number(entry['value'])} {entry['unit']}" for entry in others)
+    figure.supxlabel(text, fontsize=SMALL, x=0.02, ha="left")
+    return figure
+
+
+def _draw_ratios(panel: Axes, records: list[Record]) -> None:
+    ratios = [entry["ratio"] for entry in records]
+    panel.barh(range(len(ratios)), [r - 1 for r in ratios], left=1, color=[_colour(r) for r in records], height=0.7)
+    for row, entry in enumerate(records):
+        both = f"{_number(entry['value'])} against {_number(entry['baseline'])} {entry['unit']}"
+        panel.text(
+            1.05 * max(1.0, entry["ratio"]), row, f"{entry['ratio']:.2f}   ({both})", fontsize=SMALL, va="center"
+        )
+    low, high = min(0.5, 0.8 * min(ratios)), max(2.0, *ratios)
+    # The axis is twice as long as the bars need, in decades: their labels stand to the right of them.
+    panel.set(xscale="log", xlim=(low, high * (high / low)), xlabel="ratio of value to baseline")
+    panel.axvline(1.0, color="black", linewidth=0.8)
+    ticks = [tick for tick in TICKS if low <= tick <= high]
+    panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    panel.set_xticks([], minor=True)
+    panel.set_yticks(range(len(records)), [entry["name"] for entry in records])
+    _tidy(panel)
+
+
+def _colour(entry: Record) -> str:
+    if entry["name"] in NEUTRAL or abs(entry["ratio"] - 1) < 0.02:
+        return GREY
+    return GREEN if (entry["ratio"] > 1) != (entry["name"] in LOWER_IS_BETTER) else RED
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def profile_text(profile: dict[str, Any], stage: str) -> str:
+    """Markdown: time and peak memory of each part of a step, then the operators with the largest time of their own."""
+    total = step_seconds(profile)
+    parts = [
+        [
+            part["part"],
+            f"{1e3 * part['seconds']:.2f}",
+            f"{part['seconds'] / total:.1%}",
+            f"{part['peak_bytes'] / MEBIBYTE:.1f}" if part["peak_bytes"] else "",
+        ]
+        for part in profile["parts"]
+    ]
+    operators = [
+        [
+            f"`{entry['operator']}`",
+            f"{entry['calls']:.0f}",
+            f"{1e3 * entry['seconds']:.2f}",
+            f"{entry['seconds'] / total:.1%}",
+            f"{entry['bytes'] / MEBIBYTE:.1f}",
+        ]
+        for entry in profile["operators"]
+    ]
+    notes = ["Peaks are above the memory in use at the start of a step."]
+    if profile["world_size"] > 1:
+        seconds = f"Collectives take {1e3 * profile['collectives']:.2f} ms per step"
+        notes.append(f"{seconds}; those of gradients overlap with the backward pass.")
+    return "\n\n".join(
+        [
+            f"# A training step of {stage}",
+            _conditions(profile),
+            _markdown(["part", "ms", "share", "peak MiB"], [*parts, ["step", f"{1e3 * total:.2f}", "", ""]], ("part",)),
+            " ".join(notes),
+            _markdown(["operator", "calls", "ms", "share", "MiB"], operators, ("operator",)) + "\n",
+        ]
+    )
+
+
+def profile_figure(profile: dict[str, Any], stage: str) -> Figure:
+    """The same as bars: parts by time and by memory, operators by time."""
+    total, parts, operators = step_seconds(profile), profile["parts"], profile["operators"]
+    figure = new_figure(11, 7)
+    time, memory, below = figure.subplot_mosaic([["time", "memory"], ["below", "below"]], height_ratios=[2, 4]).values()
+    names = [part["part"] for part in parts]
+    _draw_times(time, names, [part["seconds"] for part in parts], total, BLUE)
+    peaks = [part["peak_bytes"] / MEBIBYTE for part in parts]
+    _draw_bars(memory, names, peaks, [f"{peak:.1f}" for peak in peaks], BLUE)
+    names = [f"{entry['operator']} x {entry['calls']:.0f}" for entry in operators]
+    _draw_times(below, names, [entry["seconds"] for entry in operators], total, GREY)
+    time.set_title("milliseconds per step", fontsize=NORMAL)
+    memory.set_title("peak memory above the start of the step, MiB", fontsize=NORMAL)
+    below.set_title("operators by their own time, milliseconds per step", fontsize=NORMAL)
+    figure.suptitle(f"A training step of {stage}: {1e3 * total:.1f} ms, {_conditions(profile)}", fontsize=NORMAL + 1)
+    return figure
+
+
+def _draw_times(panel: Axes, names: list[str], seconds: list[float], total: float, colour: str) -> None:
+    labels = [f"{1e3 * value:.1f} ms, {value / total:.1%}" for value in seconds]
+    _draw_bars(panel, names, [1e3 * value for value in seconds], labels, colour)
+
+
+def _draw_bars(panel: Axes, names: list[str], values: list[float], labels: list[str], colour: str) -> None:
+    rows = range(len(names))
+    panel.bar_label(panel.barh(rows, values, color=colour, height=0.7), labels, padding=3, fontsize=SMALL)
+    panel.set_yticks(rows, names)
+    panel.margins(x=0.25)  # room for the labels
+    _tidy(panel)
+
+
+def _tidy(panel: Axes) -> None:
+    panel.invert_yaxis()  # the first row on top
+    panel.tick_params(labelsize=SMALL)
+    panel.xaxis.label.set_fontsize(SMALL)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def step_seconds(profile: dict[str, Any]) -> float:
+    """Seconds per step."""
+    return sum(part["seconds"] for part in profile["parts"])
+
+
+def _conditions(profile: dict[str, Any]) -> str:
+    processes = f"rank 0 of {profile['world_size']} on {profile['device']}"
+    return f"mean of {profile['steps']} steps, {processes}, under the profiler"

@@ -1,0 +1,229 @@
+"""Training of a stage under one setup, some steps at a time: what the benchmark times."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ups.config.training import TrainingSection
+from ups.data.families import Dataset
+from ups.data.pdebench import FAMILIES
+from ups.data.samples import LatentBatch, LatentSamples, domains
+from ups.data.trajectories import TrajectoryReader
+from ups.models.codec import Codec, codec_from, group_name
+from ups.models.weights import load_model
+from ups.performance.profile import events_of, peak_bytes, record
+from ups.runs.run import CHECKPOINTS, Run, append_metrics
+from ups.training.batches import Batches, Share
+from ups.training.checkpoints import Checkpoints
+from ups.training.distributed import Ranks
+from ups.training.history import TrainingHistory
+from ups.training.injection import Injection
+from ups.training.stages import STAGES
+from ups.training.update import StepResult, Update
+
+NUM_WARMUP_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a timed training differs from the stage as it is configured and launched.
+
+    - `families`: it trains on these only; `threads`: intra-op threads of torch
+    - `config`, `launch`: overrides of the stage's section and of the section `launch`
+    - `rank_0_only`: rank 0 takes the whole batch, the other ranks wait
+    - `foreach_adamw`: AdamW as operations on lists of tensors instead of the fused kernel
+    - `prefetch`: batches are read ahead by a thread
+    - `encode_on_the_fly`: batches are read from raw files and encoded, instead of read from the latent cache
+    - `train`: false only loads the batches
+    - `save_and_log`: each round also writes the checkpoint and the metrics of one checkpoint interval
+    - `measure_memory`: the peak memory of a step is measured after the last round
+    """
+
+    families: tuple[str, ...]
+    threads: int
+    config: dict[str, Any] = field(default_factory=dict)
+    launch: dict[str, Any] = field(default_factory=dict)
+    rank_0_only: bool = False
+    foreach_adamw: bool = False
+    prefetch: bool = True
+    encode_on_the_fly: bool = False
+    train: bool = True
+    save_and_log: bool = False
+    measure_memory: bool = False
+
+
+class TimedTraining:
+    """A model with its optimizer and batches; under every setup the batches are the same and in the same order."""
+
+    def __init__(self, setup: Setup, run: Run, ranks: Ranks) -> None:
+        self.setup, self.run, self.ranks = setup, run, Ranks(0, 1, ranks.device) if setup.rank_0_only else ranks
+        entry = STAGES[run.stage]
+        self.config: TrainingSection = entry.config(**run.config | setup.config)
+        torch.manual_seed(self.config.seed)
+        stage = entry.build(self.config, run)
+        assert isinstance(stage.train, LatentSamples)
+        samples = stage.train.only(*setup.families)
+        tokens = {family: stage.num_tokens[family] for family in samples.families}
+        train = _encoded_on_the_fly(samples, run) if setup.encode_on_the_fly else samples
+        own = replace(run, launch=run.launch.model_copy(update=setup.launch))
+        parts = (replace(stage, train=train, num_tokens=tokens), self.config, own, self.ranks, Injection(run.folder, 0))
+        self.update, self.batches = Update(*parts), Batches(*parts)
+        if setup.foreach_adamw:
+            self.update.optimizer = ForeachAdamW(self.update.optimizer.parts.values())
+        num_logs = run.launch.checkpoint_steps // self.config.log_every
+        self.interval = CheckpointInterval(self, num_logs) if setup.save_and_log else None
+        self.step = 0
+
+    def warm_up(self) -> float:
+        """Take steps until every family had one, because its first step may compile; then the seconds of one step."""
+        torch.set_num_threads(self.setup.threads)
+        unseen = set(self.setup.families)
+        while unseen or self.step < NUM_WARMUP_STEPS:
+            unseen -= {self._take_step().key}
+        started = time.perf_counter()
+        for _ in range(NUM_WARMUP_STEPS):
+            self._take_step()
+        self._synchronize()
+        return (time.perf_counter() - started) / NUM_WARMUP_STEPS
+
+    def round(self, num_steps: int) -> dict[str, float]:
+        """Take `num_steps` steps.
+
+        Returns:
+            {"seconds", "waited": seconds of waiting for data, "samples": of all ranks, "steps"}.
+        """
+        torch.set_num_threads(self.setup.threads)
+        waited = samples = 0.0
+        started = time.perf_counter()
+        if self.interval:
+            self.interval.begin()
+        for done in range(num_steps):
+            before = time.perf_counter()
+            share = self._next_share()
+            waited += time.perf_counter() - before
+            outcome = self._train_on(share)
+            samples += share.size
+            if self.interval and outcome:
+                self.interval.after_step(share, outcome, done, num_steps)
+        if self.interval:
+            self.interval.end()
+        self._synchronize()
+        return {"seconds": time.perf_counter() - started, "waited": waited, "samples": samples, "steps": num_steps}
+
+    def peak_bytes(self) -> int:
+        """Peak memory of a step above what is in use before it: weights, averages and optimizer states."""
+        recorded = record(self._take_step, self.ranks.device)
+        return peak_bytes(events_of(recorded), self.ranks.device.type)
+
+    def _take_step(self) -> Share:
+        share = self._next_share()
+        self._train_on(share)
+        return share
+
+    def _next_share(self) -> Share:
+        self.step += 1
+        return self.batches.next() if self.setup.prefetch else self.batches.read(self.step - 1)
+
+    def _train_on(self, share: Share) -> StepResult | None:
+        if not self.setup.train:
+            return None
+        return self.update(share, self.config.learning_rate, stop=False, save=False)
+
+    def _synchronize(self) -> None:
+        if self.ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+class ForeachAdamW:
+    """The AdamW of the training, but with `foreach=True`, which cannot skip a step."""
+
+    def __init__(self, fused: Iterable[torch.optim.Optimizer]) -> None:
+        options = ("params", "lr", "betas", "eps", "weight_decay")
+        groups = [[{name: group[name] for name in options} for group in one.param_groups] for one in fused]
+        self.optimizers = [torch.optim.AdamW(group, foreach=True) for group in groups]
+
+    def step(self, learning_rate: float, skip: torch.Tensor) -> None:
+        """One step of every optimizer; `skip` is ignored."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Release all gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+
+class CheckpointInterval:
+    """What a training run writes between two checkpoints: one checkpoint, and `num_logs` lines of metrics."""
+
+    def __init__(self, training: TimedTraining, num_logs: int) -> None:
+        run = training.run
+        self.training, self.num_logs = training, num_logs
+        self.progress = TrainingHistory(run.stage, training.ranks.device)
+        self.checkpoints = Checkpoints(run.folder / CHECKPOINTS, run.launch.keep_checkpoints)
+
+    def begin(self) -> None:
+        """Start to write a checkpoint."""
+        state = {"update": self.training.update.state(), "progress": self.progress.state(self.training.ranks)}
+        self.checkpoints.save(self.training.step, state)
+
+    def after_step(self, share: Share, outcome: StepResult, done: int, num_steps: int) -> None:
+        """Count a step, and write a line of metrics where it is due: the lines are evenly distributed over a round."""
+        self.progress.add(outcome, share)
+        if (done + 1) * self.num_logs // num_steps > done * self.num_logs // num_steps:
+            training = self.training
+            metrics = self.progress.metrics(training.update, training.config, training.ranks)
+            append_metrics(training.run.folder, share.step, metrics)
+
+    def end(self) -> None:
+        """Wait until the checkpoint is on disk."""
+        self.checkpoints.wait()
+
+
+class RawSteps:
+    """The samples of `steps`, but read from raw files, normalized and encoded when a batch is loaded."""
+
+    def __init__(self, steps: LatentSamples, codec: Codec, raw: Path, datasets: dict[str, Any]) -> None:
+        self.steps, self.codec = steps, codec
+        described = {name: Dataset.from_json(entry) for name, entry in datasets.items()}
+        self._readers = {name: TrajectoryReader(raw, dataset) for name, dataset in described.items()}
+        self._domains = domains(steps.cache)
+
+    @property
+    def num_samples(self) -> dict[str, int]:
+        return self.steps.num_samples
+
+    def draw(self, family: str, size: int, rng: np.random.Generator) -> np.ndarray:
+        """The random samples that `steps` would take, (size,)."""
+        return self.steps.draw(family, size, rng)
+
+    def dataset(self, family: str, sample: int) -> str:
+        """The dataset of a sample."""
+        return self.steps.dataset(family, sample)
+
+    @torch.no_grad()
+    def load(self, family: str, samples: np.ndarray) -> LatentBatch:
+        """Read, normalize and encode; all snapshots of the batch pass through the codec at once."""
+        places = [self.steps.find(family, sample) for sample in samples]
+        u = np.stack([self._readers[name].read(trajectory, time, time + 2) for name, trajectory, time in places])
+        z = self.codec.encode(torch.from_numpy(u).flatten(0, 1), group_name(family, "fields"))
+        z = z.unflatten(0, (len(places), 2))
+        coefficients = z[:, 0, :, :0]
+        if FAMILIES[family].coefficients:
+            given = np.stack([self._readers[name].read_coefficients(trajectory) for name, trajectory, _ in places])
+            coefficients = self.codec.encode(torch.from_numpy(given), group_name(family, "coefficients"))
+        conditions = [self.steps.cache.datasets[name]["condition"] for name, _, _ in places]
+        return LatentBatch(self._domains[family], z[:, 0], z[:, 1], coefficients, torch.tensor(conditions))
+
+
+def _encoded_on_the_fly(steps: LatentSamples, run: Run) -> RawSteps:
+    assert run.raw is not None
+    codec = load_model(codec_from, run.data_root, run.inputs["codec"])
+    return RawSteps(steps, codec, run.raw, run.inputs["datasets"]["datasets"])

@@ -1,0 +1,84 @@
+"""Worker of `kedro run --pipeline benchmark`: times two setups of a stage alternately in one process group."""
+
+from ups.runs.processes import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent()
+
+import gc
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from ups.config.training import TrainingSection
+from ups.files import read_json, write_json
+from ups.performance.timed_training import Setup, TimedTraining
+from ups.runs.run import Run
+from ups.runs.torchrun import REQUEST, RESULT
+from ups.training.distributed import Ranks
+from ups.training.stage import Stage
+from ups.training.worker import main
+
+SIDES = ("value", "baseline")
+
+
+def time_comparisons(_: Stage, __: TrainingSection, run: Run, ranks: Ranks) -> None:
+    """Answer {comparison: {"value" or "baseline": {"rounds", "peak_bytes", "eager_because"}}}, as measured on rank 0.
+
+    The question is {"comparisons": {name: {"value", "baseline": arguments of `Setup`}}, "rounds", "seconds_per_round"}.
+    The stage that `main` has built is not used: every setup builds its own.
+    """
+    question = read_json(run.folder / REQUEST)
+    answer = {}
+    for name, comparison in question["comparisons"].items():
+        setups = [Setup(**comparison[side] | {"families": tuple(comparison[side]["families"])}) for side in SIDES]
+        answer[name] = _time_both(setups, question, run, ranks)
+    if ranks.rank == 0:
+        write_json(run.folder / RESULT, answer)
+    ranks.barrier()
+
+
+def _time_both(setups: list[Setup], question: dict[str, Any], run: Run, ranks: Ranks) -> dict[str, Any]:
+    """Rounds of both setups with the same number of steps; their order alternates between rounds."""
+    trainings = [
+        TimedTraining(setup, run, ranks) if ranks.rank == 0 or not setup.rank_0_only else None for setup in setups
+    ]
+    rounds: list[list[dict[str, float]]] = [[], []]
+    with ExitStack() as prefetching:
+        for training in filter(None, trainings):
+            prefetching.enter_context(training.batches.from_step(0))
+        num_steps = 1
+        for training in trainings:
+            run.alive(ranks.rank).touch()
+            seconds = training.warm_up() if training else 0.0
+            # The number for the baseline, which comes last, is used for both.
+            num_steps = ranks.broadcast(max(1, round(question["seconds_per_round"] / max(seconds, 1e-6))))
+        # A collection of garbage during one of the rounds would count against its setup.
+        gc.collect()
+        gc.freeze()
+        for number in range(question["rounds"]):
+            for position in (0, 1) if number % 2 == 0 else (1, 0):
+                run.alive(ranks.rank).touch()
+                ranks.barrier()
+                training = trainings[position]
+                if training is not None:
+                    rounds[position].append(training.round(num_steps))
+        peaks = [
+            training.peak_bytes() if training and training.setup.measure_memory else None for training in trainings
+        ]
+    gc.unfreeze()
+    if any(training and training.update.eager_because is None for training in trainings):
+        torch.compiler.reset()  # graphs of this comparison must not count towards the recompile limit of the next
+    return {
+        side: {
+            "rounds": rounds[position],
+            "peak_bytes": peaks[position],
+            "eager_because": training.update.eager_because if training else None,
+        }
+        for position, (side, training) in enumerate(zip(SIDES, trainings, strict=True))
+    }
+
+
+if __name__ == "__main__":
+    main(time_comparisons)

@@ -1,5 +1,0 @@
-"""Pipeline `ablation`."""
-
-from .pipeline import create_pipeline
-
-__all__ = ["create_pipeline"]

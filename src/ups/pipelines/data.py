@@ -1,0 +1,144 @@
+"""Pipeline `data`: from a source of raw files to checked and split datasets with statistics."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from kedro.pipeline import Pipeline, node
+
+from ups.config import DownloadConfig, SimulateConfig, SplitConfig
+from ups.data.families import Dataset
+from ups.data.layouts import digests_of
+from ups.data.normalization import fit_normalization as fit
+from ups.data.plan import log_plan, make_plan, select
+from ups.data.sources import Files, download_files, list_files, simulate_files
+from ups.data.splits import split
+from ups.data.trajectories import find_single_grid_datasets
+from ups.runs.progress import ProgressBar, TransferBars
+from ups.runs.stage_cache import Receipt, cached_step, code_digest, fingerprint
+
+
+def create_pipeline() -> Pipeline:
+    """Of the three nodes that provide raw files only the one named by `source` works; the others return no files."""
+    return Pipeline(
+        [
+            node(
+                simulate_pdebench,
+                inputs=["params:source", "params:simulate", "params:raw_root"],
+                outputs="simulated_files",
+                name="simulate_pdebench",
+            ),
+            node(
+                download_pdebench,
+                inputs=["params:source", "params:download", "params:raw_root"],
+                outputs="downloaded_files",
+                name="download_pdebench",
+            ),
+            node(
+                list_folder,
+                inputs=["params:source", "params:raw_root", "params:data_root"],
+                outputs="listed_files",
+                name="list_folder",
+            ),
+            node(
+                describe_datasets,
+                inputs=["simulated_files", "downloaded_files", "listed_files", "params:split"]
+                + ["params:raw_root", "params:data_root"],
+                outputs="datasets",
+                name="describe_datasets",
+            ),
+            node(
+                fit_normalization,
+                inputs=["datasets", "params:raw_root", "params:data_root"],
+                outputs="normalization",
+                name="fit_normalization",
+            ),
+            node(
+                draw_cards,
+                inputs=["params:source", "datasets", "normalization", "params:raw_root", "params:data_root"],
+                outputs=["data_cards", "data_cards_text"],
+                name="draw_cards",
+            ),
+        ],
+        tags="data",
+    )
+
+
+def simulate_pdebench(source: str, config: SimulateConfig, raw: Path) -> Files:
+    """Simulate PDEBench's families into files of PDEBench's own layout."""
+    if source != "simulate":
+        return {}
+    recipes = [dataset.model_dump() | {"seed": config.seed} for dataset in config.datasets]
+    total = sum(dataset.num_trajectories * dataset.num_snapshots for dataset in config.datasets)
+    with ProgressBar("simulate", total, "snapshots") as bar:
+        return simulate_files(raw, recipes, code_digest("ups.data.simulate"), bar.advance)
+
+
+def download_pdebench(source: str, config: DownloadConfig, raw: Path) -> Files:
+    """Plan and fetch published PDEBench files, or the first trajectories of each, verified by MD5."""
+    if source != "pdebench":
+        return {}
+    place, choice = {"base_url", "parallel"}, {"families", "files"}
+    files = select(config.families, config.files, **config.model_dump(exclude=place | choice))
+    plan = make_plan(raw, files, config.trajectories)
+    log_plan(plan)
+    with TransferBars({file.name: file.bytes for file in plan.files}) as bars:
+        return download_files(plan, bars.advance, **config.model_dump(include=place))
+
+
+def list_folder(source: str, raw: Path, data_root: Path) -> Files:
+    """Take the PDEBench files that lie in the user's folder."""
+    return list_files(raw, data_root / "01_raw" / "checksums.json") if source == "folder" else {}
+
+
+def describe_datasets(
+    simulated: Files, downloaded: Files, listed: Files, config: SplitConfig, raw: Path, data_root: Path
+) -> Receipt:
+    """Open and check every file; hold out trajectories by initial condition."""
+    files = simulated | downloaded | listed
+    families = digests_of(sorted(files))
+
+    def work(folder: Path) -> Receipt:
+        datasets = find_single_grid_datasets(raw, sorted(files))
+        splits = split(raw, datasets, config.seed, config.valid_fraction, config.test_fraction)
+        return {
+            "sources": files,
+            "families": families,
+            "datasets": {name: asdict(dataset) for name, dataset in datasets.items()},
+            "splits": splits,
+        }
+
+    identity = fingerprint("ups.data.splits", config, {"sources": files, "families": families})
+    return cached_step("describe_datasets", data_root / "04_feature" / "datasets", identity, work, root=data_root)
+
+
+def fit_normalization(datasets: Receipt, raw: Path, data_root: Path) -> Receipt:
+    """Read all values once: refuse what is not finite, take statistics from the training split."""
+
+    def work(folder: Path) -> Receipt:
+        described = {name: Dataset.from_json(entry) for name, entry in datasets["datasets"].items()}
+        total = sum(dataset.num_trajectories for dataset in described.values())
+        with ProgressBar("fit_normalization", total, "trajectories") as bar:
+            return {"statistics": fit(raw, described, datasets["splits"], bar.advance)}
+
+    identity = fingerprint("ups.data.normalization", None, datasets)
+    return cached_step("fit_normalization", data_root / "04_feature" / "normalization", identity, work, root=data_root)
+
+
+def draw_cards(
+    source: str, datasets: Receipt, normalization: Receipt, raw: Path, data_root: Path
+) -> tuple[dict[str, bytes], str]:
+    """Draw one page per dataset: its sizes, statistics and first training trajectory."""
+
+    def work(folder: Path) -> Receipt:
+        from ups.data.cards import write_cards
+
+        with ProgressBar("draw_cards", len(datasets["datasets"]), "datasets") as bar:
+            write_cards(folder, raw, datasets, normalization["statistics"], source, bar.advance)
+        return {"datasets": sorted(datasets["datasets"])}
+
+    inputs = {"source": source, "datasets": datasets, "normalization": normalization}
+    identity = fingerprint("ups.data.cards", None, inputs)
+    receipt = cached_step("draw_cards", data_root / "04_feature" / "data_cards", identity, work, root=data_root)
+    place = data_root / receipt["path"]
+    pages = {path.name: path.read_bytes() for path in sorted(place.glob("*.png"))}
+    return pages, (place / "cards.md").read_text(encoding="utf-8")

@@ -1,0 +1,122 @@
+"""The machine: its device, the micro-batch that fits into its memory, and its description in published tables."""
+
+import os
+import platform
+import shutil
+import subprocess
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ups.config import LaunchConfig
+from ups.errors import ConfigFault
+from ups.files import read_json, write_json
+
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
+TUNING = "tuning.json"
+GIBIBYTE = 2**30
+
+
+def refuse_under_torchrun() -> None:
+    """Refuse to run a pipeline under torchrun: the pipeline starts torchrun, and every rank would run all of it.
+
+    Raises:
+        ConfigFault: this process was started by torchrun.
+    """
+    found = [name for name in TORCHRUN_VARIABLES if name in os.environ]
+    if found:
+        raise ConfigFault(
+            f"started under torchrun ({', '.join(found)} set): run plain `kedro run`, with "
+            "--params launch.num_processes=N for N processes per stage"
+        )
+
+
+def device(launch: LaunchConfig) -> str:
+    """`cpu` or `cuda`; a GPU machine never falls back to the CPU by itself.
+
+    Raises:
+        ConfigFault: CUDA is asked for and absent, or there are more processes than GPUs.
+    """
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    if launch.device == "cpu" or (launch.device == "auto" and num_gpus == 0):
+        return "cpu"
+    if num_gpus < launch.num_processes:
+        raise ConfigFault(
+            f"launch.num_processes={launch.num_processes} needs as many GPUs, found {num_gpus}: "
+            "lower it or set launch.device=cpu"
+        )
+    return "cuda"
+
+
+def limit_threads(launch: LaunchConfig) -> None:
+    """Let torch use as many threads in this process as in a training process."""
+    import torch
+
+    torch.set_num_threads(launch.threads_per_process or os.cpu_count() or 1)
+
+
+def with_tuned_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: Path) -> LaunchConfig:
+    """`launch` with the micro-batch that `--pipeline tune` found here, unless the parameters set one."""
+    path = data_root / "06_models" / TUNING
+    if launch.micro_batch_tokens is not None or not path.is_file():
+        return launch
+    found: dict[str, Any] = read_json(path)
+    return launch.model_copy(update={"micro_batch_tokens": found.get(tuning_key(launch, stage, device))})
+
+
+def save_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: Path, tokens: int | None) -> None:
+    """Save the largest micro-batch that fits into memory, in tokens; None: the whole batch fits."""
+    path = data_root / "06_models" / TUNING
+    found = read_json(path) if path.is_file() else {}
+    write_json(path, found | {tuning_key(launch, stage, device): tokens})
+
+
+def tuning_key(launch: LaunchConfig, stage: str, device: str) -> str:
+    """All that the memory of a micro-batch depends on, beside the machine, for example "operator on 2 x cuda, ddp"."""
+    return f"{stage} on {launch.world_size} x {device}, {launch.sharding}"
+
+
+def describe_machine(device: str, threads: int, seed: int) -> dict[str, Any]:
+    """CPU, cores, memory, GPU, versions, threads of a process, date, seed and the commit of the source."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count() or 1,
+        "memory_gib": round(psutil.virtual_memory().total / GIBIBYTE, 1),
+        "gpu": _gpu() if device == "cuda" else None,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "threads": threads,
+        "load": round(os.getloadavg()[0], 2),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seed": seed,
+        "git": _commit(),
+    }
+
+
+def _cpu() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _gpu() -> str:
+    import torch
+
+    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+
+
+def _commit() -> str | None:
+    """The git commit of this source, with `-dirty` if files were changed; None outside a repository."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 else None

@@ -1,0 +1,100 @@
+"""Files of a run folder: `run.json` with all that a worker needs, metrics, heartbeats, faults.
+
+Training code imports this module, so that a change here trains every stage again; it imports few modules.
+"""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ups.config import LaunchConfig
+from ups.files import read_json, storage_faults, write_json
+
+RUN, STATUS, METRICS, LOG, CHECKPOINTS = "run.json", "status.json", "metrics.jsonl", "train.log", "checkpoints"
+ALIVE, FAULTS, STARTED, SAMPLING = "alive.rank*", "fault.rank*.json", "started.json", "sampling.json"
+PATHS = ("data_root", "raw")  # kept relative to the run folder, so that a data root can be moved
+RANK_STORE = "UPS_RANK_STORE"
+"""Environment variable: the file through which the ranks of a job on one node find each other."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Contents of `run.json`: what a worker needs to train a stage, or to resume it.
+
+    Attributes:
+        folder: The run folder, `data_root/06_models/<stage>/<fingerprint>`.
+        stage: A key of `ups.training.stages.STAGES`.
+        fingerprint: Key of the stage cache.
+        config: The stage's section of the parameters.
+        inputs: Receipts of the steps that the stage is trained from.
+        launch: Processes, device and checkpoints.
+        device: `cpu` or `cuda`; `launch.device: auto` has been resolved.
+        data_root: Folder of all results, among them the latents that stages are trained on.
+        raw: Folder of the HDF5 files; only the codec reads them.
+    """
+
+    folder: Path
+    stage: str
+    fingerprint: str
+    config: dict[str, Any]
+    inputs: dict[str, Any]
+    launch: LaunchConfig
+    device: str
+    data_root: Path
+    raw: Path | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> "Run":
+        """Read `folder/run.json`."""
+        content = read_json(folder / RUN)
+        paths = {name: (folder / content.pop(name)).resolve() for name in PATHS if content[name] is not None}
+        launch = LaunchConfig(**content.pop("launch"))
+        return cls(folder=folder, launch=launch, **content | paths)
+
+    def write(self) -> None:
+        """Write `run.json`."""
+        content = asdict(self) | {"launch": self.launch.model_dump(mode="json")}
+        content |= {name: os.path.relpath(content[name], self.folder) for name in PATHS if content[name] is not None}
+        del content["folder"]
+        write_json(self.folder / RUN, content)
+
+    def alive(self, rank: int) -> Path:
+        """The heartbeat file, which the rank touches in every step; it holds host name and process id."""
+        return self.folder / ALIVE.replace("*", str(rank))
+
+    @staticmethod
+    def fault_file(folder: Path, rank: int) -> Path:
+        """The file in which a rank reports the error that ended it."""
+        return folder / FAULTS.replace("*", str(rank))
+
+
+def metric_lines(folder: Path) -> list[str]:
+    """Complete lines of `metrics.jsonl`; rank 0 may be in the middle of writing another."""
+    path = folder / METRICS
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return text.split("\n")[:-1]
+
+
+def last_validation(folder: Path) -> float:
+    """The validation loss that a finished training logged last."""
+    return next(value for line in reversed(metric_lines(folder)) if (value := json.loads(line).get("valid_loss")))
+
+
+def training_seconds(folder: Path) -> float:
+    """Seconds that the training steps took, from the logged rates; validations are not included."""
+    seconds, last = 0.0, 0
+    for line in map(json.loads, metric_lines(folder)):
+        if "steps_per_second" in line:
+            seconds, last = seconds + (line["step"] - last) / line["steps_per_second"], line["step"]
+    return seconds
+
+
+def append_metrics(folder: Path, step: int, metrics: dict[str, float]) -> None:
+    """Append one line to `metrics.jsonl`; rank 0 only."""
+    line = json.dumps({"step": step, "time": time.time(), **metrics})
+    path = folder / METRICS
+    with storage_faults(path, "free some space, the same command resumes"), path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")

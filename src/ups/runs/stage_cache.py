@@ -1,0 +1,186 @@
+"""Stage cache: a step is done once per key (its configuration, the receipts of its inputs and its code).
+
+A step's folder holds its files and, written last, its receipt: a small JSON file with step, key and result.
+"""
+
+import ast
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel
+
+from ups.errors import Locked
+from ups.files import read_json, storage_faults, write_json
+
+if TYPE_CHECKING:
+    from grimp import ImportGraph
+
+log = logging.getLogger(__name__)
+
+RECEIPT, SIZES, LOCK = "receipt.json", "files", ".lock"
+Receipt = dict[str, Any]
+
+# Configuration types and the table of families are data: their values are in the receipts and in the configuration.
+NOT_CODE = ("config", "data.pdebench")
+
+
+def fingerprint(module: str, config: BaseModel | None, inputs: dict[str, Any], *also: str) -> str:
+    """SHA-256 over the typed section, the receipts of the inputs and the code reachable from `module` and `also`."""
+    section = config.model_dump(mode="json") if config is not None else None
+    content = {"config": section, "inputs": inputs, "code": [code_digest(name) for name in (module, *also)]}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+@cache
+def code_digest(module: str) -> str:
+    """SHA-256 of the syntax trees of `module` and all modules of its package that it imports, directly or indirectly.
+
+    An import inside a function counts. Comments, docstrings and line breaks do not, nor do the modules in NOT_CODE.
+    A package's `__init__` counts where a name is imported from it, not where it merely contains a module.
+    """
+    names = _import_graph(_package(module)).find_upstream_modules(module) | {module}
+    digest = hashlib.sha256()
+    for name in sorted(name for name in names if not _is_data(name)):
+        digest.update(f"{name}\n{_code(name)}\n".encode())
+    return digest.hexdigest()
+
+
+@cache
+def _import_graph(package: str) -> "ImportGraph":
+    """Which module imports which, read from the source: no module is executed."""
+    import grimp  # a command without cached steps does not need it
+
+    return grimp.build_graph(package, cache_dir=None)
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _is_data(module: str) -> bool:
+    below_package = module.partition(".")[2]
+    return any(below_package == name or below_package.startswith(f"{name}.") for name in NOT_CODE)
+
+
+@cache
+def _code(module: str) -> str:
+    """The syntax tree of a module without docstrings, as text."""
+    package = find_spec(_package(module))  # the one lookup that imports nothing; for submodules it runs their package
+    assert package is not None and package.origin is not None, module
+    path = Path(package.origin).parent.joinpath(*module.split(".")[1:])
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [statement for statement in body if not _is_docstring(statement)]
+    return ast.dump(tree)
+
+
+def _is_docstring(statement: ast.AST) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def cached_step(
+    name: str, folder: Path, key: str, work: Callable[[Path], Receipt], *, root: Path, force: bool = False
+) -> Receipt:
+    """The receipt of step `name`: the stored one if its files are complete, else that of `work(step_folder)`.
+
+    The step's folder is `folder/<first 12 digits of key>`. An interrupted `work` finds there what it has written before
+    and may resume from it. The receipt adds to the result of `work`: path relative to `root` and fingerprint. The file
+    on disk also lists the sizes of all files; the returned receipt does not, for the length of a log varies and would
+    change the keys of the steps that follow.
+
+    Raises:
+        Locked: another process works in the same folder.
+        StorageFault: the folder cannot be written to.
+    """
+    step_folder = folder / key[:12]
+    with storage_faults(step_folder):
+        step_folder.mkdir(parents=True, exist_ok=True)
+    with _lock(name, step_folder):
+        stored = None if force else _stored_receipt(step_folder)
+        if stored is not None:
+            log.info("%s: up to date (%s)", name, key[:12])
+            return stored
+        if force:
+            _empty(step_folder)
+        log.info("%s: running (%s)", name, key[:12])
+        started = time.monotonic()
+        result = work(step_folder)
+        assert SIZES not in result, name
+        receipt = {"step": name, "fingerprint": key, "path": str(step_folder.relative_to(root)), **result}
+        write_json(step_folder / RECEIPT, receipt | {SIZES: _file_sizes(step_folder)})
+        log.info("%s: done in %.0f s", name, time.monotonic() - started)
+        return _without_sizes(read_json(step_folder / RECEIPT))
+
+
+def untrained_receipt(stage: str, kind: str) -> Receipt:
+    """The receipt of a stage that was not trained because no dataset is of its `kind` (transient or steady)."""
+    return {"stage": stage, "untrained": f"there is no {kind} dataset"}
+
+
+def trained_receipts(receipts: dict[str, Receipt]) -> dict[str, Receipt]:
+    """The receipts without those of stages that had no datasets to train on."""
+    return {name: receipt for name, receipt in receipts.items() if "untrained" not in receipt}
+
+
+def _stored_receipt(step_folder: Path) -> Receipt | None:
+    """The receipt of a finished step; None, and an empty folder, if a file is missing or of another size."""
+    if not (step_folder / RECEIPT).is_file():
+        return None
+    receipt = read_json(step_folder / RECEIPT)
+    changed = [name for name, size in receipt[SIZES].items() if _file_size(step_folder / name) != size]
+    if changed:
+        log.warning("%s: missing or of another size: %s; the step is done again", step_folder, ", ".join(changed[:3]))
+        _empty(step_folder)
+        return None
+    return _without_sizes(receipt)
+
+
+def _without_sizes(receipt: Receipt) -> Receipt:
+    return {key: value for key, value in receipt.items() if key != SIZES}
+
+
+def _empty(step_folder: Path) -> None:
+    for path in step_folder.iterdir():
+        if path.name != LOCK:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _file_sizes(step_folder: Path) -> dict[str, int]:
+    files = (path for path in sorted(step_folder.rglob("*")) if path.is_file() and path.name not in (LOCK, RECEIPT))
+    return {str(path.relative_to(step_folder)): path.stat().st_size for path in files}
+
+
+def _file_size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
+
+
+@contextmanager
+def _lock(name: str, step_folder: Path) -> Iterator[None]:
+    path = step_folder / LOCK
+    lock = FileLock(path, timeout=0)
+    try:
+        with storage_faults(path):
+            lock.acquire()
+    except Timeout:
+        holder = path.read_text(encoding="utf-8").strip() or "unknown"
+        raise Locked(
+            f"{name}: process {holder} works in {step_folder}; wait for it or stop it, then run again"
+        ) from None
+    try:
+        path.write_text(str(os.getpid()), encoding="utf-8")
+        yield
+    finally:
+        lock.release()

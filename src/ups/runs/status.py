@@ -1,0 +1,94 @@
+"""Why a job has ended, and `status.json`: state, fault, restarts and checkpoints of a run folder.
+
+Separate from `ups.runs.run`, which training imports: a change there trains every stage again.
+"""
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+from ups import errors
+from ups.errors import Fault, LostWorker
+from ups.files import read_json, write_json
+from ups.runs.run import ALIVE, CHECKPOINTS, FAULTS, LOG, STARTED, STATUS
+
+# A line of the summary that torchrun prints for each failed worker.
+SUMMARY = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+)")
+
+
+def find_fault(folder: Path, world_size: int, returncode: int, log_start: int) -> Fault:
+    """The fault that ended a job: one that a rank has reported, else a killed rank, else an unexplained loss.
+
+    Of several reports the earliest with a known cause counts, then internal errors, then ranks that got SIGTERM;
+    ranks that lost the connection to another one only suffer from its fault. `log_start` is the offset in bytes at
+    which the job's output begins in the log.
+    """
+    stage = folder.parent.name
+    reports = sorted((read_json(path) for path in folder.glob(FAULTS)), key=lambda report: report["time"])
+    with_cause = [report for report in reports if report["kind"] not in ("LostPeer", "Fault", "Preempted")]
+    internal = [report for report in reports if report["kind"] == "Fault"]
+    preempted = [report for report in reports if report["kind"] == "Preempted"]
+    for report in (with_cause or internal or preempted)[:1]:
+        fault: Fault = getattr(errors, report["kind"])(report["what"])
+        fault.rank = report["rank"]
+        vars(fault).update(report.get("details", {}))
+        return fault
+    output = (folder / LOG).read_bytes()[log_start:].decode(errors="replace")
+    if not any(folder.glob(ALIVE)):
+        if "RendezvousTimeoutError" in output or "RendezvousConnectionError" in output:
+            return LostWorker(f"{stage}: the nodes did not find each other at launch.rendezvous; see {folder / LOG}")
+        return Fault(f"{stage}: no training process could start (torchrun: {returncode}); see {folder / LOG}")
+    exit_codes = {int(rank): int(code) for rank, code in SUMMARY.findall(output)}
+    without_report = sorted(set(range(world_size)) - {report["rank"] for report in reports})
+    if without_report and (reports or any(code < 0 for code in exit_codes.values())):
+        return _killed(stage, folder, without_report, exit_codes)
+    first = "; ".join(report["what"].splitlines()[0] for report in reports[:1])
+    return LostWorker(
+        f"{stage}: the job ended without a fault report (torchrun: {returncode}) {first}; its output is in "
+        f"{folder / LOG}, the same command resumes from the last checkpoint"
+    )
+
+
+def _killed(stage: str, folder: Path, without_report: list[int], exit_codes: dict[int, int]) -> LostWorker:
+    """The fault of a rank that a signal has ended: only that leaves no report; SIGKILL before any other signal."""
+    killed = (rank for rank in without_report if exit_codes.get(rank, 0) == -signal.SIGKILL)
+    rank = next(killed, without_report[0])
+    name = signal.Signals(-exit_codes[rank]).name if exit_codes.get(rank, 0) < 0 else None
+    hint = " (maybe by the kernel, for want of memory)" if name == "SIGKILL" else ""
+    fault = LostWorker(
+        f"{stage}: rank {rank} was killed by {name or 'an unknown signal'}{hint}; its output is in {folder / LOG}, the "
+        "same command resumes from the last checkpoint"
+    )
+    fault.rank, fault.signal = rank, name
+    return fault
+
+
+def write_status(folder: Path, state: str, fault: Fault | None, restarts: list[str], tracking: str) -> None:
+    """Write `status.json`.
+
+    Args:
+        folder: The run folder.
+        state: running, finished, failed or preempted.
+        fault: What ended the job, or the job before this restart.
+        restarts: One line per restart: the fault before it.
+        tracking: ok, degraded or off, see `ups.runs.tracking.StageRun`.
+    """
+    started: dict[str, Any] = read_json(folder / STARTED) if (folder / STARTED).is_file() else {}
+    checkpoints = sorted(path.name for path in (folder / CHECKPOINTS).glob("step_*.pt"))
+    content = {
+        "stage": folder.parent.name,
+        "state": state,
+        "code": fault.exit_code if fault else 0,
+        "kind": fault.kind if fault else "ok",
+        "what": str(fault) if fault else "",
+        "rank": fault.rank if fault else None,
+        "signal": fault.signal if fault else None,
+        "resumed_at_step": started.get("step", 0),
+        "refused_checkpoints": started.get("refused", []),
+        "eager_because": started.get("eager_because"),
+        "checkpoints": checkpoints,
+        "restarts": restarts,
+        "tracking": tracking,
+    }
+    write_json(folder / STATUS, content)

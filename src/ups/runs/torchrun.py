@@ -1,0 +1,265 @@
+"""A torchrun job as a child process: start it, watch the heartbeats of its ranks, end it with all its workers."""
+
+import contextlib
+import errno
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ups.config import LaunchConfig
+from ups.errors import LostWorker, Preempted
+from ups.files import read_json, storage_faults, write_json
+from ups.runs.processes import die_with_parent
+from ups.runs.run import ALIVE, FAULTS, LOG, RANK_STORE, Run
+from ups.runs.status import find_fault
+
+WORKER, NODE = "ups.training.worker", "ups.runs.node"
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+COMPILED = ".compiled"
+COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+STORE, STORE_BYTES = "store.", 2**16  # a job whose store meets a full disk hangs until the time-out
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 35.0  # torchrun itself waits 30 s for its workers after SIGTERM
+DUMP_SECONDS = 1.0  # for ranks to write their stacks into the log before they are killed
+REQUEST, RESULT = "request.json", "result.json"
+
+stop_requested = threading.Event()
+"""Set by the signal handler of this command; an event, for a job may be watched in a thread, which gets no signals."""
+_jobs: set[int] = set()  # process ids of the torchruns that this process watches
+
+
+def is_watching() -> bool:
+    """Whether a job of this process runs: it saves its step and ends once `stop_requested` is set."""
+    return bool(_jobs)
+
+
+def command(module: str, folder: Path, launch: LaunchConfig, store: Path | None = None) -> list[str]:
+    """The command that runs `module` on every process of one node; with several nodes, to be run on each of them.
+
+    On a single node torchrun keeps its state in the file `store` and listens on no port. With several nodes
+    `ups.runs.node` starts torchrun and binds it to one network interface.
+    """
+    if launch.num_nodes > 1:
+        return [sys.executable, "-m", NODE, module, str(folder)]
+    # A heartbeat appends to the file, and on a single node no other torchrun reads it: one a minute is enough.
+    options = ["--nnodes=1", "--rdzv-conf=store_type=file,keep_alive_interval=60", f"--rdzv-endpoint={store}"]
+    options += ["--local-addr=127.0.0.1"]
+    return [sys.executable, "-m", "torch.distributed.run", *options, *torchrun_arguments(module, folder, launch)]
+
+
+def torchrun_arguments(module: str, folder: Path, launch: LaunchConfig) -> list[str]:
+    """Arguments of torchrun for one or several nodes. It never restarts workers: the launcher restarts whole jobs."""
+    processes = [f"--nproc-per-node={launch.num_processes}", "--max-restarts=0"]
+    return ["--rdzv-backend=c10d", *processes, "-m", module, str(folder)]
+
+
+def environment(launch: LaunchConfig, data_root: Path, interface: str) -> dict[str, str]:
+    """Environment variables of a job: threads, private compiler caches, and no socket beyond `interface`.
+
+    Torch would keep compiled code in the shared temporary folder, where another user could plant an entry.
+    """
+    threads = launch.threads_per_process or max(1, (os.cpu_count() or 1) // launch.num_processes)
+    variables = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "HDF5_PLUGIN_PATH": ""}
+    variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    variables |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # or torchrun opens a store on all addresses
+    for name, folder in COMPILER_CACHES.items():
+        if name not in os.environ:
+            cache = data_root / COMPILED / folder
+            with storage_faults(cache):
+                cache.mkdir(parents=True, exist_ok=True)
+                for private in (cache.parent, cache):
+                    private.chmod(0o700)
+            variables[name] = str(cache)
+    return variables
+
+
+def run_job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, int]:
+    """Run `module` on the run folder under torchrun and call `on_poll` five times a second until the job has ended.
+
+    Any exception, also one of `on_poll`, ends the job.
+
+    Returns:
+        torchrun's exit code, 1 for every failure, and the offset in bytes at which the job's output begins in the log.
+        Why a job failed is found by `ups.runs.status.find_fault` in the run folder.
+
+    Raises:
+        Preempted: this command was interrupted; the job has saved its step.
+        LostWorker: a rank made no step for `launch.timeout_seconds`, or no rank has started in time.
+    """
+    folder, launch = run.folder, run.launch
+    for path in (*folder.glob(FAULTS), *folder.glob(ALIVE), *folder.glob(f"{STORE}*")):
+        path.unlink()
+    log = folder / LOG
+    log_start = log.stat().st_size if log.is_file() else 0
+    heartbeats = Heartbeats(folder, launch.timeout_seconds)
+    with _started(module, run, log) as child:
+        while child.poll() is None:
+            if stop_requested.is_set():
+                _terminate(child)
+                raise Preempted(f"{folder.parent.name} was interrupted; the same command resumes at the saved step")
+            heartbeats.check()
+            on_poll()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(POLL_SECONDS)
+        return child.returncode, log_start
+
+
+@contextlib.contextmanager
+def _started(module: str, run: Run, log: Path) -> Iterator[subprocess.Popen]:
+    with contextlib.ExitStack() as cleanup:
+        store, variables = None, {}  # with several nodes each prepares its own environment
+        if run.launch.num_nodes == 1:
+            store, ranks = (cleanup.enter_context(_new_store(run.folder)) for _ in range(2))
+            variables = environment(run.launch, run.data_root, LOOPBACK) | {RANK_STORE: str(ranks)}
+        arguments = command(module, run.folder, run.launch, store)
+        output = cleanup.enter_context(log.open("a", encoding="utf-8"))
+        output.write(f"$ {shlex.join(arguments)}\n")
+        output.flush()
+        child = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | variables,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        _jobs.add(child.pid)
+        try:
+            yield child
+        finally:
+            _terminate(child)
+            _jobs.discard(child.pid)
+
+
+@contextlib.contextmanager
+def _new_store(folder: Path) -> Iterator[Path]:
+    """A new, empty file (mode 0600) through which processes of one job find each other; removed when the job ends.
+
+    Every job needs its own: a file that an earlier job has written to gives wrong ranks or never returns.
+    """
+    with storage_faults(folder):
+        if shutil.disk_usage(folder).free < STORE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        descriptor, name = tempfile.mkstemp(prefix=STORE, dir=folder)
+    os.close(descriptor)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _terminate(child: subprocess.Popen) -> None:
+    """Send SIGTERM to torchrun, which forwards it to its workers; kill what has not ended in GRACE_SECONDS."""
+    if child.poll() is not None:
+        return
+    workers = psutil.Process(child.pid).children(recursive=True)
+    child.terminate()
+    try:
+        child.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    _signal(workers, signal.SIGKILL)
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+class Heartbeats:
+    """Time since each rank last touched its heartbeat file, which it does in every step.
+
+    Time is measured by this process's clock from when a change was seen: the clock of a network disk may be wrong.
+    """
+
+    def __init__(self, folder: Path, timeout_seconds: float) -> None:
+        self.folder, self.timeout_seconds, self.started = folder, timeout_seconds, time.monotonic()
+        self.seen: dict[Path, tuple[int, float]] = {}  # file -> (its modification time, when we saw that change)
+
+    def check(self) -> None:
+        """Kill all ranks of this machine, after they have written their stacks to the log, if one makes no steps.
+
+        Raises:
+            LostWorker: a rank hangs, is stopped, or no rank has started in time.
+        """
+        now = time.monotonic()
+        for path in self.folder.glob(ALIVE):
+            touched = path.stat().st_mtime_ns
+            if path not in self.seen or self.seen[path][0] != touched:
+                self.seen[path] = (touched, now)
+        if not self.seen and now - self.started > self.timeout_seconds + GRACE_SECONDS:
+            raise LostWorker(
+                f"{self.folder.parent.name}: no training process has started; are all nodes running, and is the port "
+                f"of launch.rendezvous free? torchrun's output is in {self.folder / LOG}"
+            )
+        latest = min(self.seen, key=lambda path: self.seen[path][1], default=None)
+        if latest is not None and now - self.seen[latest][1] > self.timeout_seconds:
+            raise self._kill_all(latest)
+
+    def _kill_all(self, latest: Path) -> LostWorker:
+        """Kill every rank; the fault names a stopped process (SIGSTOP) first, for the others only wait for it."""
+        processes = {path: process for path in self.seen if (process := _process(path)) is not None}
+        stopped = [path for path, process in processes.items() if _is_stopped(process)]
+        hung = stopped[0] if stopped else latest
+        _signal((process for path, process in processes.items() if path not in stopped), signal.SIGUSR1)
+        time.sleep(DUMP_SECONDS)
+        _signal(processes.values(), signal.SIGKILL)
+        fault = LostWorker(
+            f"{self.folder.parent.name}: rank {rank_of(hung)} {'is stopped' if stopped else 'hangs'}, no step for "
+            f"{self.timeout_seconds:.0f} s; the stacks of all ranks are in {self.folder / LOG}, the same command "
+            "resumes from the last checkpoint"
+        )
+        fault.rank = rank_of(hung)
+        return fault
+
+
+def rank_of(path: Path) -> int:
+    """The rank in a file name such as `alive.rank3` or `fault.rank3.json`."""
+    return int(path.name.partition("rank")[2].partition(".")[0])
+
+
+def _process(path: Path) -> psutil.Process | None:
+    """The process of a rank, if it runs on this machine; its id may by now belong to another program."""
+    host, _, pid = path.read_text(encoding="utf-8").partition(" ")
+    if host == os.uname().nodename:
+        with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie: it has ended
+            process = psutil.Process(int(pid))
+            return process if str(path.parent) in process.cmdline() else None
+    return None
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_STOPPED
+    return False
+
+
+def run_query(module: str, run: Run, request: dict[str, Any]) -> Any:
+    """Run a job that measures something: `module` reads `request.json`, its rank 0 writes `result.json`; the result.
+
+    Raises:
+        Fault: the job ended without a result.
+    """
+    run.folder.mkdir(parents=True, exist_ok=True)
+    result = run.folder / RESULT
+    result.unlink(missing_ok=True)
+    run.write()
+    write_json(run.folder / REQUEST, request)
+    ended = run_job(module, run, lambda: None)
+    if not result.is_file():
+        raise find_fault(run.folder, run.launch.world_size, *ended)
+    return read_json(result)

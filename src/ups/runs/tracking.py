@@ -1,0 +1,174 @@
+"""MLflow: one run per `kedro run`, a nested run per stage that trains.
+
+Training processes never wait for a tracking server: they append to `metrics.jsonl`, the launcher forwards its lines.
+"""
+
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from filelock import FileLock
+
+from ups.files import publish
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+log = logging.getLogger(__name__)
+
+EXPERIMENT = "ups"
+PARENT_RUN = "UPS_TRACKING_RUN"
+BATCH = 1000  # metrics per request, the limit of MLflow
+LONGEST_VALUE = 6000  # characters of a parameter, the limit of MLflow
+PAUSE_SECONDS = 30.0  # without requests after one that failed
+# By default a call to a dead server returns after four minutes.
+CLIENT_ENVIRONMENT = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+def client(uri: str | None = None) -> "MlflowClient":
+    """A client of the store at `uri`, by default MLFLOW_TRACKING_URI, with short time-outs."""
+    os.environ.update({name: value for name, value in CLIENT_ENVIRONMENT.items() if name not in os.environ})
+    from mlflow import MlflowClient
+
+    for name in ("alembic", "mlflow"):  # after the import, which sets them to INFO
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return MlflowClient(uri)
+
+
+@contextmanager
+def _store_may_fail(what: str) -> Iterator[None]:
+    """Log a failed call to the store as a warning: training goes on, and `metrics.jsonl` has every metric."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        log.warning("%s is not tracked: %s", what, str(error).splitlines()[0])
+
+
+def open_run(name: str, data_root: Path, tags: dict[str, str]) -> None:
+    """Open the run of one `kedro run` in the embedded store below `data_root`, unless MLFLOW_TRACKING_URI is set."""
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{_store(data_root / 'mlflow.db')}"
+    os.environ[PARENT_RUN] = ""  # if the store fails, stages report `tracking: degraded` instead of `off`
+    with _store_may_fail("this run"):
+        tracker = client()
+        experiment = tracker.get_experiment_by_name(EXPERIMENT)
+        if experiment is None:
+            experiment_id = tracker.create_experiment(EXPERIMENT, artifact_location=(data_root / "mlruns").as_uri())
+        else:
+            experiment_id = experiment.experiment_id
+        _close_orphans(tracker, experiment_id)
+        run = tracker.create_run(experiment_id, run_name=name, tags=tags | _process_tags())
+        os.environ[PARENT_RUN] = run.info.run_id
+
+
+def _process_tags() -> dict[str, str]:
+    return {"pid": str(os.getpid()), "host": platform.node()}
+
+
+def _store(path: Path) -> Path:
+    """The sqlite store at `path`; created under a temporary name, so that a kill leaves none with missing tables."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(".mlflow.lock")):
+        if not path.is_file():
+            with publish(path) as temporary:
+                client(f"sqlite:///{temporary}").search_experiments()
+    return path
+
+
+def _close_orphans(tracker: "MlflowClient", experiment_id: str) -> None:
+    """Mark runs as KILLED whose process on this machine no longer exists: a killed process cannot do that itself."""
+    for run in tracker.search_runs([experiment_id], "attributes.status = 'RUNNING'"):
+        tags = run.data.tags
+        if tags.get("host") == platform.node() and not psutil.pid_exists(int(tags["pid"])):
+            tracker.set_terminated(run.info.run_id, "KILLED")
+
+
+def close_run(status: str) -> None:
+    """End the run of this `kedro run` as FINISHED, FAILED or KILLED; later calls change nothing."""
+    run_id = os.environ.pop(PARENT_RUN, None)
+    if run_id:
+        with _store_may_fail("the end of this run"):
+            client().set_terminated(run_id, status)
+
+
+class StageRun:
+    """The nested run of one training stage; forwards what rank 0 appends to `metrics.jsonl`.
+
+    After a failed request all its lines are sent again later: each carries its step and time, so that sending one
+    twice is harmless. Outside `kedro run` nothing is tracked.
+    """
+
+    def __init__(self, stage: str, section: dict[str, Any], fingerprint: str) -> None:
+        self.stage, self.num_sent, self.paused_until = stage, 0, 0.0
+        self.run_id: str | None = None
+        self.parent = os.environ.get(PARENT_RUN)
+        if self.parent:
+            with _store_may_fail(stage):
+                self._open(self.parent, section, fingerprint)
+
+    @property
+    def state(self) -> str:
+        """`ok`; `degraded` if the store lacks lines of `metrics.jsonl`; `off` outside `kedro run`."""
+        if self.parent is None:
+            return "off"
+        return "ok" if self.run_id is not None and self.paused_until == 0.0 else "degraded"
+
+    def _open(self, parent: str, section: dict[str, Any], fingerprint: str) -> None:
+        from mlflow.entities import Param
+
+        self.client = client()
+        experiment_id = self.client.get_run(parent).info.experiment_id
+        tags = {"mlflow.parentRunId": parent, "fingerprint": fingerprint} | _process_tags()
+        self.run_id = self.client.create_run(experiment_id, run_name=self.stage, tags=tags).info.run_id
+        values = {f"{self.stage}.{key}": str(value)[:LONGEST_VALUE] for key, value in flatten(section).items()}
+        self.client.log_batch(self.run_id, params=[Param(key, value) for key, value in values.items()])
+
+    def forward(self, lines: list[str]) -> None:
+        """Send the lines of `metrics.jsonl` that have not been sent; none for PAUSE_SECONDS after a failed request."""
+        if self.run_id is None or time.monotonic() < self.paused_until:
+            return
+        if len(lines) < self.num_sent:  # a resumed stage drops the lines of steps it repeats
+            self.num_sent = 0
+        self.paused_until = time.monotonic() + PAUSE_SECONDS
+        metrics = [metric for line in lines[self.num_sent :] for metric in self._metrics(json.loads(line))]
+        with _store_may_fail(f"{self.stage} for {PAUSE_SECONDS:.0f} s"):
+            for start in range(0, len(metrics), BATCH):
+                self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH])
+            self.num_sent, self.paused_until = len(lines), 0.0
+
+    def _metrics(self, line: dict[str, float]) -> list[Any]:
+        from mlflow.entities import Metric
+
+        step, milliseconds = int(line.pop("step")), int(line.pop("time") * 1000)
+        return [Metric(f"{self.stage}/{key}", value, milliseconds, step) for key, value in line.items()]
+
+    def close(self, status: str, lines: list[str]) -> None:
+        """Send the remaining lines and end the nested run with `status`."""
+        self.paused_until = 0.0
+        self.forward(lines)
+        if self.run_id is not None:
+            with _store_may_fail(f"the end of {self.stage}"):
+                self.client.set_terminated(self.run_id, status)
+
+
+def flatten(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as one dictionary with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,5 @@
+"""The trained models as one object that predicts solutions of the PDEs.
+
+- `surrogate`: `Surrogate` encodes fields, predicts rollouts with or without a sampled correction, and decodes them
+- `trained`: the receipts of a run's trained stages, and the surrogate loaded from them
+"""

@@ -1,0 +1,164 @@
+"""The trained models as one surrogate: encode fields, advance latents with or without a corrector, decode them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ups.data.pdebench import FAMILIES
+from ups.diffusion.losses import Denoise
+from ups.diffusion.samplers import (
+    Normal,
+    StepNoise,
+    consistency_grid,
+    consistency_sampler,
+    correlated_noise,
+    karras_grid,
+    multistep_sampler,
+)
+from ups.models.codec import Codec, group_name
+from ups.models.denoiser import Denoiser, predict
+from ups.models.operator import Operator, SteadyModel
+from ups.models.sizes import Domain
+
+MAX_GRAPHS = 64  # compiled graphs of a model, one per family and batch shape; torch's default of 8 is too few
+
+
+class NoisyStep(Protocol):
+    """Map z -> z_next (B, N, D) with sampled residuals, whose noise may be correlated with that of the last call.
+
+    `origins` (B,) is needed where the caller selected or repeated states between two calls, as an ensemble that
+    resamples its members does: the state in row i was in row `origins[i]` of the last call, and the noise of that row
+    is continued. None: all states are still in their rows.
+    """
+
+    def __call__(self, z: Tensor, origins: Tensor | None = None) -> Tensor:
+        """Advance z (B, N, D) by one time step."""
+        ...
+
+
+def rollout(step: Callable[[Tensor], Tensor], u_0: Tensor, num_steps: int) -> Tensor:
+    """Apply `step` repeatedly from u_0 (B, ...); returns u_0 and the predictions, (B, num_steps + 1, ...)."""
+    states = [u_0]
+    for _ in range(num_steps):
+        states.append(step(states[-1]))
+    return torch.stack(states, 1)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What stays constant during a rollout: family, token grid, coefficients (B, N, D_c) and condition (B, K)."""
+
+    family: str
+    domain: Domain
+    coefficients: Tensor
+    condition: Tensor
+
+    def repeated(self, times: int) -> "Setting":
+        """The setting of an ensemble of `times` members, (times B, ...): all rows of one member after the other."""
+        coefficients, condition = self.coefficients.repeat(times, 1, 1), self.condition.repeat(times, 1)
+        return Setting(self.family, self.domain, coefficients, condition)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How residuals (reference minus operator prediction, in latent space) are sampled for one method and family.
+
+    Sampling starts from noise of level `sigma`, takes `num_steps` network evaluations and, with the denoiser, ends at
+    `sigma_min`; the residual is then multiplied by `residual_scale`. Residuals have unit variance: mode `sample` starts
+    far above it, from noise alone in effect, mode `refine` near it, which adds only part of the residual's variance.
+    `noise_correlation` is the correlation of a member's noise between neighbouring time steps.
+    """
+
+    mode: str
+    sigma: float
+    sigma_min: float
+    num_steps: int
+    residual_scale: float
+    noise_correlation: float
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """The models of one run; None where a model was not trained.
+
+    `denoiser` is the diffusion model, `student` the consistency model distilled from it. `corrections` has the key
+    (method, family), with the method `diffusion` or `consistency`. Without an entry the corrector is off: the method
+    predicts what the operator or the steady model predicts.
+    """
+
+    codec: Codec
+    operator: Operator | None
+    denoiser: Denoiser | None
+    student: Denoiser | None
+    steady: SteadyModel | None
+    corrections: dict[tuple[str, str], Correction]
+
+    def compile(self) -> None:
+        """Compile operator and steady model as a whole, in place.
+
+        The compiler runs at the first call with each family and batch shape. Whole models are faster than the single
+        blocks that training compiles, but need one graph per family and shape; graphs of blocks are shared.
+        """
+        torch._dynamo.config.recompile_limit = MAX_GRAPHS
+        for model in (self.operator, self.steady):
+            if model is not None:
+                model.compile(dynamic=False)
+
+    def encode(self, u: Tensor, family: str, kind: str = "fields") -> Tensor:
+        """Snapshots (..., C, *grid) of `fields` or `coefficients` to latents (..., N, D)."""
+        group = self.codec.groups[group_name(family, kind)]
+        lead = u.shape[: u.ndim - 1 - len(group.grid)]
+        return self.codec.encode(u.flatten(0, len(lead) - 1), group_name(family, kind)).unflatten(0, lead)
+
+    def decode(self, z: Tensor, family: str) -> Tensor:
+        """Latents (..., N, D) to snapshots (..., C, *grid)."""
+        return self.codec.decode(z.flatten(0, -3), group_name(family, "fields")).unflatten(0, z.shape[:-2])
+
+    def model(self, family: str) -> Operator | SteadyModel | None:
+        """The model of a family without corrector: the operator, or the steady model (one step from z = 0)."""
+        return self.steady if FAMILIES[family].steady else self.operator
+
+    def plain_step(self, setting: Setting) -> Callable[[Tensor], Tensor]:
+        """Map z -> z_next (B, N, D) without corrector."""
+        model = self.model(setting.family)
+        assert model is not None
+        return lambda z: model(z, setting.coefficients, setting.condition, setting.domain)
+
+    def diffusion_step(self, setting: Setting, correction: Correction, normal: Normal) -> NoisyStep:
+        """Map z -> z_next with a residual that the diffusion model samples."""
+        assert self.denoiser is not None
+        sigmas = karras_grid(correction.num_steps, correction.sigma_min, correction.sigma)
+        step_noise = correlated_noise(1, correction.noise_correlation, normal)
+
+        def sample(denoise: Denoise, noise: Tensor) -> Tensor:
+            return correction.residual_scale * multistep_sampler(denoise, correction.sigma * noise[0], sigmas)
+
+        return self._corrected(self.denoiser, setting, step_noise, sample)
+
+    def consistency_step(self, setting: Setting, correction: Correction, normal: Normal) -> NoisyStep:
+        """Map z -> z_next with a residual that the consistency model samples in one or two evaluations."""
+        assert self.student is not None
+        sigmas = consistency_grid(correction.num_steps, correction.sigma)
+        step_noise = correlated_noise(correction.num_steps, correction.noise_correlation, normal)
+
+        def sample(denoise: Denoise, noises: Tensor) -> Tensor:
+            return correction.residual_scale * consistency_sampler(denoise, noises, sigmas)
+
+        return self._corrected(self.student, setting, step_noise, sample)
+
+    def _corrected(
+        self, denoiser: Denoiser, setting: Setting, step_noise: StepNoise, sample: Callable[[Denoise, Tensor], Tensor]
+    ) -> NoisyStep:
+        """z_next = limit_step(z_pred + residual_unit * y); `sample` maps denoiser and noise to y (B, N, D)."""
+        model, condition, domain = self.model(setting.family), setting.condition, setting.domain
+        assert model is not None
+
+        def corrected_step(z: Tensor, origins: Tensor | None = None) -> Tensor:
+            context = predict(model, z, setting.coefficients, condition, domain)
+            y = sample(lambda x, sigma: denoiser(x, sigma, context, condition, domain), step_noise(z, origins))
+            return model.statistics.limit_step(context.z_pred + denoiser.residual_unit(context, domain) * y, z, domain)
+
+        return corrected_step

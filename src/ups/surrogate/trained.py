@@ -1,0 +1,65 @@
+"""The trained stages of a run as one surrogate, loaded by their receipts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ups.data.latent_cache import LatentCache
+from ups.models.codec import codec_from
+from ups.models.denoiser import Denoiser
+from ups.models.operator import Operator, SteadyModel
+from ups.models.weights import from_settings, load_model
+from ups.surrogate.surrogate import Correction, Surrogate
+
+OFF = "off"  # the mode of a method that samples no residuals for a family
+PLAIN_STAGES = ("codec", "operator", "steady")  # all that a prediction without corrector needs
+MODELS = {
+    "codec": codec_from,
+    "operator": from_settings(Operator),
+    "diffusion": from_settings(Denoiser),
+    "consistency": from_settings(Denoiser),
+    "steady": from_settings(SteadyModel),
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Receipts of a run: its latent cache, and its stages by name, without those that had no data to train on.
+
+    Paths in receipts are relative to `data_root`. The stage `corrector`, if there is one, holds the corrections that
+    `choose_corrector` selected; without it no residuals are sampled.
+    """
+
+    latent_cache: dict[str, Any]
+    stages: dict[str, dict[str, Any]]
+    data_root: Path
+
+    def cache(self) -> LatentCache:
+        """The latents on which the stages were trained."""
+        return LatentCache.open(self.data_root / self.latent_cache["path"], self.latent_cache["key"])
+
+    def surrogate(self, device: str) -> Surrogate:
+        """All trained models on `device`; None where the run has no such stage."""
+        models = {
+            stage: load_model(make, self.data_root, self.stages[stage]).to(device)
+            for stage, make in MODELS.items()
+            if stage in self.stages
+        }
+        return Surrogate(
+            codec=models["codec"],
+            operator=models.get("operator"),
+            denoiser=models.get("diffusion"),
+            student=models.get("consistency"),
+            steady=models.get("steady"),
+            corrections=corrections(self.stages["corrector"]) if "corrector" in self.stages else {},
+        )
+
+
+def corrections(corrector: dict[str, Any]) -> dict[tuple[str, str], Correction]:
+    """Corrections by (method, family) from the receipt of `choose_corrector`; no entry where a method is off."""
+    return {
+        (method, family): Correction(**how)
+        for family, methods in corrector["families"].items()
+        for method, how in methods.items()
+        if how["mode"] != OFF
+    }

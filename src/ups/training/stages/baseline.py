@@ -1,0 +1,54 @@
+"""Stage `baseline`: an FNO, a U-Net or a linear stencil of one family on its grid, trained like our models."""
+
+from typing import Any
+
+from ups.config.baselines import BaselineConfig
+from ups.data.latent_cache import LatentCache
+from ups.data.pdebench import FAMILIES
+from ups.data.samples import LatentSamples, domains
+from ups.models.baselines import grid_model
+from ups.runs.run import Run
+from ups.training.inputs import open_cache, set_statistics
+from ups.training.stage import Stage
+from ups.training.stages.operator import step_loss, store_validation_error
+from ups.training.stages.steady import steady_loss
+from ups.training.symmetry import augmented
+
+
+def build(config: BaselineConfig, run: Run) -> Stage:
+    """The baseline of `config.family` with the loss of the operator or steady model, so that errors are comparable."""
+    cache = open_cache(run, "transient", "steady").only(config.family)
+    settings = _settings(config, cache)
+    model = grid_model(**settings)
+    statistics = model.statistics
+    set_statistics(statistics, cache)
+
+    loss = steady_loss if FAMILIES[config.family].steady else step_loss(statistics, config)
+    if config.symmetries:
+        loss = augmented(loss, cache, run)
+    train = LatentSamples(cache, "train", horizon=config.unroll.horizon)
+    valid = LatentSamples(cache, "valid")
+    return Stage(model, settings, loss, train, valid, train.num_tokens, after_validation=store_validation_error)
+
+
+def _settings(config: BaselineConfig, cache: LatentCache) -> dict[str, Any]:
+    """Constructor arguments of `grid_model`."""
+    domain = domains(cache)[config.family]
+    family = FAMILIES[config.family]
+    return {
+        "kind": config.kind,
+        "steady": family.steady,
+        "family": config.family,
+        "in_channels": len(family.coefficients) + (0 if family.steady else len(family.fields)),
+        "out_channels": len(family.fields),
+        "grid": domain.grid,
+        "periodic": domain.periodic,
+        "condition_channels": _varying_conditions(cache),
+        "model": config.model.model_dump(),
+    }
+
+
+def _varying_conditions(cache: LatentCache) -> list[int]:
+    """Indices of the condition features that differ between the datasets of the family; others carry no information."""
+    conditions = [entry["condition"] for entry in cache.datasets.values()]
+    return [index for index, values in enumerate(zip(*conditions, strict=True)) if len(set(values)) > 1]

@@ -1,0 +1,88 @@
+"""Stage `codec`: linear bases of patches, components ordered by the variance that they explain; the identity codec."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ups.config import CodecConfig
+from ups.config.training import CodecModel
+from ups.data.families import Dataset
+from ups.data.pdebench import FAMILIES
+from ups.data.samples import FieldBatch, FieldSamples
+from ups.files import WEIGHTS, digest_of
+from ups.models.codec import Codec, FieldGroup, choose_patch, group_name
+from ups.runs.run import Run
+from ups.training.checkpoints import publish_tensors
+from ups.training.distributed import Draw
+from ups.training.stage import Stage
+
+
+def build(config: CodecConfig, run: Run) -> Stage:
+    """Nested dropout (Rippel et al. 2014, arXiv:1402.0915): reconstruct snapshots from their first k components.
+
+    k is uniform in 1, ..., number of components for each sample, which orders the components as in a principal
+    component analysis. The loss is the mean square error of the normalized fields, one value per sample (B,).
+    """
+    assert run.raw is not None
+    datasets = {name: Dataset.from_json(entry) for name, entry in run.inputs["datasets"]["datasets"].items()}
+    splits = run.inputs["datasets"]["splits"]
+    groups = field_groups(config.model, datasets, run.inputs["normalization"]["statistics"])
+    codec = Codec(groups)
+
+    def loss(model: nn.Module, batch: FieldBatch, draw: Draw) -> Tensor:
+        keep = draw.integers(groups[batch.group].components)
+        u, u_pred = model(batch.u, batch.group, keep)
+        return (u_pred - u).square().flatten(1).mean(1)
+
+    return Stage(
+        model=codec,
+        settings={"groups": {name: asdict(group) for name, group in groups.items()}},
+        loss=loss,
+        train=FieldSamples(run.raw, datasets, splits, "train"),
+        valid=FieldSamples(run.raw, datasets, splits, "valid"),
+        num_tokens={name: group.num_tokens for name, group in groups.items()},
+    )
+
+
+def field_groups(model: CodecModel, datasets: dict[str, Dataset], statistics: dict) -> dict[str, FieldGroup]:
+    """A field group for the state of every family, and one for its coefficient fields where it has any.
+
+    `statistics` are those of the normalization per family.
+    """
+    groups: dict[str, FieldGroup] = {}
+    first = 0
+    for dataset in datasets.values():
+        family, grid = FAMILIES[dataset.family], dataset.grid
+        patch = choose_patch(grid, model.patch_size[len(grid) - 1], model.max_tokens[len(grid) - 1])
+        for kind, names in (("fields", family.fields), ("coefficients", family.coefficients)):
+            if names and group_name(family.name, kind) not in groups:
+                fields = [statistics[family.name][kind][name] for name in names]
+                groups[group_name(family.name, kind)] = FieldGroup(
+                    grid=grid,
+                    patch=patch,
+                    components=min(patch ** len(grid), model.components),
+                    log=tuple(field["log"] for field in fields),
+                    mean=tuple(field["mean"] for field in fields),
+                    std=tuple(field["std"] for field in fields),
+                    first=first,
+                )
+                first += len(names)
+    return groups
+
+
+UNLIMITED = 2**62
+IDENTITY = CodecModel(patch_size=(1, 1, 1), max_tokens=(UNLIMITED, UNLIMITED, UNLIMITED), components=1)
+
+
+def write_identity_codec(folder: Path, datasets: dict[str, Any], normalization: dict[str, Any]) -> dict[str, Any]:
+    """Write a codec with patches of one point into `folder`: latents are the normalized fields, nothing is trained.
+
+    With it, models on the grid (the baselines) are trained from a latent cache by the same code as all others.
+    """
+    described = {name: Dataset.from_json(entry) for name, entry in datasets["datasets"].items()}
+    groups = field_groups(IDENTITY, described, normalization["statistics"])
+    settings = {"groups": {name: asdict(group) for name, group in groups.items()}}
+    publish_tensors(folder / WEIGHTS, {"settings": settings, "weights": Codec(groups).state_dict()})
+    return {"stage": "points", "weights": digest_of(folder / WEIGHTS)}

@@ -1,0 +1,48 @@
+"""Stage `consistency`: the denoiser distilled into a consistency model, which samples in one or two evaluations."""
+
+from torch import Tensor, nn
+
+from ups.config import ConsistencyConfig
+from ups.data.samples import LatentBatch, LatentSamples
+from ups.diffusion.losses import consistency_loss, next_sigma
+from ups.models.denoiser import Denoiser
+from ups.models.weights import from_settings, load_model, load_settings
+from ups.runs.run import Run
+from ups.training.distributed import Draw
+from ups.training.stage import Stage
+from ups.training.stages.diffusion import Residuals, residual_power
+
+SMALLEST_SIGMA, LARGEST_SIGMA = 1e-3, 80.0
+
+
+def build(config: ConsistencyConfig, run: Run) -> Stage:
+    """Easy consistency tuning (Geng et al. 2024, arXiv:2406.14548): the student starts with the denoiser's weights.
+
+    sigma is log-normal, ln sigma ~ N(P_mean, P_std^2), clamped to EDM's range.
+    """
+    residuals = Residuals(run)
+    teacher = load_model(from_settings(Denoiser), run.data_root, run.inputs["diffusion"])
+    settings = load_settings(run.data_root, run.inputs["diffusion"])
+    student = from_settings(Denoiser)(**settings)
+    student.load_state_dict(teacher.state_dict())
+
+    def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
+        y, context = residuals.standardized(batch, student)
+        sigma = (config.P_mean + config.P_std * draw.normal()).exp().clamp(SMALLEST_SIGMA, LARGEST_SIGMA)
+        noise = draw.normal(*y.shape[1:])
+        sigma_next = next_sigma(sigma, config.q, config.k, config.b, stage=0)
+
+        def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+            return model(x, sigma, context, batch.condition, batch.domain)
+
+        return consistency_loss(denoise, y, noise, sigma, sigma_next) / residual_power(y)
+
+    train = LatentSamples(residuals.cache, "train")
+    return Stage(
+        model=student,
+        settings=settings,
+        loss=loss,
+        train=train,
+        valid=LatentSamples(residuals.cache, "valid"),
+        num_tokens=train.num_tokens,
+    )

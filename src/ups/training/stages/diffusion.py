@@ -1,0 +1,91 @@
+"""Stage `diffusion`: the denoiser of residuals, which are truth minus prediction of the operator or steady model."""
+
+import torch
+from torch import Tensor, nn
+
+from ups.config import DiffusionConfig
+from ups.data.latent_cache import LatentCache
+from ups.data.pdebench import FAMILIES
+from ups.data.samples import LatentBatch, LatentSamples
+from ups.diffusion.losses import denoising_loss
+from ups.models.denoiser import Denoiser, Prediction, predict
+from ups.models.operator import Operator, SteadyModel
+from ups.models.sizes import row_of
+from ups.models.weights import from_settings, load_model
+from ups.runs.run import Run
+from ups.training.distributed import Draw
+from ups.training.inputs import field_rms, model_settings, open_cache
+from ups.training.stage import Stage, batch_sizes, fixed_batches
+
+SMALLEST_RESIDUAL = 1e-3
+MODELS = {"transient": ("operator", from_settings(Operator)), "steady": ("steady", from_settings(SteadyModel))}
+
+
+class Residuals:
+    """Residuals of the trained models among the inputs of a run: operator, steady model, or both.
+
+    `cache` is the latent cache with the families of these models only.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.models = {
+            kind: load_model(make, run.data_root, run.inputs[stage])
+            for kind, (stage, make) in MODELS.items()
+            if stage in run.inputs
+        }
+        self.cache: LatentCache = open_cache(run, *self.models)
+
+    @torch.no_grad()
+    def standardized(self, batch: LatentBatch, denoiser: Denoiser) -> tuple[Tensor, Prediction]:
+        """Residual y = (z_next - z_pred) / residual unit of the denoiser, (B, N, D), and the prediction."""
+        prediction = self._predict(batch)
+        return (batch.z_next - prediction.z_pred) / denoiser.residual_unit(prediction, batch.domain), prediction
+
+    @torch.no_grad()
+    def set_residual_rms(self, denoiser: Denoiser, valid: LatentSamples, sizes: dict[str, int]) -> None:
+        """Set `denoiser.residual_rms`: RMS of the residual over `change_rms` per family and field, median over samples.
+
+        Measured on validation samples, because residuals of training samples are too small where the model overfits;
+        the median, because a mean would be dominated by the few samples on which the model fails.
+        """
+        for family, samples in fixed_batches(valid.num_samples, sizes):
+            batch = valid.load(family, samples)
+            prediction = self._predict(batch)
+            error = (batch.z_next - prediction.z_pred) / prediction.change_rms
+            rms = field_rms(error, batch.domain.family).median(0).values.clamp(min=SMALLEST_RESIDUAL)
+            row, channels = row_of(denoiser.rows, batch.domain.family), batch.z.shape[-1]
+            denoiser.residual_rms[row, :channels] = rms.repeat_interleave(channels // len(rms))
+
+    def _predict(self, batch: LatentBatch) -> Prediction:
+        is_steady = FAMILIES[batch.domain.family].steady
+        model = self.models["steady" if is_steady else "transient"].to(batch.z.device)
+        return predict(model, batch.z, batch.coefficients, batch.condition, batch.domain)
+
+
+def build(config: DiffusionConfig, run: Run) -> Stage:
+    """The denoiser, trained on residuals of unit variance at noise levels ln sigma ~ N(P_mean, P_std^2)."""
+    residuals = Residuals(run)
+    settings = model_settings(residuals.cache, config.model)
+    train, valid = (LatentSamples(residuals.cache, split) for split in ("train", "valid"))
+    denoiser = from_settings(Denoiser)(**settings)
+    residuals.set_residual_rms(denoiser, valid, batch_sizes(valid.num_tokens, config))
+
+    def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
+        y, context = residuals.standardized(batch, denoiser)
+        sigma = (config.P_mean + config.P_std * draw.normal()).exp()
+        noise = draw.normal(*y.shape[1:])
+
+        def denoise(x: Tensor, sigma: Tensor) -> Tensor:
+            return model(x, sigma, context, batch.condition, batch.domain)
+
+        return denoising_loss(denoise, y, noise, sigma) / residual_power(y)
+
+    return Stage(model=denoiser, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)
+
+
+def residual_power(y: Tensor) -> Tensor:
+    """Mean square of each residual y (B, N, D), at least 1, (B,).
+
+    Losses are divided by it, so that the few samples on which the model fails do not dominate them.
+    """
+    return y.square().flatten(1).mean(1).clamp(min=1.0)

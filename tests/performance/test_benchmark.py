@@ -1,0 +1,148 @@
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ups.data.latent_cache import LatentCache
+from ups.data.samples import LatentSamples
+from ups.evaluation.figures import png
+from ups.metrics.spectra import error_spectra
+from ups.models.codec import codec_from
+from ups.models.weights import load_model
+from ups.performance.benchmark import loop_records, looped_spectrum, record, throughput
+from ups.performance.report import benchmark_figure, benchmark_text
+from ups.performance.timed_training import RawSteps
+
+pytestmark = pytest.mark.slow
+
+NAMES = {
+    "samples_per_second",
+    "step_seconds",
+    "data_wait_fraction",
+    "checkpoint_overhead",
+    "scaling_2_over_1",
+    "scaling_4_over_1",
+    "weak_scaling_2_over_1",
+    "weak_scaling_4_over_1",
+    "first_step_over_import_torch",
+    "resume_seconds",
+    "cache_over_on_the_fly",
+    "cached_training_over_on_the_fly_training",
+    "speed_switches_over_plain",
+    "bfloat16_over_float32",
+    "compile_over_eager",
+    "fused_over_foreach",
+    "muon_over_adamw",
+    "activation_checkpointing_over_plain",
+    "activation_checkpointing_memory_over_plain",
+    "prefetch_over_none",
+    "fRMSE_of_snapshot_over_loop",
+    "fRMSE_of_trajectory_over_loop",
+}
+MACHINE = {"cpu", "cores", "memory_gib", "gpu", "torch", "python", "threads", "date", "seed", "git"}
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _benchmark(data_root: Path) -> dict[str, Any]:
+    text = (data_root / "08_reporting/benchmark.json").read_text()
+    return json.loads(text, parse_constant=_refuse)
+
+
+def test_every_record_is_there(measured: Path):
+    """The benchmark names each record once, with its five keys and nothing that is no number."""
+    records = _benchmark(measured)["records"]
+    assert sorted(entry["name"] for entry in records) == sorted(NAMES)
+    for entry in records:
+        assert list(entry) == ["name", "value", "unit", "baseline", "ratio"]
+        assert math.isfinite(entry["value"])
+        if entry["baseline"] is not None:
+            assert entry["ratio"] == pytest.approx(entry["value"] / entry["baseline"])
+
+
+def test_the_machine_is_described(measured: Path):
+    """Numbers come with a description of the machine on which they were measured."""
+    machine = _benchmark(measured)["machine"]
+    assert set(machine) >= MACHINE
+    assert machine["cores"] > 0 and machine["memory_gib"] > 0
+
+
+def test_the_benchmark_is_reported(measured: Path):
+    """A table with every record and a figure lie beside the numbers."""
+    folder = measured / "08_reporting/benchmark"
+    text = re.sub(" +", " ", (folder / "benchmark.md").read_text())
+    assert all(f"| {name} |" in text for name in NAMES)
+    assert (folder / "benchmark.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_batches_on_the_fly_are_those_of_the_cache(latents: tuple[Path, dict[str, Any]]):
+    """Both ways of delivering a batch give the same latents, coefficients and conditions."""
+    root, receipts = latents
+    cache = LatentCache.open(root / receipts["latent_cache"]["path"], receipts["latent_cache"]["key"])
+    cached = LatentSamples(cache, "train")
+    codec = load_model(codec_from, root, receipts["codec"])
+    encoded = RawSteps(cached, codec, root / "01_raw", receipts["datasets"]["datasets"])
+    for family, count in cached.num_samples.items():
+        samples = np.array([0, count - 1, count // 2])
+        one, other = cached.load(family, samples), encoded.load(family, samples)
+        assert one.domain == other.domain
+        for name in ("z", "z_next", "coefficients", "condition"):
+            torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-4, atol=1e-5)
+
+
+def test_the_loop_over_modes_gives_the_same_spectrum():
+    """The loop over modes, with which `error_spectra` is timed, computes the same shells."""
+    error = torch.randn(2, 3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(looped_spectrum(error), error_spectra(error)[1])
+
+
+def _side(seconds: list[float], **facts: Any) -> dict[str, Any]:
+    rounds = [{"seconds": s, "waited": 0.01 * s, "samples": 20.0, "steps": 10} for s in seconds]
+    return {"rounds": rounds, "peak_bytes": None, "eager_because": None} | facts
+
+
+def test_ratios_are_of_medians():
+    """One disturbed round has no effect: 20 samples in 2 s against 20 in 4 s are twice as fast."""
+    found = throughput("bfloat16_over_float32", {"value": _side([2.0, 2.0, 90.0]), "baseline": _side([4.0, 4.0, 0.1])})
+    assert found == {
+        "name": "bfloat16_over_float32",
+        "value": 10.0,
+        "unit": "samples/s",
+        "baseline": 5.0,
+        "ratio": 2.0,
+    }
+
+
+def test_a_model_that_was_not_compiled_is_reported_as_such():
+    """Where the compiler fails, the unit of the record says that the model is eager."""
+    value = _side([1.0], eager_because="no compiler")
+    found = throughput("compile_over_eager", {"value": value, "baseline": _side([1.0])})
+    assert found["unit"] == "samples/s, not compiled: no compiler"
+
+
+def test_checkpoint_overhead_is_of_an_interval():
+    """A checkpoint that costs 0.5 s among 100 steps of 0.1 s costs 5 %, however few steps were measured."""
+    sides = {"value": _side([1.5, 2.5, 1.5]), "baseline": _side([1.0, 2.0, 1.0])}
+    found = {entry["name"]: entry["value"] for entry in loop_records("checkpoint_overhead", sides, 100)}
+    assert found["checkpoint_overhead"] == pytest.approx(0.05)
+    assert found["step_seconds"] == pytest.approx(0.1)
+    assert found["samples_per_second"] == pytest.approx(20.0)
+    assert found["data_wait_fraction"] == pytest.approx(0.01)
+
+
+def test_report_shows_numbers_without_baseline():
+    """A record without a baseline has empty cells, and the figure is drawn with and without such records."""
+    machine = {"cpu": "one", "cores": 1, "gpu": None, "torch": "2"}
+    records = [record("faster", 3.0, "samples/s", 1.5), record("alone", 2500.0, "s")]
+    found = {"machine": machine, "records": records}
+    text = re.sub(" +", " ", benchmark_text(found))
+    assert "| faster | 3 | 1.5 | 2 | samples/s |" in text
+    assert "| alone | 2,500 | | | s |" in text
+    assert png(benchmark_figure(found)).startswith(b"\x89PNG")

@@ -1,0 +1,50 @@
+"""Micro-batches that were found to fit."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.jobs import launched
+from ups.runs import machine
+
+
+def test_what_is_remembered_is_applied(tmp_path: Path):
+    """A run takes the micro-batch that was found for its stage, device and processes."""
+    machine.save_micro_batch(launched(), "operator", "cpu", tmp_path, 512)
+    assert machine.with_tuned_micro_batch(launched(), "operator", "cpu", tmp_path).micro_batch_tokens == 512
+
+
+@pytest.mark.parametrize(
+    ("launch", "stage", "device"),
+    [({"num_processes": 3}, "operator", "cpu"), ({}, "steady", "cpu"), ({}, "operator", "cuda")]
+    + [({"sharding": "fsdp"}, "operator", "cpu")],
+)
+def test_what_was_found_elsewhere_is_not(tmp_path: Path, launch: dict, stage: str, device: str):
+    """Another stage, device, sharding or number of processes says nothing."""
+    machine.save_micro_batch(launched(), "operator", "cpu", tmp_path, 512)
+    assert machine.with_tuned_micro_batch(launched(**launch), stage, device, tmp_path).micro_batch_tokens is None
+
+
+def test_a_parameter_comes_first(tmp_path: Path):
+    """Who names a micro-batch gets it."""
+    machine.save_micro_batch(launched(), "operator", "cpu", tmp_path, 512)
+    assert (
+        machine.with_tuned_micro_batch(launched(micro_batch_tokens=64), "operator", "cpu", tmp_path).micro_batch_tokens
+        == 64
+    )
+
+
+def test_places_do_not_disturb_each_other(tmp_path: Path):
+    """What is remembered for one stage leaves the others, and the last word counts."""
+    for stage, tokens in (("operator", 512), ("steady", 64), ("operator", 256)):
+        machine.save_micro_batch(launched(), stage, "cpu", tmp_path, tokens)
+    found = {
+        stage: machine.with_tuned_micro_batch(launched(), stage, "cpu", tmp_path) for stage in ("operator", "steady")
+    }
+    assert {stage: launch.micro_batch_tokens for stage, launch in found.items()} == {"operator": 256, "steady": 64}
+
+
+def test_everything_fits(tmp_path: Path):
+    """None is remembered as well: all at once."""
+    machine.save_micro_batch(launched(), "operator", "cpu", tmp_path, None)
+    assert machine.with_tuned_micro_batch(launched(), "operator", "cpu", tmp_path).micro_batch_tokens is None

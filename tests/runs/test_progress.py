@@ -1,0 +1,31 @@
+"""What a person sees while files arrive."""
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from ups.runs import progress
+from ups.runs.progress import TransferBars
+
+
+def test_bars_in_a_terminal(monkeypatch: pytest.MonkeyPatch):
+    """A bar per file with what has arrived, rate and time left."""
+    screen = Console(file=io.StringIO(), force_terminal=True, width=200)
+    monkeypatch.setattr(progress, "get_console", lambda: screen)
+    monkeypatch.setattr("rich.progress.get_console", lambda: screen)
+    with TransferBars({"a.hdf5": 10_000_000, "b.hdf5": None}) as bars:
+        bars.advance("a.hdf5", 5_000_000)
+        bars.advance("b.hdf5", 1_000)
+    shown = screen.file.getvalue()
+    assert "a.hdf5" in shown and "b.hdf5" in shown and "5.0/10.0 MB" in shown
+
+
+def test_lines_in_a_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """Without a terminal a line now and then says how much of all files has arrived."""
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
+    with caplog.at_level(logging.INFO, progress.__name__), TransferBars({"a.hdf5": 100, "b.hdf5": 300}) as bars:
+        bars.advance("a.hdf5", 100)
+        bars.advance("b.hdf5", 100)
+    assert "download: 200 of 400 bytes" in caplog.text

@@ -1,0 +1,66 @@
+"""The command that starts a job, and which job may be started again."""
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training.jobs import launched
+from ups.runs import torchrun
+from ups.runs.torchrun import command, environment, rank_of
+
+FOLDER = Path("/data/06_models/operator/0123456789ab")
+
+
+def test_one_node_needs_no_rendezvous():
+    """On one node torchrun meets its workers over a file and loopback and never starts workers again on its own."""
+    words = command("ups.training.worker", FOLDER, launched(num_processes=3), FOLDER / "store.1")
+    assert words[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert words[-3:] == ["-m", "ups.training.worker", str(FOLDER)]
+    expected = {"--nnodes=1", "--local-addr=127.0.0.1", f"--rdzv-endpoint={FOLDER / 'store.1'}"}
+    assert expected | {"--nproc-per-node=3", "--max-restarts=0"} <= set(words)
+    assert "--rdzv-conf=store_type=file,keep_alive_interval=60" in words
+
+
+def test_several_nodes_are_started_alike():
+    """On several nodes the command is the same on each of them; where they meet is in the run folder."""
+    words = command("ups.training.worker", FOLDER, launched(num_nodes=2, rendezvous="head:29500"))
+    assert words == [sys.executable, "-m", "ups.runs.node", "ups.training.worker", str(FOLDER)]
+
+
+def test_a_store_is_new_and_private(tmp_path: Path):
+    """Every job meets in an empty file of its own that only its user can read, and that goes with the job."""
+    with torchrun._new_store(tmp_path) as first, torchrun._new_store(tmp_path) as second:
+        assert first != second
+        assert (first.stat().st_size, stat.S_IMODE(first.stat().st_mode)) == (0, 0o600)
+    assert list(tmp_path.iterdir()) == []
+
+
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+
+
+def test_compiled_code_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Compiled code lies below the data root, one place for all stages, closed to other users."""
+    for name in CACHES:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / ".compiled").mkdir(mode=0o777)
+    variables = environment(launched(), tmp_path, "lo")
+    for name, folder in CACHES.items():
+        assert variables[name] == str(tmp_path / ".compiled" / folder)
+    for folder in ("", *CACHES.values()):
+        assert stat.S_IMODE((tmp_path / ".compiled" / folder).stat().st_mode) == 0o700
+
+
+def test_a_chosen_cache_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A cache that the user has named in the environment is used."""
+    for name in CACHES:
+        monkeypatch.setenv(name, "/elsewhere")
+    assert not environment(launched(), tmp_path, "lo").keys() & CACHES.keys()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "rank"), [("alive.rank0", 0), ("fault.rank12.json", 12)])
+def test_rank_in_a_file_name(name: str, rank: int):
+    """The rank is read from the name of its file, even below a folder with `rank` in its name."""
+    assert rank_of(Path("/rank7.d") / name) == rank

@@ -1,0 +1,53 @@
+"""What the denoiser learns: what the operator misses in a step, and the steady model in a solution."""
+
+import pytest
+import torch
+
+from tests.training.jobs import section
+from tests.untrained import make_root_of
+from ups.data.pdebench import FAMILIES
+from ups.models.operator import Operator, SteadyModel
+from ups.models.weights import from_settings, load_model
+from ups.runs.run import Run
+from ups.training.inputs import field_rms
+from ups.training.stages import diffusion, operator, steady
+from ups.training.stages.diffusion import Residuals
+
+MODELS = {"compressible_ns_1d": ("operator", Operator), "darcy_2d": ("steady", SteadyModel)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The diffusion stage of models with random weights, one of each kind."""
+    root = make_root_of(tmp_path_factory.mktemp("untrained"), MODELS, count=8)
+    return Run.read(root / "06_models/diffusion/0")
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_residuals_complete_what_a_familys_own_model_says(run: Run, family: str):
+    """Residual times unit and scale is truth minus prediction; its median RMS on validation samples is one."""
+    stage = diffusion.build(section("diffusion"), run)
+    samples = torch.arange(stage.valid.num_samples[family]).numpy()
+    batch = stage.valid.load(family, samples)
+    name, kind = MODELS[family]
+    model = load_model(from_settings(kind), run.data_root, run.inputs[name])
+    with torch.no_grad():
+        z_pred = model(batch.z, batch.coefficients, batch.condition, batch.domain)
+    y, context = Residuals(run).standardized(batch, stage.model)
+    completed = z_pred + y * stage.model.residual_unit(context, batch.domain)
+    torch.testing.assert_close(completed, batch.z_next, rtol=1e-4, atol=1e-4)
+    medians = field_rms(y, batch.domain.family).median(0).values
+    assert medians.tolist() == pytest.approx([1.0] * len(FAMILIES[family].fields), rel=1e-3)
+
+
+def test_transient_and_steady_families_are_kept_apart(run: Run):
+    """The operator learns steps of transient families alone, the steady model solutions of steady ones."""
+    assert operator.build(section("operator"), run).train.families == ["compressible_ns_1d"]
+    assert steady.build(section("steady"), run).train.families == ["darcy_2d"]
+
+
+def test_only_families_with_a_model_have_residuals(run: Run):
+    """Without a steady model among its inputs a denoiser learns nothing of steady families."""
+    alone = Run(**{**vars(run), "inputs": {key: run.inputs[key] for key in ("latent_cache", "operator")}})
+    assert diffusion.build(section("diffusion"), alone).train.families == ["compressible_ns_1d"]
+    assert diffusion.build(section("diffusion"), run).train.families == ["compressible_ns_1d", "darcy_2d"]
