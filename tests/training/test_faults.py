@@ -273,7 +273,7 @@ def test_disk_that_does_not_answer(root: Path, undisturbed: Undisturbed, inject:
     """R32: data that do not come end the job with a line that asks for the disk, and the stalled process is gone."""
     inject("stall-data:rank1:step10")
     fault = fault_of(root, LostWorker, launch={"timeout_seconds": 12, "restarts": 0})
-    assert f"does the disk of {root} answer?" in str(fault) and fault.rank == 1
+    assert f"check the disk of {root}" in str(fault) and fault.rank == 1
     assert_same_training(train(root), undisturbed(2))
 
 

@@ -8,7 +8,9 @@ from ups.config.data import FamilyName
 from ups.config.sections import NonNegative, PerDimension, PerDimensionFloat, Section, Seed, Steps, section_of
 from ups.models import sizes
 
-Backbone = section_of(sizes.Backbone)
+
+class Backbone(section_of(sizes.Backbone)):  # a class of this module: `ParallelRunner` pickles sections by their name
+    __doc__ = sizes.Backbone.__doc__
 
 
 class CodecModel(Section):
