@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import shutil
 from functools import cache
 from pathlib import Path
@@ -66,6 +67,11 @@ def refusal(parameters: dict[str, Any]) -> str:
         check_parameters(parameters)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_sections_reach_other_processes():
+    """Every section can be pickled, as `kedro run --runner ParallelRunner` does to hand it to a node."""
+    assert pickle.loads(pickle.dumps(typed())) == typed()
 
 
 @pytest.mark.parametrize("environment", ["base", "smoke", "sample", "pdebench", "accuracy", "conditions"])

@@ -9,8 +9,8 @@ from ups.config.sections import NonNegative, PerDimension, PerDimensionFloat, Se
 from ups.models import sizes
 
 
-class Backbone(section_of(sizes.Backbone)):  # a class of this module: `ParallelRunner` pickles sections by their name
-    __doc__ = sizes.Backbone.__doc__
+class Backbone(section_of(sizes.Backbone)):
+    """The options of `ups.models.sizes.Backbone`; a class of this module, because `ParallelRunner` pickles sections."""
 
 
 class CodecModel(Section):
