@@ -7,12 +7,11 @@ numbers): one block serves 1D, 2D and 3D grids, periodic or not, with any number
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from ups.models.blocks import Blocks, UShape
+from ups.models.blocks import Blocks, UShape, constant
 from ups.models.sizes import Backbone, Domain, Sizes, row_of
 from ups.models.variants import AttentionMixing, FieldExchange, join_fields, split_fields
 
@@ -111,7 +110,7 @@ def _num_inputs(sizes: Sizes, row: int, num_states: int, backbone: Backbone) -> 
     return max(1, num_states * latents + sizes.coefficient_channels[row])
 
 
-@lru_cache(maxsize=64)
+@constant
 def fourier_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Analysis (4M, n) and synthesis (n, 2M) matrices of cosines and sines at cell centres x = (i + 1/2) / n.
 
@@ -128,16 +127,6 @@ def fourier_basis(num_points: int, modes: int, periodic: bool, device: torch.dev
     norm[0] = 1.0 / num_points
     analysis = (norm * torch.stack([cos, -sin, sin, cos], 1)).flatten(0, 1)
     return analysis.float(), torch.stack([cos, sin], 1).flatten(0, 1).T.float().contiguous()
-
-
-def constant_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`fourier_basis` for compiled blocks: the compiler cannot trace through `lru_cache`."""
-    return fourier_basis(num_points, modes, periodic, device)
-
-
-# The compiler evaluates the function and inserts its result as a constant. The same as
-# torch.compiler.assume_constant_result, which would import the whole compiler.
-constant_basis._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class FourierMixing(nn.Module):
@@ -158,7 +147,7 @@ class FourierMixing(nn.Module):
         return sum(self._along(x, self.weights[axis], axis, periodic) for axis, periodic in enumerate(domain.periodic))
 
     def _along(self, x: Tensor, weight: Tensor, axis: int, periodic: bool) -> Tensor:
-        analysis, synthesis = constant_basis(x.shape[axis + 1], self.modes, periodic, x.device)
+        analysis, synthesis = fourier_basis(x.shape[axis + 1], self.modes, periodic, x.device)
         num_modes, channels = synthesis.shape[1] // 2, x.shape[-1]
         lines = x.flatten(0, axis).flatten(2)  # (L, n, R C): L lines before the axis, R after it
         num_lines = lines.shape[0]
