@@ -9,7 +9,6 @@ of two latents is that of the normalized fields.
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -157,17 +156,14 @@ def _cosine_basis(patch: int, num_dims: int) -> Tensor:
 
 def normalize(u: Tensor, group: FieldGroup) -> Tensor:
     """Physical to normalized fields: (g(u) - mean) / std with g = log for positive fields."""
-    return _per_field(u, group, lambda u, log, mean, std: ((u.log() if log else u) - mean) / std)
+    fields = zip(u.unbind(1), group.log, group.mean, group.std, strict=True)
+    return torch.stack([((u.log() if log else u) - mean) / std for u, log, mean, std in fields], 1)
 
 
 def denormalize(u: Tensor, group: FieldGroup) -> Tensor:
     """Normalized to physical fields, the inverse of `normalize`."""
-    return _per_field(u, group, lambda u, log, mean, std: (u * std + mean).exp() if log else u * std + mean)
-
-
-def _per_field(u: Tensor, group: FieldGroup, apply: Callable[[Tensor, bool, float, float], Tensor]) -> Tensor:
     fields = zip(u.unbind(1), group.log, group.mean, group.std, strict=True)
-    return torch.stack([apply(*field) for field in fields], 1)
+    return torch.stack([(u * std + mean).exp() if log else u * std + mean for u, log, mean, std in fields], 1)
 
 
 def to_patches(u: Tensor, group: FieldGroup) -> Tensor:
