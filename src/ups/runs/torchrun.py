@@ -106,7 +106,6 @@ def run_job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, in
     with _started(module, run, log) as child:
         while child.poll() is None:
             if stop_requested.is_set():
-                _terminate(child)
                 raise Preempted(f"{folder.parent.name} was interrupted; the same command resumes at the saved step")
             heartbeats.check()
             on_poll()
