@@ -248,15 +248,10 @@ def _over_grid(modulation: Tensor, num_axes: int) -> Tensor:
 
 
 def _mixing(backbone: Backbone, num_axes: int, shifted: bool) -> FourierMixing | AttentionMixing:
+    channels, head_channels = backbone.channels(num_axes), backbone.head_channels
     if backbone.mixing == "fourier":
-        return FourierMixing(backbone.channels(num_axes), backbone.modes[num_axes - 1], num_axes)
-    return AttentionMixing(
-        backbone.channels(num_axes),
-        backbone.head_channels,
-        window=backbone.window,
-        shifted=shifted,
-        qk_norm=backbone.qk_norm,
-    )
+        return FourierMixing(channels, backbone.modes[num_axes - 1], num_axes)
+    return AttentionMixing(channels, head_channels, window=backbone.window, shifted=shifted, qk_norm=backbone.qk_norm)
 
 
 def make_stack(backbone: Backbone, num_axes: int) -> Blocks | UShape:

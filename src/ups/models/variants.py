@@ -116,9 +116,8 @@ def from_windows(x: Tensor, grid: tuple[int, ...], windows: tuple[int, ...]) -> 
     d = len(grid)
     counts = tuple(n // w for n, w in zip(grid, windows, strict=True))
     x = x.unflatten(1, windows).unflatten(0, (-1, *counts))
-    return x.permute(0, *[axis for a in range(1, d + 1) for axis in (a, a + d)], 2 * d + 1).reshape(
-        -1, *grid, x.shape[-1]
-    )
+    axes = [axis for a in range(1, d + 1) for axis in (a, a + d)]
+    return x.permute(0, *axes, 2 * d + 1).reshape(-1, *grid, x.shape[-1])
 
 
 def split_fields(x: Tensor, num_states: int, num_fields: int, components: int) -> Tensor:

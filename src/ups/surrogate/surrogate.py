@@ -126,8 +126,8 @@ class Surrogate:
         sigmas = samplers.karras_grid(correction.num_steps, correction.sigma_min, correction.sigma)
         step_noise = samplers.correlated_noise(1, correction.noise_correlation, normal)
 
-        def sample(denoise: Denoise, noise: Tensor) -> Tensor:
-            return correction.residual_scale * samplers.multistep_sampler(denoise, correction.sigma * noise[0], sigmas)
+        def sample(denoise: Denoise, noises: Tensor) -> Tensor:
+            return correction.residual_scale * samplers.multistep_sampler(denoise, correction.sigma * noises[0], sigmas)
 
         return self._corrected(self.denoiser, setting, step_noise, sample)
 
