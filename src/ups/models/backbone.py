@@ -19,8 +19,7 @@ from ups.models.variants import AttentionMixing, FieldExchange, join_fields, spl
 class FamilyLinear(nn.Module):
     """One linear map per family, all of the size of the largest family; surplus rows and columns are unused.
 
-    The initial weights of a family have the standard deviation `stds[row]`, because families differ in their number of
-    inputs.
+    Initial weights have the standard deviation `stds[row]`, because families differ in their number of inputs.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stds: Sequence[float]) -> None:
@@ -54,8 +53,7 @@ class TokenMixer(nn.Module):
 
     A token holds `num_states` latents and the coefficients. Blocks are modulated by the condition (B, K) and a summary
     of the state (B, S): two numbers per latent channel, or without states one per coefficient channel. With
-    `separate_trunks` there is one trunk per family, selected by the family's name; otherwise all families share one.
-    With `separate_fields` every token of the trunk holds one field, whose number is part of the condition.
+    `separate_fields` every token of the trunk holds one field, whose number is part of the condition.
     """
 
     def __init__(self, backbone: Backbone, sizes: Sizes, num_states: int, num_conditions: int) -> None:
@@ -114,10 +112,10 @@ def _num_inputs(sizes: Sizes, row: int, num_states: int, backbone: Backbone) -> 
 def fourier_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Analysis (4M, n) and synthesis (n, 2M) matrices of cosines and sines at cell centres x = (i + 1/2) / n.
 
-    Frequencies are k = 0..M-1 periods per axis if it is periodic, k half-periods if not, so that a function
-    with different values at the two ends is represented too. M = min(modes, n // 2), at least 1. With the mode
-    u_hat = c + i s, the rows of the analysis are c, -s, s, c per mode: both factors that `FourierMixing` multiplies by
-    the real and imaginary part of its matrix. The columns of the synthesis are cosine, sine per mode.
+    Frequencies are k = 0..M-1 periods per axis if it is periodic, k half-periods if not, so that different values at
+    the two ends are represented too. M = min(modes, n // 2), at least 1. Rows of the analysis per mode u_hat = c + i s:
+    c, -s, s, c, which `FourierMixing` multiplies by real and imaginary part of its matrix; columns of the synthesis:
+    cosine, sine.
     """
     num_modes = max(1, min(modes, num_points // 2))
     x = (torch.arange(num_points, device=device, dtype=torch.float64) + 0.5) / num_points
@@ -160,10 +158,7 @@ class FourierMixing(nn.Module):
 
 
 class LocalMixing(nn.Module):
-    """A depthwise 3-point convolution along each axis, summed over axes.
-
-    Periodic axes are padded by wrapping around, other axes by repeating the edge value.
-    """
+    """A depthwise 3-point convolution along each axis, summed over axes; padding wraps or repeats the edge value."""
 
     def __init__(self, channels: int, num_axes: int) -> None:
         super().__init__()
@@ -257,8 +252,8 @@ def _mixing(backbone: Backbone, num_axes: int, shifted: bool) -> FourierMixing |
 def make_stack(backbone: Backbone, num_axes: int) -> Blocks | UShape:
     """All blocks of a trunk: in a row for one level, else in a U-shape.
 
-    In a U-shape every level but the coarsest has equally many blocks before and after the coarser levels; the coarsest
-    has the rest. Every other block shifts its attention windows.
+    Every level but the coarsest has equally many blocks before and after the coarser levels, the coarsest has the rest.
+    Every other block shifts its attention windows.
     """
     # All blocks are created first, in order, so that the same seed gives the same blocks for any number of levels.
     blocks = [Block(backbone, num_axes, shifted=position % 2 == 1) for position in range(backbone.num_layers)]

@@ -138,8 +138,7 @@ class ResidualBlock(nn.Module):
 class UNet(nn.Module):
     """Residual blocks on up to `NUM_LEVELS` grids, with skip connections between the two blocks of a level.
 
-    Each coarser grid has half the points per axis and twice the channels. A grid with an odd number of points, or fewer
-    than eight, along an axis is the coarsest.
+    Coarser grids have half the points per axis and twice the channels, down to an odd number or fewer than 8 points.
     """
 
     def __init__(
@@ -188,10 +187,7 @@ def _num_levels(grid: Sequence[int]) -> int:
 
 
 class _Complex(nn.Module):
-    """Parametrization of a complex parameter by its real and imaginary parts.
-
-    Fused optimizers and the exponential moving average take real tensors only.
-    """
+    """A complex parameter as two real ones: fused optimizers and the moving average take real tensors only."""
 
     def forward(self, real: Tensor, imaginary: Tensor) -> Tensor:
         return torch.complex(real, imaginary)

@@ -75,7 +75,6 @@ def write_status(folder: Path, state: str, fault: Fault | None, restarts: list[s
         tracking: ok, degraded or off, see `ups.runs.tracking.StageRun`.
     """
     started: dict[str, Any] = read_json(folder / STARTED) if (folder / STARTED).is_file() else {}
-    checkpoints = sorted(path.name for path in (folder / CHECKPOINTS).glob("step_*.pt"))
     content = {
         "stage": folder.parent.name,
         "state": state,
@@ -87,7 +86,7 @@ def write_status(folder: Path, state: str, fault: Fault | None, restarts: list[s
         "resumed_at_step": started.get("step", 0),
         "refused_checkpoints": started.get("refused", []),
         "eager_because": started.get("eager_because"),
-        "checkpoints": checkpoints,
+        "checkpoints": sorted(path.name for path in (folder / CHECKPOINTS).glob("step_*.pt")),
         "restarts": restarts,
         "tracking": tracking,
     }
