@@ -50,7 +50,7 @@ def code_digest(module: str) -> str:
     An import inside a function counts. Comments, docstrings and line breaks do not, nor do the modules in NOT_CODE.
     A package's `__init__` counts where a name is imported from it, not where it merely contains a module.
     """
-    names = _import_graph(_package(module)).find_upstream_modules(module) | {module}
+    names = _import_graph(module.partition(".")[0]).find_upstream_modules(module) | {module}
     digest = hashlib.sha256()
     for name in sorted(name for name in names if not NOT_CODE.match(name)):
         digest.update(f"{name}\n{_code(name)}\n".encode())
@@ -65,14 +65,12 @@ def _import_graph(package: str) -> "ImportGraph":
     return grimp.build_graph(package, cache_dir=None)
 
 
-def _package(module: str) -> str:
-    return module.partition(".")[0]
-
-
 @cache
 def _code(module: str) -> str:
     """The syntax tree of a module without docstrings, as text."""
-    package = find_spec(_package(module))  # the one lookup that imports nothing; for submodules it runs their package
+    package = find_spec(
+        module.partition(".")[0]
+    )  # the one lookup that imports nothing; for submodules it runs their package
     assert package is not None and package.origin is not None, module
     path = Path(package.origin).parent.joinpath(*module.split(".")[1:])
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -123,15 +123,9 @@ def _started(module: str, run: Run, log: Path) -> Iterator[subprocess.Popen]:
         output = cleanup.enter_context(log.open("a", encoding="utf-8"))
         output.write(f"$ {shlex.join(arguments)}\n")
         output.flush()
-        child = subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | variables,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        session = {"env": os.environ | variables, "start_new_session": True, "preexec_fn": die_with_parent}
+        child = subprocess.Popen(arguments, **streams, **session)
         _jobs.add(child.pid)
         try:
             yield child
