@@ -11,8 +11,7 @@ import pytest
 import yaml
 from kedro.config import OmegaConfigLoader
 
-from ups.config import Parameters
-from ups.config.studies import Variant
+from ups.config import Parameters, Variant
 from ups.errors import ConfigFault
 from ups.hooks import check_data_root, check_parameters, places
 from ups.settings import CONFIG_LOADER_ARGS

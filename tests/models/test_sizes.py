@@ -31,7 +31,7 @@ def test_model_is_rebuilt_from_its_file(model: type[nn.Module], tmp_path: Path):
         small(),
     )
     made = model(sizes, backbone)
-    settings = json.loads(json.dumps({"sizes": asdict(sizes), "backbone": backbone.model_dump()}))
+    settings = json.loads(json.dumps({"sizes": asdict(sizes), "backbone": asdict(backbone)}))
     (tmp_path / WEIGHTS).write_bytes(tensor_bytes({"settings": settings, "weights": made.state_dict()}))
     receipt = {"path": ".", "stage": "any", "weights": digest_of(tmp_path / WEIGHTS)}
     rebuilt = load_model(from_settings(model), tmp_path, receipt).state_dict()

@@ -10,7 +10,7 @@ from ups.config.evaluation import CorrectorConfig, EvaluationConfig, JudgeConfig
 from ups.config.launch import LaunchConfig
 from ups.config.performance import BenchmarkConfig, ProfileConfig
 from ups.config.sections import Section, Seed
-from ups.config.studies import AblationConfig
+from ups.config.studies import AblationConfig, Variant
 from ups.config.training import (
     CodecConfig,
     ConsistencyConfig,
@@ -60,10 +60,13 @@ class Parameters(Section):
                 f"seed = {self.seed} reaches no section: set it by --params seed={self.seed}, or in globals.yml of conf"
             )
         for variant in self.ablation.variants:
-            try:
-                self.ablation.section(variant, self.ablation.seeds[0], self.operator)
-            except ValidationError as error:
-                problem = error.errors()[0]
-                place = ".".join(str(part) for part in problem["loc"])
-                raise ValueError(f"ablation, variant {variant.name}: {place}: {problem['msg']}") from None
+            self._check_variant(variant)
         return self
+
+    def _check_variant(self, variant: Variant) -> None:
+        try:
+            self.ablation.section(variant, self.ablation.seeds[0], self.operator)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(str(part) for part in problem["loc"])
+            raise ValueError(f"ablation, variant {variant.name}: {place}: {problem['msg']}") from None

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from ups.config.data import FamilyName
-from ups.config.sections import Fraction, NonNegative, Section
+from ups.config.sections import Fraction, NonNegative, PerDimension, Section
 from ups.config.training import Noise, Recipe, TrainingSection, Unroll
-from ups.models.sizes import PerDimension
 
 Kind = Literal["fno", "unet", "linear"]
 

@@ -5,8 +5,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from ups.config.data import FamilyName
-from ups.config.sections import NonNegative, PerDimensionFloat, Section, Seed, Steps
-from ups.models.sizes import Backbone, PerDimension
+from ups.config.sections import NonNegative, PerDimension, PerDimensionFloat, Section, Seed, Steps, section_of
+from ups.models import sizes
+
+
+class Backbone(section_of(sizes.Backbone)):  # a class of this module: `ParallelRunner` pickles sections by their name
+    __doc__ = sizes.Backbone.__doc__
 
 
 class CodecModel(Section):

@@ -1,15 +1,11 @@
 """Sizes and options of the networks, as plain values; imported by the configuration, so this module needs no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal, Self
-
-from pydantic import BaseModel, Field, PositiveInt, model_validator
+from typing import Any, Literal
 
 from ups.errors import DataFault
-
-PerDimension = Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field(strict=False)]  # YAML knows lists only
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,13 @@ def row_of(rows: dict[str, int], family: str) -> int:
     return rows[family]
 
 
-class Backbone(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False, strict=True):
+def limits(**bounds: float) -> Any:
+    """A dataclass field with bounds (`ge`, `le`, `lt`, `multiple_of`) that the configuration checks."""
+    return field(metadata=bounds)
+
+
+@dataclass(frozen=True)
+class Backbone:
     """Options of the network between stem and head that operator, denoiser and steady model have in common.
 
     `hidden_channels` on 1D, 2D and 3D grids. `num_layers` counts all blocks; with `levels` > 1 they form a U-shape
@@ -75,22 +77,21 @@ class Backbone(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False, stri
         ValueError: options exclude each other.
     """
 
-    hidden_channels: PerDimension
-    num_layers: PositiveInt
-    levels: Annotated[int, Field(ge=1, le=3)]
+    hidden_channels: tuple[int, int, int] = limits(ge=1)
+    num_layers: int = limits(ge=1)
+    levels: int = limits(ge=1, le=3)
     norm: bool
     separate_trunks: bool
     separate_fields: bool
     mixing: Literal["fourier", "attention"]
-    modes: PerDimension
-    head_channels: Annotated[int, Field(ge=16, le=64, multiple_of=2)]
-    window: Annotated[int, Field(ge=2)] | None
+    modes: tuple[int, int, int] = limits(ge=1)
+    head_channels: int = limits(ge=16, le=64, multiple_of=2)
+    window: int | None = limits(ge=2)
     qk_norm: bool
-    drop_path: Annotated[float, Field(ge=0.0, lt=1.0)]
+    drop_path: float = limits(ge=0.0, lt=1.0)
     conditioning: bool
 
-    @model_validator(mode="after")
-    def _check_options(self) -> Self:
+    def __post_init__(self) -> None:
         if self.num_layers < 2 * self.levels - 1:
             raise ValueError(f"levels={self.levels} needs num_layers of at least {2 * self.levels - 1}")
         attends = self.mixing == "attention" or self.separate_fields
@@ -98,7 +99,6 @@ class Backbone(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False, stri
             raise ValueError("attention needs hidden_channels that are a multiple of head_channels")
         if self.mixing == "fourier" and self.window is not None:
             raise ValueError("window needs mixing: attention")
-        return self
 
     def channels(self, num_axes: int) -> int:
         """Hidden channels on grids of so many axes."""

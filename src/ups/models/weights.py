@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from ups.errors import DataFault
@@ -48,7 +47,7 @@ def load_model(make: Callable[..., Model], data_root: Path, receipt: dict[str, A
     try:
         model = make(**content["settings"])
         model.load_state_dict(content["weights"])
-    except (TypeError, ValidationError, RuntimeError) as fault:
+    except (TypeError, RuntimeError) as fault:
         raise _unusable(data_root, receipt, "was saved by another version of ups") from fault
     return model.requires_grad_(False).eval()
 
