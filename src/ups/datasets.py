@@ -1,16 +1,17 @@
 """Dataset types of the catalog: files that are replaced atomically, with previews for Kedro-Viz.
 
-kedro-datasets writes in place, so that a kill leaves half a file under its final name. Only reports that the next run
-overwrites (Matplotlib figures, traces) use it. What later nodes and later runs rely on is written to a temporary
-name, flushed and renamed (`ups.files.publish`): the final name never holds a partial file.
+kedro-datasets writes in place: a kill leaves half a file under its final name. Only reports that no node reads and the
+next run overwrites (Matplotlib figures, traces) use it; all other files are written by `ups.files.publish`. Besides,
+kedro-datasets has no optional files, and no previews of long JSON lists, records, Markdown and several images.
 
-Kedro-Viz chooses how to show a preview by the name of the type that `preview` returns; the three names used here are
-declared below, for kedro-datasets has them in a private module only.
+Kedro-Viz chooses how to show a preview by the name of the type that `preview` returns; kedro-datasets has these names
+in a private module only.
 """
 
 import base64
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any, NewType
 
@@ -74,11 +75,11 @@ class LatentCacheReceipt(JSON):
         from ups.data.latent_cache import MANIFEST
 
         manifest = read_json(self._data_root / self.load()["path"] / MANIFEST)
-        arrays = [(name, *item) for name, entry in manifest["datasets"].items() for item in entry["arrays"].items()]
         rows = []
-        for name, kind, array in arrays:
-            num_bytes = int(np.prod(array["shape"])) * np.dtype(array["dtype"]).itemsize
-            rows.append([name, kind, *array["shape"], round(num_bytes / MEBIBYTE, 3), array["dtype"]])
+        for name, entry in manifest["datasets"].items():
+            for kind, array in entry["arrays"].items():
+                num_bytes = math.prod(array["shape"]) * np.dtype(array["dtype"]).itemsize
+                rows.append([name, kind, *array["shape"], round(num_bytes / MEBIBYTE, 3), array["dtype"]])
         return _table(["dataset", "kind", "trajectories", "snapshots", "tokens", "channels", "MiB", "dtype"], rows)
 
 
@@ -93,13 +94,11 @@ class Markdown(TextDataset):
             temporary.write_text(data, encoding="utf-8")
 
     def preview(self) -> HTMLPreview:
-        """The text as HTML.
-
-        Kedro-Viz reads the HTML as Markdown once more: a line break would become `<br>`, and two underscores in a line
-        emphasis, which a line separator (shown as a space) between them prevents.
-        """
+        """The text as HTML."""
         from markdown_it import MarkdownIt
 
+        # Kedro-Viz reads the HTML as Markdown once more: line breaks would become `<br>`, and two underscores emphasis,
+        # which a line separator (shown as a space) prevents.
         html = MarkdownIt("commonmark", {"html": False}).enable("table").render(self.load())
         return HTMLPreview(html.replace("\n", " ").replace("_", f"_{LINE_SEPARATOR}"))
 
@@ -128,8 +127,7 @@ class Pages(AbstractDataset[dict[str, bytes], dict[str, bytes]]):
 
     def preview(self) -> HTMLPreview:
         """The first pages below one another at full size, in few colours."""
-        pages = [_image(page) for page in list(self.load().values())[:MAX_PAGES]]
-        return HTMLPreview("\n".join(pages))
+        return HTMLPreview("\n".join(_image(page) for page in list(self.load().values())[:MAX_PAGES]))
 
     def _exists(self) -> bool:
         return any(self._path.glob("*.png"))

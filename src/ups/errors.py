@@ -7,8 +7,7 @@ class Fault(Exception):
     `rank` is the training process that failed, `signal` the name of the signal that killed it.
     """
 
-    exit_code = 70
-    kind = "internal"
+    exit_code, kind = 70, "internal"
     rank: int | None = None
     signal: str | None = None
 
@@ -16,69 +15,59 @@ class Fault(Exception):
 class ConfigFault(Fault, ValueError):
     """A parameter, option or folder name is wrong."""
 
-    exit_code = 2
-    kind = "config"
+    exit_code, kind = 2, "config"
 
 
 class DataFault(Fault, ValueError):
     """A data file, cache or selection is missing, damaged or inconsistent."""
 
-    exit_code = 3
-    kind = "data"
+    exit_code, kind = 3, "data"
 
 
 class Diverged(Fault):
     """A loss or gradient became NaN or infinite."""
 
-    exit_code = 4
-    kind = "diverged"
+    exit_code, kind = 4, "diverged"
 
 
 class OutOfMemory(Fault):
     """A micro-batch of `tokens` tokens does not fit into memory."""
 
-    exit_code = 5
-    kind = "out of memory"
+    exit_code, kind = 5, "out of memory"
     tokens: int = 0
 
 
 class StorageFault(Fault):
     """A disk is full or may not be written to."""
 
-    exit_code = 6
-    kind = "storage"
+    exit_code, kind = 6, "storage"
 
 
 class GateFailed(Fault):
     """The trained model does not meet its thresholds."""
 
-    exit_code = 7
-    kind = "gate"
+    exit_code, kind = 7, "gate"
 
 
 class Locked(Fault):
     """Another run works in the same folder."""
 
-    exit_code = 8
-    kind = "locked"
+    exit_code, kind = 8, "locked"
 
 
 class LostWorker(Fault):
     """A training process was killed, hangs, or lost its connection to the others."""
 
-    exit_code = 9
-    kind = "lost worker"
+    exit_code, kind = 9, "lost worker"
 
 
 class Unsynchronised(Fault):
     """Ranks have different gradients after they were averaged: a defect of this program."""
 
-    exit_code = 70
-    kind = "unsynchronised"
+    exit_code, kind = 70, "unsynchronised"
 
 
 class Preempted(Fault):
     """The run was asked to stop; the same command resumes it."""
 
-    exit_code = 75
-    kind = "preempted"
+    exit_code, kind = 75, "preempted"

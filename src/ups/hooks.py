@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from ups.config import Parameters
 from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
 from ups.files import REMEDY, UNUSABLE, storage_faults
+from ups.runs import tracking
 from ups.runs.machine import refuse_under_torchrun
 from ups.runs.torchrun import is_watching, stop_requested
 
@@ -42,19 +43,14 @@ LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evalua
 
 
 class FaultExit(click.ClickException):
-    """Ends the command line with a fault's exit code and one line."""
+    """Ends the command line with a fault's exit code and one line, `FAULT <code> <kind>: <what and remedy>`."""
 
-    def __init__(self, exit_code: int, line: str) -> None:
-        super().__init__(line)
-        self.exit_code = exit_code
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(f"FAULT {fault.exit_code} {fault.kind}: {' '.join(str(fault).split())}")
+        self.exit_code = fault.exit_code
 
     def show(self, file: Any = None) -> None:
         click.echo(self.message, file=file or sys.stderr)
-
-
-def fault_exit(fault: Fault) -> FaultExit:
-    """`FAULT <code> <kind>: <what and remedy>` on one line."""
-    return FaultExit(fault.exit_code, f"FAULT {fault.exit_code} {fault.kind}: {' '.join(str(fault).split())}")
 
 
 class ParameterHooks:
@@ -68,7 +64,7 @@ class ParameterHooks:
             check_parameters(parameters)
             check_data_root(parameters["data_root"], context.config_loader["catalog"])
         except Fault as fault:
-            raise fault_exit(fault) from None
+            raise FaultExit(fault) from None
         context.config_loader["parameters"] = parameters | places(parameters, context.project_path)
 
 
@@ -88,8 +84,6 @@ class TrackingHooks:
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any]) -> None:
-        from ups.runs import tracking
-
         names = run_params["pipeline_names"] or ["__default__"]
         tags = {"pipeline": ",".join(names), "env": run_params["env"] or "base"}
         try:
@@ -97,24 +91,20 @@ class TrackingHooks:
                 self._data_root.mkdir(parents=True, exist_ok=True)
                 tracking.open_run(",".join(names), self._data_root, tags)
         except Fault as fault:
-            raise fault_exit(fault) from None
+            raise FaultExit(fault) from None
         atexit.register(tracking.close_run, "KILLED")
         signal.signal(signal.SIGTERM, _stop)
         signal.signal(signal.SIGINT, _stop)
 
     @hook_impl
     def after_pipeline_run(self) -> None:
-        from ups.runs import tracking
-
         tracking.close_run("FINISHED")
 
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
-        from ups.runs import tracking
-
         fault = _fault_behind(error)
         tracking.close_run("KILLED" if isinstance(fault, Preempted) else "FAILED")
-        raise fault_exit(fault or _defect(error)) from error
+        raise FaultExit(fault or _defect(error)) from error
 
 
 def _stop(number: int, _: FrameType | None) -> None:
@@ -122,7 +112,7 @@ def _stop(number: int, _: FrameType | None) -> None:
     stop_requested.set()
     signal.signal(number, signal.SIG_DFL)
     if not is_watching():
-        stopped = fault_exit(Preempted("interrupted; the same command goes on with the step it was in"))
+        stopped = FaultExit(Preempted("interrupted; the same command goes on with the step it was in"))
         stopped.show()
         sys.exit(stopped.exit_code)
 

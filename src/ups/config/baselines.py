@@ -12,10 +12,9 @@ Kind = Literal["fno", "unet", "linear"]
 
 
 class FNOModel(Section):
-    """Sizes of the Fourier neural operator.
+    """Sizes of the Fourier neural operator: `modes` frequencies of each sign per axis on 1D, 2D and 3D grids.
 
-    `modes` is the number of frequencies of each sign per axis on 1D, 2D and 3D grids. Axes that are not periodic are
-    padded by the fraction `padding` of their points, half of it at each end.
+    Axes that are not periodic are padded by the fraction `padding` of their points, half of it at each end.
     """
 
     hidden_channels: PositiveInt
@@ -50,14 +49,13 @@ class BaselineConfig(TrainingSection):
 class BaselinesConfig(Section):
     """What `--pipeline baselines` trains: one model per family and kind.
 
-    The training time of a model is that of our models, divided by the number of families, times `time_shares` of its
-    kind; divided by the measured seconds per step it gives the number of steps.
+    Number of steps = training time of our models / number of families * `time_shares` of the kind / seconds per step.
 
-    - `learning_rates`: each is tried for the fraction `trial_share` of the steps; the one with the lowest validation
-      loss is used. Trials do not count towards the training time
+    - `learning_rates`: each is tried for the fraction `trial_share` of the steps, which does not count as training
+      time; the one with the lowest validation loss is used
     - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
-    - `validate_share`: fraction of the steps between two validations, unless `recipe.validate_every` is less. Short
-      trainings need several validations, because the noise of `noise.own_error` is scaled by the last one
+    - `validate_share`: fraction of the steps between two validations, unless `recipe.validate_every` is less; also
+      short trainings need several, because the noise of `noise.own_error` is scaled by the latest validation error
     - `pace_seconds`, `pace_rounds`: seconds per step are the median over rounds of about so many seconds
     """
 

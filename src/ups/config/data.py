@@ -31,7 +31,7 @@ class SimulateConfig(Section):
 
 
 class DownloadConfig(Section):
-    """What `source: pdebench` fetches: files of families (or tasks of the earlier stack), files by name, or both.
+    """What `source: pdebench` fetches: files of families (or of tasks of the predecessor of `ups`), files by name.
 
     `parameters`, `kind`, `resolution`, `files_per_family` and `max_gigabytes` choose among the files of `families`;
     `trajectories` fetches the first of each file only, `base_url` names a mirror with PDEBench's folders.

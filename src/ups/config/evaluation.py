@@ -19,10 +19,10 @@ class Start(Section):
 
 
 class StudentConfig(Section):
-    """Numbers of evaluations to try with the consistency student, and its limits against the denoiser, its teacher.
+    """Numbers of evaluations to try with the consistency student, and the limits of the student that is accepted.
 
-    `max_nrmse` and `max_crps` limit the ratio student / teacher, `min_evaluations_ratio` and `min_wall_time_ratio` the
-    ratio teacher / student. The limits decide what is reported as accepted, the first two also which student is chosen.
+    `max_nrmse` and `max_crps` limit the ratio student / denoiser and also decide which student is chosen,
+    `min_evaluations_ratio` and `min_wall_time_ratio` limit the ratio denoiser / student.
     """
 
     num_steps: Annotated[list[Literal[1, 2]], Field(min_length=1)]
@@ -40,12 +40,11 @@ class CorrectorConfig(Section):
     factors on the sampled residual, that may calibrate the ensemble.
 
     The corrector is on for a family if, for one step and for rollouts of every dataset, the ratios to the model without
-    corrector are within limits: CRPS to its MAE `max_crps`, nRMSE of the ensemble's mean `max_nrmse`, and error in the
-    highest band of wavenumbers `max_high_band`. The spread-skill ratio must be between 1 / m and m,
-    m = `max_miscalibration`.
+    corrector are within limits: CRPS to its MAE `max_crps`, nRMSE of the ensemble's mean `max_nrmse`, error in the
+    highest band of wavenumbers `max_high_band`; and the spread-skill ratio is in [1 / m, m], m = `max_miscalibration`.
 
-    As many whole trajectories of each dataset are used as have `num_tokens` tokens together, but at least
-    `min_trajectories`; for a family with fewer the corrector is off.
+    Each dataset gives as many whole trajectories as have `num_tokens` tokens together, but at least `min_trajectories`;
+    for a family with fewer the corrector is off.
     """
 
     seed: Seed
@@ -74,8 +73,8 @@ class CorrectorConfig(Section):
 class EvaluationConfig(Section):
     """Scoring: `batch_tokens` tokens per batch, ensembles of `ensemble_size` members.
 
-    `folder` holds further PDEBench files, all of whose trajectories are scored too; `folder_correctors` false scores
-    them without correctors, many times faster. Both affect nothing but the scores of that folder.
+    All trajectories of further PDEBench files in `folder` are scored too, with `folder_correctors` false without
+    correctors, many times faster. Both affect nothing but the scores of that folder.
     """
 
     folder: Annotated[Annotated[str, Field(min_length=1)] | None, Field(exclude=True)]

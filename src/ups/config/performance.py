@@ -6,7 +6,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from ups.config.data import SimulatedDataset
 from ups.config.sections import Section, Seed, Steps
-from ups.config.training import Backbone
+from ups.models.sizes import Backbone
 
 
 class ProfileConfig(Section):
@@ -17,15 +17,12 @@ class ProfileConfig(Section):
 
 
 class BenchmarkConfig(Section):
-    """What `--pipeline benchmark` measures.
+    """What `--pipeline benchmark` measures: two setups alternate for `rounds` of about `seconds_per_round` each.
 
-    - `rounds`, `seconds_per_round`: two setups alternate for so many rounds of about so many seconds each
     - `num_launches`: starts of a training job, from which start-up times are taken
     - `codec_steps`: training steps of the codec that encodes the data
-    - `datasets`: simulated datasets on which the operator is trained
-    - `loading_dataset`: simulated dataset on which the loading of batches is timed
-    - `large_model`, `large_batch_tokens`: operator and tokens per batch with which all speed switches are compared
-      with none
+    - `datasets`, `loading_dataset`: simulated, for training the operator and for timing the loading of batches
+    - `large_model`, `large_batch_tokens`: operator and batch with which all speed switches are compared with none
     """
 
     seed: Seed

@@ -16,7 +16,7 @@ class Backbone(section_of(sizes.Backbone)):
 class CodecModel(Section):
     """Square patches with an edge of at least `patch_size` points, larger until a snapshot has at most `max_tokens`.
 
-    Both are given for 1D, 2D and 3D grids. `components` is the largest number of latent channels per field.
+    Both are for 1D, 2D and 3D grids. `components`: the largest number of latent channels per field.
     """
 
     patch_size: PerDimension
@@ -27,9 +27,8 @@ class CodecModel(Section):
 class Noise(Section):
     """Normal noise on the states from which training steps start, in units of the expected change of one step.
 
-    Its standard deviation is `std` + `own_error` |n| e, with a unit normal number n per sample and the latest
-    validation error e of the family (0 before the first validation). So the network is trained on states from
-    exact data to the accuracy of its own predictions, which stabilizes rollouts.
+    Its standard deviation is `std` + `own_error` |n| e, n ~ N(0, 1) per sample, e the family's latest validation error
+    (0 before the first): states as exact as the data to as wrong as the network's own predictions stabilize rollouts.
     """
 
     std: NonNegative
@@ -37,10 +36,10 @@ class Noise(Section):
 
 
 class Unroll(Section):
-    """Number of steps over which the operator is unrolled in training: 1 until the share `start` of all training steps.
+    """Unrolled time steps in training: 1 until the share `start` of all training steps, then linearly to `horizon`.
 
-    From there on it grows linearly to `horizon`. With `pushforward` no gradient flows from one unrolled step into the
-    one before it (Brandstetter et al. 2022, arXiv:2202.03376).
+    With `pushforward` no gradient flows from one unrolled step into the one before it (Brandstetter et al. 2022,
+    arXiv:2202.03376).
     """
 
     horizon: PositiveInt
@@ -130,8 +129,8 @@ class CodecConfig(TrainingSection):
 class OperatorConfig(TrainingSection):
     """Stage `operator`: one time step in latent space.
 
-    With `conserve` no step changes the integral of a field that the PDE conserves under its boundary condition; with
-    `symmetries` training samples are mirrored and rotated at random, where PDE and domain allow it.
+    `conserve`: no step changes the integral of a field that the PDE conserves under its boundary condition.
+    `symmetries`: training samples are mirrored and rotated at random, where PDE and domain allow it.
     """
 
     model: Backbone

@@ -7,12 +7,11 @@ numbers): one block serves 1D, 2D and 3D grids, periodic or not, with any number
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from ups.models.blocks import Blocks, UShape
+from ups.models.blocks import Blocks, UShape, constant
 from ups.models.sizes import Backbone, Domain, Sizes, row_of
 from ups.models.variants import AttentionMixing, FieldExchange, join_fields, split_fields
 
@@ -20,8 +19,7 @@ from ups.models.variants import AttentionMixing, FieldExchange, join_fields, spl
 class FamilyLinear(nn.Module):
     """One linear map per family, all of the size of the largest family; surplus rows and columns are unused.
 
-    The initial weights of a family have the standard deviation `stds[row]`, because families differ in their number of
-    inputs.
+    Initial weights have the standard deviation `stds[row]`, because families differ in their number of inputs.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stds: Sequence[float]) -> None:
@@ -55,8 +53,7 @@ class TokenMixer(nn.Module):
 
     A token holds `num_states` latents and the coefficients. Blocks are modulated by the condition (B, K) and a summary
     of the state (B, S): two numbers per latent channel, or without states one per coefficient channel. With
-    `separate_trunks` there is one trunk per family, selected by the family's name; otherwise all families share one.
-    With `separate_fields` every token of the trunk holds one field, whose number is part of the condition.
+    `separate_fields` every token of the trunk holds one field, whose number is part of the condition.
     """
 
     def __init__(self, backbone: Backbone, sizes: Sizes, num_states: int, num_conditions: int) -> None:
@@ -111,14 +108,14 @@ def _num_inputs(sizes: Sizes, row: int, num_states: int, backbone: Backbone) -> 
     return max(1, num_states * latents + sizes.coefficient_channels[row])
 
 
-@lru_cache(maxsize=64)
+@constant
 def fourier_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Analysis (4M, n) and synthesis (n, 2M) matrices of cosines and sines at cell centres x = (i + 1/2) / n.
 
-    Frequencies are k = 0..M-1 periods per axis if it is periodic, k half-periods if not, so that a function
-    with different values at the two ends is represented too. M = min(modes, n // 2), at least 1. With the mode
-    u_hat = c + i s, the rows of the analysis are c, -s, s, c per mode: both factors that `FourierMixing` multiplies by
-    the real and imaginary part of its matrix. The columns of the synthesis are cosine, sine per mode.
+    Frequencies are k = 0..M-1 periods per axis if it is periodic, k half-periods if not, so that different values at
+    the two ends are represented too. M = min(modes, n // 2), at least 1. Rows of the analysis per mode u_hat = c + i s:
+    c, -s, s, c, which `FourierMixing` multiplies by real and imaginary part of its matrix; columns of the synthesis:
+    cosine, sine.
     """
     num_modes = max(1, min(modes, num_points // 2))
     x = (torch.arange(num_points, device=device, dtype=torch.float64) + 0.5) / num_points
@@ -128,16 +125,6 @@ def fourier_basis(num_points: int, modes: int, periodic: bool, device: torch.dev
     norm[0] = 1.0 / num_points
     analysis = (norm * torch.stack([cos, -sin, sin, cos], 1)).flatten(0, 1)
     return analysis.float(), torch.stack([cos, sin], 1).flatten(0, 1).T.float().contiguous()
-
-
-def constant_basis(num_points: int, modes: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`fourier_basis` for compiled blocks: the compiler cannot trace through `lru_cache`."""
-    return fourier_basis(num_points, modes, periodic, device)
-
-
-# The compiler evaluates the function and inserts its result as a constant. The same as
-# torch.compiler.assume_constant_result, which would import the whole compiler.
-constant_basis._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class FourierMixing(nn.Module):
@@ -158,7 +145,7 @@ class FourierMixing(nn.Module):
         return sum(self._along(x, self.weights[axis], axis, periodic) for axis, periodic in enumerate(domain.periodic))
 
     def _along(self, x: Tensor, weight: Tensor, axis: int, periodic: bool) -> Tensor:
-        analysis, synthesis = constant_basis(x.shape[axis + 1], self.modes, periodic, x.device)
+        analysis, synthesis = fourier_basis(x.shape[axis + 1], self.modes, periodic, x.device)
         num_modes, channels = synthesis.shape[1] // 2, x.shape[-1]
         lines = x.flatten(0, axis).flatten(2)  # (L, n, R C): L lines before the axis, R after it
         num_lines = lines.shape[0]
@@ -171,10 +158,7 @@ class FourierMixing(nn.Module):
 
 
 class LocalMixing(nn.Module):
-    """A depthwise 3-point convolution along each axis, summed over axes.
-
-    Periodic axes are padded by wrapping around, other axes by repeating the edge value.
-    """
+    """A depthwise 3-point convolution along each axis, summed over axes; padding wraps or repeats the edge value."""
 
     def __init__(self, channels: int, num_axes: int) -> None:
         super().__init__()
@@ -259,22 +243,17 @@ def _over_grid(modulation: Tensor, num_axes: int) -> Tensor:
 
 
 def _mixing(backbone: Backbone, num_axes: int, shifted: bool) -> FourierMixing | AttentionMixing:
+    channels, head_channels = backbone.channels(num_axes), backbone.head_channels
     if backbone.mixing == "fourier":
-        return FourierMixing(backbone.channels(num_axes), backbone.modes[num_axes - 1], num_axes)
-    return AttentionMixing(
-        backbone.channels(num_axes),
-        backbone.head_channels,
-        window=backbone.window,
-        shifted=shifted,
-        qk_norm=backbone.qk_norm,
-    )
+        return FourierMixing(channels, backbone.modes[num_axes - 1], num_axes)
+    return AttentionMixing(channels, head_channels, window=backbone.window, shifted=shifted, qk_norm=backbone.qk_norm)
 
 
 def make_stack(backbone: Backbone, num_axes: int) -> Blocks | UShape:
     """All blocks of a trunk: in a row for one level, else in a U-shape.
 
-    In a U-shape every level but the coarsest has equally many blocks before and after the coarser levels; the coarsest
-    has the rest. Every other block shifts its attention windows.
+    Every level but the coarsest has equally many blocks before and after the coarser levels, the coarsest has the rest.
+    Every other block shifts its attention windows.
     """
     # All blocks are created first, in order, so that the same seed gives the same blocks for any number of levels.
     blocks = [Block(backbone, num_axes, shifted=position % 2 == 1) for position in range(backbone.num_layers)]

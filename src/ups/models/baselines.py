@@ -112,6 +112,11 @@ class LinearStencil(nn.Module):
         return self.stencil(u)
 
 
+def _normed(channels: int, convolution: nn.Module) -> nn.Sequential:
+    """A convolution of normalized, activated fields."""
+    return nn.Sequential(nn.GroupNorm(min(GROUPS, channels), channels), nn.GELU(), convolution)
+
+
 class ResidualBlock(nn.Module):
     """u + conv(GELU(norm(conv(GELU(norm(u)))))), the block of the modern U-Net of PDEArena.
 
@@ -120,16 +125,8 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, periodic: Sequence[bool]) -> None:
         super().__init__()
-        self.first = nn.Sequential(
-            nn.GroupNorm(min(GROUPS, in_channels), in_channels),
-            nn.GELU(),
-            Convolution(in_channels, out_channels, 3, periodic),
-        )
-        self.second = nn.Sequential(
-            nn.GroupNorm(min(GROUPS, out_channels), out_channels),
-            nn.GELU(),
-            Convolution(out_channels, out_channels, 3, periodic),
-        )
+        self.first = _normed(in_channels, Convolution(in_channels, out_channels, 3, periodic))
+        self.second = _normed(out_channels, Convolution(out_channels, out_channels, 3, periodic))
         pointwise = CONVOLUTIONS[len(periodic)](in_channels, out_channels, 1)
         self.skip = pointwise if in_channels != out_channels else nn.Identity()
 
@@ -141,8 +138,7 @@ class ResidualBlock(nn.Module):
 class UNet(nn.Module):
     """Residual blocks on up to `NUM_LEVELS` grids, with skip connections between the two blocks of a level.
 
-    Each coarser grid has half the points per axis and twice the channels. A grid with an odd number of points, or fewer
-    than eight, along an axis is the coarsest.
+    Coarser grids have half the points per axis and twice the channels, down to an odd number or fewer than 8 points.
     """
 
     def __init__(
@@ -166,11 +162,7 @@ class UNet(nn.Module):
             self.up.append(pointwise(coarse, fine, 1))
             self.decode.append(ResidualBlock(2 * fine, fine, periodic))
         self.middle = nn.Sequential(*(ResidualBlock(widths[-1], widths[-1], periodic) for _ in range(2)))
-        self.project = nn.Sequential(
-            nn.GroupNorm(min(GROUPS, hidden_channels), hidden_channels),
-            nn.GELU(),
-            pointwise(hidden_channels, out_channels, 1),
-        )
+        self.project = _normed(hidden_channels, pointwise(hidden_channels, out_channels, 1))
 
     def forward(self, u: Tensor) -> Tensor:
         """Fields (B, C, *grid) to (B, out, *grid)."""
@@ -195,10 +187,7 @@ def _num_levels(grid: Sequence[int]) -> int:
 
 
 class _Complex(nn.Module):
-    """Parametrization of a complex parameter by its real and imaginary parts.
-
-    Fused optimizers and the exponential moving average take real tensors only.
-    """
+    """A complex parameter as two real ones: fused optimizers and the moving average take real tensors only."""
 
     def forward(self, real: Tensor, imaginary: Tensor) -> Tensor:
         return torch.complex(real, imaginary)

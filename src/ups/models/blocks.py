@@ -3,15 +3,33 @@
 They hold nearly all of a model's parameters and activations, so training compiles, shards and recomputes these classes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ups.models.sizes import Domain
+
+Result = TypeVar("Result")
+
+
+def constant(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Cache the results of `function`, and have the compiler insert them as constants: it cannot trace `lru_cache`.
+
+    The attribute is that of `torch.compiler.assume_constant_result`, which would import the whole compiler.
+    """
+    cached = lru_cache(maxsize=64)(function)
+
+    @wraps(function)
+    def constant_function(*arguments: Any) -> Result:
+        return cached(*arguments)
+
+    constant_function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return constant_function
 
 
 class Blocks(nn.ModuleList):

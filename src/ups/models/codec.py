@@ -9,7 +9,6 @@ of two latents is that of the normalized fields.
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,10 +22,9 @@ from ups.errors import ConfigFault
 class FieldGroup:
     """Fields encoded together: the state fields or the coefficient fields of one family, with their normalization.
 
-    `patch` is the edge of a patch in grid points, `components` the number of basis components kept per field. `log`,
-    `mean` and `std` have one entry per field; mean and standard deviation are those of log(u) where `log` is true, else
-    of u. `first` is the offset of the group's bases along the first axis of `Codec.skew`; the fields' bases follow each
-    other.
+    `patch` is the edge of a patch in grid points, `components` the number of basis components kept per field. Mean and
+    standard deviation of each field are those of log(u) where `log` is true, else of u. The fields' bases lie one after
+    the other along the first axis of `Codec.skew`, from `first` on.
     """
 
     grid: tuple[int, ...]
@@ -61,8 +59,7 @@ class FieldGroup:
 def choose_patch(grid: tuple[int, ...], patch_size: int, max_tokens: int) -> int:
     """The smallest patch edge that divides every axis, is at least `patch_size` and gives at most `max_tokens` tokens.
 
-    Where no edge meets all three (an axis with a prime number of points), the largest edge that divides every axis and
-    is smaller than the shortest axis.
+    If there is none (prime numbers of points), the largest that divides every axis and is below the shortest axis.
     """
     divisors = [p for p in range(1, min(grid) + 1) if all(n % p == 0 for n in grid) and p < min(grid)]
     fitting = [p for p in divisors if p >= patch_size and math.prod(n // p for n in grid) <= max_tokens]
@@ -157,17 +154,14 @@ def _cosine_basis(patch: int, num_dims: int) -> Tensor:
 
 def normalize(u: Tensor, group: FieldGroup) -> Tensor:
     """Physical to normalized fields: (g(u) - mean) / std with g = log for positive fields."""
-    return _per_field(u, group, lambda u, log, mean, std: ((u.log() if log else u) - mean) / std)
+    fields = zip(u.unbind(1), group.log, group.mean, group.std, strict=True)
+    return torch.stack([((u.log() if log else u) - mean) / std for u, log, mean, std in fields], 1)
 
 
 def denormalize(u: Tensor, group: FieldGroup) -> Tensor:
     """Normalized to physical fields, the inverse of `normalize`."""
-    return _per_field(u, group, lambda u, log, mean, std: (u * std + mean).exp() if log else u * std + mean)
-
-
-def _per_field(u: Tensor, group: FieldGroup, apply: Callable[[Tensor, bool, float, float], Tensor]) -> Tensor:
     fields = zip(u.unbind(1), group.log, group.mean, group.std, strict=True)
-    return torch.stack([apply(*field) for field in fields], 1)
+    return torch.stack([(u * std + mean).exp() if log else u * std + mean for u, log, mean, std in fields], 1)
 
 
 def to_patches(u: Tensor, group: FieldGroup) -> Tensor:

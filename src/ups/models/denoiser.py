@@ -26,12 +26,11 @@ def precondition(sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 class Prediction:
     """A predicted step, and its description as input of the denoiser.
 
-    - `z_pred` (B, N, D): the predicted state;
-    - `tokens` (B, N, 2 D + D_c): state at zero mean and unit amplitude, predicted change over `change_rms`, and
-      coefficients;
-    - `summary` (B, 2 D): means and log amplitudes of the state;
-    - `change_rms` (B, 1, D): RMS of the predicted change, per field. Residuals are measured in units of it, because a
-      model errs more where the state changes more.
+    - `z_pred` (B, N, D): the predicted state
+    - `tokens` (B, N, 2 D + D_c): state at zero mean and unit amplitude, predicted change / `change_rms`, coefficients
+    - `summary` (B, 2 D): means and log amplitudes of the state
+    - `change_rms` (B, 1, D): RMS of the predicted change per field, the unit of residuals: a model errs more where the
+      state changes more
     """
 
     z_pred: Tensor

@@ -11,11 +11,10 @@ from ups.models.state_statistics import StateStatistics
 class Operator(nn.Module):
     """z_next = limit_step(z + s * F(z, (z - mean) / (f a), coefficients; mean, log a, condition)).
 
-    F is the token mixer. It gets the state as it is and at zero mean and unit amplitude a, with f = `fluctuation_rms`;
-    its output has unit scale, s is the `expected_change` of a step. Statistics and limits are those of
-    `StateStatistics`. No step changes the integral of a field that the PDE conserves: `conserved` (families, D) is the
-    direction of that integral in the mean of latents over tokens, of unit length per field, 0 where nothing is
-    conserved.
+    F, the token mixer, gets the state as it is and at zero mean and unit amplitude a, with f = `fluctuation_rms`; its
+    output has unit scale, s is the `expected_change` of a step; statistics and limits are those of `StateStatistics`.
+    No step changes the integral of a field that the PDE conserves: `conserved` (families, D) is the direction of that
+    integral in the mean of latents over tokens, of unit length per field, 0 where nothing is conserved.
     """
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:

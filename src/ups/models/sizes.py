@@ -25,8 +25,8 @@ class Domain:
 class Sizes:
     """Sizes given by the data: the families of the latent cache by name, and the sizes of each.
 
-    `num_axes` of the grid, `num_fields`, `latent_channels` D of the state and `coefficient_channels` D_c of the
-    coefficients; all 0 for a family on which the model is not trained. `num_conditions` is K.
+    `latent_channels` D of the state, `coefficient_channels` D_c of the coefficients; sizes are 0 for a family on which
+    the model is not trained. `num_conditions` is K.
     """
 
     families: Sequence[str]

@@ -15,13 +15,12 @@ class StateStatistics(nn.Module):
 
     The fluctuation of a state z (B, N, D) is z minus its mean over the N tokens.
 
-    - `fluctuation_rms`, `step_rms`: RMS of the fluctuation, and of the change of one time step, per field;
-    - `max_mean`, `max_fluctuation`: largest magnitudes of the mean and of the fluctuation of a predicted state;
-    - `max_growth`: largest factor by which one step may raise the RMS of the fluctuation, per field;
-    - `max_rms`: largest RMS of the fluctuation, per field; far below `max_fluctuation` where peaks are rare;
-    - `field_average` (families, D, D): matrix that averages over the channels of each field;
-    - `validation_error` (families): latest validation loss of the model in units of `step_rms`, 0 before the first
-      validation; the noise on training inputs is proportional to it.
+    - `fluctuation_rms`, `step_rms`: RMS of the fluctuation, and of the change of one time step, per field
+    - `max_mean`, `max_fluctuation`: largest magnitudes of the mean and of the fluctuation of a predicted state
+    - `max_growth`: largest factor by which one step may raise the RMS of the fluctuation, per field
+    - `max_rms`: largest RMS of the fluctuation, per field; far below `max_fluctuation` where peaks are rare
+    - `field_average` (families, D, D): matrix that averages over the channels of each field
+    - `validation_error` (families): latest validation loss in units of `step_rms`, at first 0; scales training noise
 
     The amplitude a (B, 1, D) of a state is the RMS of its fluctuation over `fluctuation_rms`, one value per field,
     clamped to [0.2, 20]. Divided by it, decaying and rescaled solutions look alike to a network (reversible instance

@@ -1,16 +1,15 @@
 """Variants of the blocks: attention over the whole grid or in shifted windows, and separate tokens for each field."""
 
-from functools import lru_cache
-
 import torch
-from torch import Tensor, cat, nn
+from torch import Tensor, nn
 
+from ups.models.blocks import constant
 from ups.models.sizes import Domain
 
 LARGEST_FREQUENCY = 32  # of rotary positions, in periods (periodic axis) or half-periods per axis
 
 
-@lru_cache(maxsize=64)
+@constant
 def rotary_angles(
     grid: tuple[int, ...], periodic: tuple[bool, ...], num_pairs: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -31,7 +30,7 @@ def rotary_angles(
     return angles.cos().float().unsqueeze(-2), angles.sin().float().unsqueeze(-2)
 
 
-@lru_cache(maxsize=64)
+@constant
 def attention_mask(
     domain: Domain, windows: tuple[int, ...], shifts: tuple[int, ...], device: torch.device
 ) -> Tensor | None:
@@ -48,21 +47,6 @@ def attention_mask(
         return None
     side = to_windows(side[None], windows).squeeze(-1)
     return side.unsqueeze(1) == side.unsqueeze(2)
-
-
-def _angles(
-    grid: tuple[int, ...], periodic: tuple[bool, ...], num_pairs: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    return rotary_angles(grid, periodic, num_pairs, device)
-
-
-def _mask(domain: Domain, windows: tuple[int, ...], shifts: tuple[int, ...], device: torch.device) -> Tensor | None:
-    return attention_mask(domain, windows, shifts, device)
-
-
-# The compiler evaluates both functions and inserts the results as constants: it cannot trace through `lru_cache`.
-for _cached in (_angles, _mask):
-    _cached._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class AttentionMixing(nn.Module):
@@ -91,7 +75,7 @@ class AttentionMixing(nn.Module):
         axes = tuple(range(1, x.ndim - 1))
         back = tuple(-shift for shift in shifts)
         q, k, v = (to_windows(part.roll(back, axes), windows).transpose(1, 2) for part in self.heads(x, domain))
-        mask = _mask(domain, windows, shifts, x.device) if any(shifts) else None
+        mask = attention_mask(domain, windows, shifts, x.device) if any(shifts) else None
         if mask is not None:
             mask = mask.repeat(len(x), 1, 1).unsqueeze(1)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -101,7 +85,7 @@ class AttentionMixing(nn.Module):
     def heads(self, x: Tensor, domain: Domain) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys (both with rotary positions) and values of all heads, each (B, *grid, heads, E)."""
         q, k, v = self.project(x).unflatten(-1, (3, -1, self.head_channels)).unbind(-3)
-        cos, sin = _angles(domain.grid, domain.periodic, self.head_channels // 2, x.device)
+        cos, sin = rotary_angles(domain.grid, domain.periodic, self.head_channels // 2, x.device)
         rotated = (_rotate(part, cos, sin).type_as(v) for part in (self.query_norm(q), self.key_norm(k)))
         return *rotated, v
 
@@ -132,9 +116,8 @@ def from_windows(x: Tensor, grid: tuple[int, ...], windows: tuple[int, ...]) -> 
     d = len(grid)
     counts = tuple(n // w for n, w in zip(grid, windows, strict=True))
     x = x.unflatten(1, windows).unflatten(0, (-1, *counts))
-    return x.permute(0, *[axis for a in range(1, d + 1) for axis in (a, a + d)], 2 * d + 1).reshape(
-        -1, *grid, x.shape[-1]
-    )
+    axes = [axis for a in range(1, d + 1) for axis in (a, a + d)]
+    return x.permute(0, *axes, 2 * d + 1).reshape(-1, *grid, x.shape[-1])
 
 
 def split_fields(x: Tensor, num_states: int, num_fields: int, components: int) -> Tensor:
@@ -145,7 +128,7 @@ def split_fields(x: Tensor, num_states: int, num_fields: int, components: int) -
     size = num_states * num_fields * components
     states, coefficients = x[..., :size], x[..., size:]
     states = states.unflatten(-1, (num_states, num_fields, components)).movedim(-2, 1).flatten(-2)
-    return cat([states, coefficients.unsqueeze(1).expand(*states.shape[:-1], -1)], -1).flatten(0, 1)
+    return torch.cat([states, coefficients.unsqueeze(1).expand(*states.shape[:-1], -1)], -1).flatten(0, 1)
 
 
 def join_fields(x: Tensor, num_fields: int) -> Tensor:

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import time
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 from ups.config import LaunchConfig
@@ -139,8 +138,6 @@ def _with_smaller_micro_batches(run: Run, tokens: int) -> Run:
 
 def _latest_losses(lines: list[str]) -> str:
     """The latest training and validation loss, for the progress bar."""
-    parts = []
-    for key, name in (("loss", "loss"), ("valid_loss", "valid")):
-        latest = (metrics[key] for line in reversed(lines) if key in (metrics := json.loads(line)))
-        parts += [f"{name} {value:.3g}" for value in islice(latest, 1)]
-    return " ".join(parts)
+    latest = {key: value for line in lines for key, value in json.loads(line).items()}
+    names = {"loss": "loss", "valid_loss": "valid"}
+    return " ".join(f"{name} {latest[key]:.3g}" for key, name in names.items() if key in latest)

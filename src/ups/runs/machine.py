@@ -26,8 +26,7 @@ def refuse_under_torchrun() -> None:
     Raises:
         ConfigFault: this process was started by torchrun.
     """
-    found = [name for name in TORCHRUN_VARIABLES if name in os.environ]
-    if found:
+    if found := [name for name in TORCHRUN_VARIABLES if name in os.environ]:
         raise ConfigFault(
             f"started under torchrun ({', '.join(found)} set): run plain `kedro run`, with "
             "--params launch.num_processes=N for N processes per stage"

@@ -29,7 +29,9 @@ def main(module: str, folder: Path) -> None:
     assert launch.rendezvous is not None
     host, _, port = launch.rendezvous.rpartition(":")
     family, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
-    own_address = _address_towards(family, place)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # finds this node's address on that network, sends nothing
+        probe.connect(place)
+        own_address = probe.getsockname()[0]
     own_choice = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in os.environ}
     os.environ.update(environment(launch, run.data_root, _interface_of(own_address)) | own_choice)
     store = _hosted_store(family, place, launch.timeout_seconds)  # noqa: F841, closed when this process ends
@@ -43,13 +45,6 @@ def main(module: str, folder: Path) -> None:
     )
 
 
-def _address_towards(family: int, place: tuple) -> str:
-    """The address of this node on the network of the rendezvous; no packet is sent."""
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)
-        return probe.getsockname()[0]
-
-
 def _interface_of(address: str) -> str:
     for name, addresses in psutil.net_if_addrs().items():
         if address in (entry.address for entry in addresses):
@@ -59,13 +54,9 @@ def _interface_of(address: str) -> str:
 
 def _hosted_store(family: int, place: tuple, timeout_seconds: int) -> TCPStore | None:
     """The store of the job's torchruns, on the node that has the address of the rendezvous; None on the others."""
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(place)
-        listener.listen()
+        listener = socket.create_server(place, family=family)
     except OSError as error:
-        listener.close()
         if error.errno not in ELSEWHERE:
             raise
         return None

@@ -3,71 +3,50 @@
 import logging
 import time
 from threading import Lock
-from types import TracebackType
+from typing import Self
 
-from rich import get_console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich import get_console, progress
 
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 15.0
+RATE_SECONDS = 3600.0  # over which the rate is averaged: one unit, such as a dataset, may take minutes
 
 
 class ProgressBar:
     """Progress of one step towards `total` units; a context manager."""
 
     def __init__(self, name: str, total: int, unit: str) -> None:
-        self.name, self.total, self.unit = name, total, unit
-        self.done, self.started, self.last_line = 0, time.monotonic(), time.monotonic()
-        self.first: int | None = None  # units done before this process, excluded from the rate
-        self._bar: Progress | None = None
+        self.name, self.unit, self.last_line = name, unit, time.monotonic()
+        columns = (progress.MofNCompleteColumn(), progress.TextColumn(unit), progress.TimeElapsedColumn())
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description:<34}"),
+            progress.BarColumn(),
+            *(*columns, progress.TextColumn("left"), progress.TimeRemainingColumn()),
+            **_in_terminal(),
+            speed_estimate_period=RATE_SECONDS,
+        )
+        self._bar.add_task(name, total=total)
 
-    def __enter__(self) -> "ProgressBar":
-        if get_console().is_terminal:
-            columns = (MofNCompleteColumn(), TextColumn(self.unit), TimeElapsedColumn(), TextColumn("left"))
-            text = TextColumn("{task.description:<34}")
-            self._bar = Progress(text, BarColumn(), *columns, TimeRemainingColumn(), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task(self.name, total=self.total)
+    def __enter__(self) -> Self:
+        self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
 
     def advance(self, count: int) -> None:
         """`count` more units are done."""
-        self.reach(self.done + count)
+        self.reach(int(self._bar.tasks[0].completed) + count)
 
     def reach(self, done: int, note: str = "") -> None:
         """`done` units are done in all; `note` is shown beside them, for example the loss."""
-        if self.first is None:
-            self.first, self.started = done, time.monotonic()
-        self.done = done
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, description=f"{self.name} {note}".strip())
-        elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
+        task = self._bar.tasks[0]
+        self._bar.update(task.id, completed=done, description=f"{self.name} {note}".strip())
+        if self._bar.disable and time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = time.monotonic()
-            log.info("%s: %d of %d %s, %s left %s", self.name, done, self.total, self.unit, self._left(), note)
-
-    def _left(self) -> str:
-        done = self.done - (self.first or 0)
-        if done <= 0:
-            return "?"
-        seconds = (time.monotonic() - self.started) / done * (self.total - self.done)
-        return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+            left = progress.TimeRemainingColumn(compact=True).render(task)
+            log.info("%s: %d of %d %s, %s left %s", self.name, done, task.total, self.unit, left, note)
 
 
 class TransferBars:
@@ -77,31 +56,31 @@ class TransferBars:
     """
 
     def __init__(self, sizes: dict[str, int | None]) -> None:
-        self.sizes = sizes
-        self._lock = Lock()
+        self.sizes, self._lock = sizes, Lock()
         self._total = ProgressBar("download", sum(size or 0 for size in sizes.values()), "bytes")
-        self._bars: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
+        columns = (progress.DownloadColumn(), progress.TransferSpeedColumn(), progress.TextColumn("left"))
+        text, bar = progress.TextColumn("{task.description:<60}"), progress.BarColumn(20)
+        self._bars = progress.Progress(text, bar, *columns, progress.TimeRemainingColumn(), **_in_terminal())
+        self._tasks: dict[str, progress.TaskID] = {}
 
-    def __enter__(self) -> "TransferBars":
-        if get_console().is_terminal:
-            columns = (DownloadColumn(), TransferSpeedColumn(), TextColumn("left"), TimeRemainingColumn())
-            self._bars = Progress(TextColumn("{task.description:<60}"), BarColumn(20), *columns, transient=True)
-            self._bars.start()
+    def __enter__(self) -> Self:
+        self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
 
     def advance(self, name: str, count: int) -> None:
         """`count` more bytes of a file have arrived; a negative count where it has to start again."""
         with self._lock:
-            if self._bars is None:
+            if self._bars.disable:
                 self._total.advance(count)
                 return
             if name not in self._tasks:
                 self._tasks[name] = self._bars.add_task(name, total=self.sizes[name])
             self._bars.update(self._tasks[name], advance=count)
+
+
+def _in_terminal() -> dict[str, object]:
+    """Options of bars that vanish at the end; outside a terminal nothing is shown, only the rate is measured."""
+    return {"console": get_console(), "transient": True, "disable": not get_console().is_terminal}

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ RECEIPT, SIZES, LOCK = "receipt.json", "files", ".lock"
 Receipt = dict[str, Any]
 
 # Configuration types and the table of families are data: their values are in the receipts and in the configuration.
-NOT_CODE = ("config", "data.pdebench")
+NOT_CODE = re.compile(r"\w+\.(config|data\.pdebench)(\.|$)")
 
 
 def fingerprint(module: str, config: BaseModel | None, inputs: dict[str, Any], *also: str) -> str:
@@ -49,9 +50,9 @@ def code_digest(module: str) -> str:
     An import inside a function counts. Comments, docstrings and line breaks do not, nor do the modules in NOT_CODE.
     A package's `__init__` counts where a name is imported from it, not where it merely contains a module.
     """
-    names = _import_graph(_package(module)).find_upstream_modules(module) | {module}
+    names = _import_graph(module.partition(".")[0]).find_upstream_modules(module) | {module}
     digest = hashlib.sha256()
-    for name in sorted(name for name in names if not _is_data(name)):
+    for name in sorted(name for name in names if not NOT_CODE.match(name)):
         digest.update(f"{name}\n{_code(name)}\n".encode())
     return digest.hexdigest()
 
@@ -64,19 +65,12 @@ def _import_graph(package: str) -> "ImportGraph":
     return grimp.build_graph(package, cache_dir=None)
 
 
-def _package(module: str) -> str:
-    return module.partition(".")[0]
-
-
-def _is_data(module: str) -> bool:
-    below_package = module.partition(".")[2]
-    return any(below_package == name or below_package.startswith(f"{name}.") for name in NOT_CODE)
-
-
 @cache
 def _code(module: str) -> str:
     """The syntax tree of a module without docstrings, as text."""
-    package = find_spec(_package(module))  # the one lookup that imports nothing; for submodules it runs their package
+    package = find_spec(
+        module.partition(".")[0]
+    )  # the one lookup that imports nothing; for submodules it runs their package
     assert package is not None and package.origin is not None, module
     path = Path(package.origin).parent.joinpath(*module.split(".")[1:])
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
@@ -109,12 +103,11 @@ def cached_step(
     with storage_faults(step_folder):
         step_folder.mkdir(parents=True, exist_ok=True)
     with _lock(name, step_folder):
-        stored = None if force else _stored_receipt(step_folder)
-        if stored is not None:
-            log.info("%s: up to date (%s)", name, key[:12])
-            return stored
         if force:
             _empty(step_folder)
+        elif (stored := _stored_receipt(step_folder)) is not None:
+            log.info("%s: up to date (%s)", name, key[:12])
+            return stored
         log.info("%s: running (%s)", name, key[:12])
         started = time.monotonic()
         result = work(step_folder)
@@ -140,7 +133,8 @@ def _stored_receipt(step_folder: Path) -> Receipt | None:
     if not (step_folder / RECEIPT).is_file():
         return None
     receipt = read_json(step_folder / RECEIPT)
-    changed = [name for name, size in receipt[SIZES].items() if _file_size(step_folder / name) != size]
+    present = _file_sizes(step_folder)
+    changed = [name for name, size in receipt[SIZES].items() if present.get(name) != size]
     if changed:
         log.warning("%s: missing or of another size: %s; the step is done again", step_folder, ", ".join(changed[:3]))
         _empty(step_folder)
@@ -163,24 +157,17 @@ def _file_sizes(step_folder: Path) -> dict[str, int]:
     return {str(path.relative_to(step_folder)): path.stat().st_size for path in files}
 
 
-def _file_size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else -1
-
-
 @contextmanager
 def _lock(name: str, step_folder: Path) -> Iterator[None]:
     path = step_folder / LOCK
-    lock = FileLock(path, timeout=0)
     try:
         with storage_faults(path):
-            lock.acquire()
+            lock = FileLock(path, timeout=0).acquire()
     except Timeout:
         holder = path.read_text(encoding="utf-8").strip() or "unknown"
         raise Locked(
             f"{name}: process {holder} works in {step_folder}; wait for it or stop it, then run again"
         ) from None
-    try:
+    with lock:
         path.write_text(str(os.getpid()), encoding="utf-8")
         yield
-    finally:
-        lock.release()

@@ -15,6 +15,7 @@ from ups.runs.run import ALIVE, CHECKPOINTS, FAULTS, LOG, STARTED, STATUS
 
 # A line of the summary that torchrun prints for each failed worker.
 SUMMARY = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+)")
+CONSEQUENCES = {"Fault": 1, "Preempted": 2}  # kinds of reports that count only if no rank has reported a known cause
 
 
 def find_fault(folder: Path, world_size: int, returncode: int, log_start: int) -> Fault:
@@ -25,14 +26,13 @@ def find_fault(folder: Path, world_size: int, returncode: int, log_start: int) -
     which the job's output begins in the log.
     """
     stage = folder.parent.name
-    reports = sorted((read_json(path) for path in folder.glob(FAULTS)), key=lambda report: report["time"])
-    with_cause = [report for report in reports if report["kind"] not in ("LostPeer", "Fault", "Preempted")]
-    internal = [report for report in reports if report["kind"] == "Fault"]
-    preempted = [report for report in reports if report["kind"] == "Preempted"]
-    for report in (with_cause or internal or preempted)[:1]:
-        fault: Fault = getattr(errors, report["kind"])(report["what"])
-        fault.rank = report["rank"]
-        vars(fault).update(report.get("details", {}))
+    reports = sorted(map(read_json, folder.glob(FAULTS)), key=lambda report: report["time"])
+    causes = [report for report in reports if report["kind"] != "LostPeer"]
+    if causes:
+        first = min(causes, key=lambda report: CONSEQUENCES.get(report["kind"], 0))  # the earliest of equals
+        fault: Fault = getattr(errors, first["kind"])(first["what"])
+        fault.rank = first["rank"]
+        vars(fault).update(first.get("details", {}))
         return fault
     output = (folder / LOG).read_bytes()[log_start:].decode(errors="replace")
     if not any(folder.glob(ALIVE)):
@@ -43,9 +43,9 @@ def find_fault(folder: Path, world_size: int, returncode: int, log_start: int) -
     without_report = sorted(set(range(world_size)) - {report["rank"] for report in reports})
     if without_report and (reports or any(code < 0 for code in exit_codes.values())):
         return _killed(stage, folder, without_report, exit_codes)
-    first = "; ".join(report["what"].splitlines()[0] for report in reports[:1])
+    lost_peer = reports[0]["what"].splitlines()[0] if reports else ""
     return LostWorker(
-        f"{stage}: the job ended without a fault report (torchrun: {returncode}) {first}; its output is in "
+        f"{stage}: the job ended without a fault report (torchrun: {returncode}) {lost_peer}; its output is in "
         f"{folder / LOG}, the same command resumes from the last checkpoint"
     )
 
@@ -75,7 +75,6 @@ def write_status(folder: Path, state: str, fault: Fault | None, restarts: list[s
         tracking: ok, degraded or off, see `ups.runs.tracking.StageRun`.
     """
     started: dict[str, Any] = read_json(folder / STARTED) if (folder / STARTED).is_file() else {}
-    checkpoints = sorted(path.name for path in (folder / CHECKPOINTS).glob("step_*.pt"))
     content = {
         "stage": folder.parent.name,
         "state": state,
@@ -87,7 +86,7 @@ def write_status(folder: Path, state: str, fault: Fault | None, restarts: list[s
         "resumed_at_step": started.get("step", 0),
         "refused_checkpoints": started.get("refused", []),
         "eager_because": started.get("eager_because"),
-        "checkpoints": checkpoints,
+        "checkpoints": sorted(path.name for path in (folder / CHECKPOINTS).glob("step_*.pt")),
         "restarts": restarts,
         "tracking": tracking,
     }

@@ -53,15 +53,15 @@ def command(module: str, folder: Path, launch: LaunchConfig, store: Path | None 
     if launch.num_nodes > 1:
         return [sys.executable, "-m", NODE, module, str(folder)]
     # A heartbeat appends to the file, and on a single node no other torchrun reads it: one a minute is enough.
-    options = ["--nnodes=1", "--rdzv-conf=store_type=file,keep_alive_interval=60", f"--rdzv-endpoint={store}"]
-    options += ["--local-addr=127.0.0.1"]
-    return [sys.executable, "-m", "torch.distributed.run", *options, *torchrun_arguments(module, folder, launch)]
+    place = ["--nnodes=1", "--local-addr=127.0.0.1", f"--rdzv-endpoint={store}"]
+    place += ["--rdzv-conf=store_type=file,keep_alive_interval=60"]
+    return [sys.executable, "-m", "torch.distributed.run", *place, *torchrun_arguments(module, folder, launch)]
 
 
 def torchrun_arguments(module: str, folder: Path, launch: LaunchConfig) -> list[str]:
     """Arguments of torchrun for one or several nodes. It never restarts workers: the launcher restarts whole jobs."""
-    processes = [f"--nproc-per-node={launch.num_processes}", "--max-restarts=0"]
-    return ["--rdzv-backend=c10d", *processes, "-m", module, str(folder)]
+    options = ["--rdzv-backend=c10d", f"--nproc-per-node={launch.num_processes}", "--max-restarts=0"]
+    return [*options, "-m", module, str(folder)]
 
 
 def environment(launch: LaunchConfig, data_root: Path, interface: str) -> dict[str, str]:
@@ -85,13 +85,11 @@ def environment(launch: LaunchConfig, data_root: Path, interface: str) -> dict[s
 
 
 def run_job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, int]:
-    """Run `module` on the run folder under torchrun and call `on_poll` five times a second until the job has ended.
-
-    Any exception, also one of `on_poll`, ends the job.
+    """Run `module` under torchrun; call `on_poll` five times a second until the job has ended or this function raises.
 
     Returns:
-        torchrun's exit code, 1 for every failure, and the offset in bytes at which the job's output begins in the log.
-        Why a job failed is found by `ups.runs.status.find_fault` in the run folder.
+        torchrun's exit code, 1 for every failure, and the offset in bytes at which the job's output begins in the log,
+        for `ups.runs.status.find_fault`.
 
     Raises:
         Preempted: this command was interrupted; the job has saved its step.
@@ -106,7 +104,6 @@ def run_job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, in
     with _started(module, run, log) as child:
         while child.poll() is None:
             if stop_requested.is_set():
-                _terminate(child)
                 raise Preempted(f"{folder.parent.name} was interrupted; the same command resumes at the saved step")
             heartbeats.check()
             on_poll()
@@ -126,15 +123,9 @@ def _started(module: str, run: Run, log: Path) -> Iterator[subprocess.Popen]:
         output = cleanup.enter_context(log.open("a", encoding="utf-8"))
         output.write(f"$ {shlex.join(arguments)}\n")
         output.flush()
-        child = subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | variables,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        session = {"env": os.environ | variables, "start_new_session": True, "preexec_fn": die_with_parent}
+        child = subprocess.Popen(arguments, **streams, **session)
         _jobs.add(child.pid)
         try:
             yield child

@@ -67,10 +67,8 @@ def open_run(name: str, data_root: Path, tags: dict[str, str]) -> None:
     with _store_may_fail("this run"):
         tracker = client()
         experiment = tracker.get_experiment_by_name(EXPERIMENT)
-        if experiment is None:
-            experiment_id = tracker.create_experiment(EXPERIMENT, artifact_location=(data_root / "mlruns").as_uri())
-        else:
-            experiment_id = experiment.experiment_id
+        folder = (data_root / "mlruns").as_uri()
+        experiment_id = experiment.experiment_id if experiment else tracker.create_experiment(EXPERIMENT, folder)
         _close_orphans(tracker, experiment_id)
         run = tracker.create_run(experiment_id, run_name=name, tags=tags | _process_tags())
         os.environ[PARENT_RUN] = run.info.run_id

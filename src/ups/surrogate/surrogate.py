@@ -1,23 +1,16 @@
 """The trained models as one surrogate: encode fields, advance latents with or without a corrector, decode them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ups.data.pdebench import FAMILIES
+from ups.diffusion import samplers
 from ups.diffusion.losses import Denoise
-from ups.diffusion.samplers import (
-    Normal,
-    StepNoise,
-    consistency_grid,
-    consistency_sampler,
-    correlated_noise,
-    karras_grid,
-    multistep_sampler,
-)
+from ups.diffusion.samplers import Normal, StepNoise
 from ups.models.codec import Codec, group_name
 from ups.models.denoiser import Denoiser, predict
 from ups.models.operator import Operator, SteadyModel
@@ -59,7 +52,7 @@ class Setting:
     def repeated(self, times: int) -> "Setting":
         """The setting of an ensemble of `times` members, (times B, ...): all rows of one member after the other."""
         coefficients, condition = self.coefficients.repeat(times, 1, 1), self.condition.repeat(times, 1)
-        return Setting(self.family, self.domain, coefficients, condition)
+        return replace(self, coefficients=coefficients, condition=condition)
 
 
 @dataclass(frozen=True)
@@ -130,22 +123,22 @@ class Surrogate:
     def diffusion_step(self, setting: Setting, correction: Correction, normal: Normal) -> NoisyStep:
         """Map z -> z_next with a residual that the diffusion model samples."""
         assert self.denoiser is not None
-        sigmas = karras_grid(correction.num_steps, correction.sigma_min, correction.sigma)
-        step_noise = correlated_noise(1, correction.noise_correlation, normal)
+        sigmas = samplers.karras_grid(correction.num_steps, correction.sigma_min, correction.sigma)
+        step_noise = samplers.correlated_noise(1, correction.noise_correlation, normal)
 
-        def sample(denoise: Denoise, noise: Tensor) -> Tensor:
-            return correction.residual_scale * multistep_sampler(denoise, correction.sigma * noise[0], sigmas)
+        def sample(denoise: Denoise, noises: Tensor) -> Tensor:
+            return correction.residual_scale * samplers.multistep_sampler(denoise, correction.sigma * noises[0], sigmas)
 
         return self._corrected(self.denoiser, setting, step_noise, sample)
 
     def consistency_step(self, setting: Setting, correction: Correction, normal: Normal) -> NoisyStep:
         """Map z -> z_next with a residual that the consistency model samples in one or two evaluations."""
         assert self.student is not None
-        sigmas = consistency_grid(correction.num_steps, correction.sigma)
-        step_noise = correlated_noise(correction.num_steps, correction.noise_correlation, normal)
+        sigmas = samplers.consistency_grid(correction.num_steps, correction.sigma)
+        step_noise = samplers.correlated_noise(correction.num_steps, correction.noise_correlation, normal)
 
         def sample(denoise: Denoise, noises: Tensor) -> Tensor:
-            return correction.residual_scale * consistency_sampler(denoise, noises, sigmas)
+            return correction.residual_scale * samplers.consistency_sampler(denoise, noises, sigmas)
 
         return self._corrected(self.student, setting, step_noise, sample)
 
