@@ -56,24 +56,18 @@ def field_groups(model: CodecModel, datasets: dict[str, Dataset], statistics: di
     for dataset in datasets.values():
         family, grid = FAMILIES[dataset.family], dataset.grid
         patch = choose_patch(grid, model.patch_size[len(grid) - 1], model.max_tokens[len(grid) - 1])
+        components = min(patch ** len(grid), model.components)
         for kind, names in (("fields", family.fields), ("coefficients", family.coefficients)):
-            if names and group_name(family.name, kind) not in groups:
+            group = group_name(family.name, kind)
+            if names and group not in groups:
                 fields = [statistics[family.name][kind][name] for name in names]
-                groups[group_name(family.name, kind)] = FieldGroup(
-                    grid=grid,
-                    patch=patch,
-                    components=min(patch ** len(grid), model.components),
-                    log=tuple(field["log"] for field in fields),
-                    mean=tuple(field["mean"] for field in fields),
-                    std=tuple(field["std"] for field in fields),
-                    first=first,
-                )
+                log, mean, std = (tuple(field[key] for field in fields) for key in ("log", "mean", "std"))
+                groups[group] = FieldGroup(grid, patch, components, log, mean, std, first)
                 first += len(names)
     return groups
 
 
-UNLIMITED = 2**62
-IDENTITY = CodecModel(patch_size=(1, 1, 1), max_tokens=(UNLIMITED, UNLIMITED, UNLIMITED), components=1)
+IDENTITY = CodecModel(patch_size=(1, 1, 1), max_tokens=(2**62, 2**62, 2**62), components=1)  # no limit of tokens
 
 
 def write_identity_codec(folder: Path, datasets: dict[str, Any], normalization: dict[str, Any]) -> dict[str, Any]:
