@@ -22,6 +22,7 @@ from ups.metrics.spectra import log_bands
 from ups.models.codec import Codec, FieldGroup, group_name
 from ups.training.distributed import Draw
 
+SMALLEST_FIELD = 1e-3  # of the typical magnitude of a field
 EPS = 1e-12  # below the root of a mean square: the gradient of sqrt at 0 is infinite
 SMALLEST_BAND = 1e-2  # of the expected change of one step: smallest amplitude that the error of a band is relative to
 
@@ -83,13 +84,10 @@ def divergence_error(v_pred: Tensor, v_ref: Tensor, floor: Tensor) -> Tensor:
 def _diagonal_derivatives(v: Tensor) -> Tensor:
     """The derivatives d v_i / d x_i in the interior by central differences, (B, d, *interior)."""
     derivatives = []
-    for axis in range(v.shape[1]):
-        component = v[:, axis]
-        for other in range(1, component.ndim):
-            component = component if other == axis + 1 else component.narrow(other, 1, component.shape[other] - 2)
-        num_points = v.shape[axis + 2]
-        ahead, behind = (component.narrow(axis + 1, start, num_points - 2) for start in (2, 0))
-        derivatives.append((ahead - behind) * (num_points / 2))
+    for axis, num_points in enumerate(v.shape[2:]):
+        ahead, behind = ([slice(1, -1)] * v.shape[1] for _ in range(2))
+        ahead[axis], behind[axis] = slice(2, None), slice(-2)
+        derivatives.append((v[:, axis, *ahead] - v[:, axis, *behind]) * (num_points / 2))
     return torch.stack(derivatives, 1)
 
 
@@ -131,9 +129,6 @@ def _bands(grid: tuple[int, ...], periodic: tuple[bool, ...], device: torch.devi
     return (torch.stack(parts, 1) * twice[:, None]).to(device)
 
 
-SMALLEST_FIELD = 1e-3  # of the typical magnitude of a field
-
-
 @dataclass(frozen=True)
 class Transition:
     """One time step of a batch: latents before it, after it and as predicted (B, N, D).
@@ -157,14 +152,10 @@ class Transition:
         return self.codec.groups[group_name(self.family.name, "fields")]
 
     @cached_property
-    def u_ref(self) -> Tensor:
-        """The true fields (B, C, *grid), decoded from latents: without the components that the codec drops."""
-        return self._decode(self.z_ref)
-
-    @cached_property
-    def u_pred(self) -> Tensor:
-        """The predicted fields (B, C, *grid)."""
-        return self._decode(self.z_pred)
+    def decoded(self) -> tuple[Tensor, Tensor]:
+        """Predicted and true fields (B, C, *grid), both decoded: without the components that the codec drops."""
+        codec, group = self.codec.to(self.z.device), group_name(self.family.name, "fields")
+        return codec.decode(self.z_pred.float(), group), codec.decode(self.z_ref.float(), group)
 
     @cached_property
     def floor(self) -> Tensor:
@@ -177,14 +168,9 @@ class Transition:
     def changes(self) -> tuple[Tensor, Tensor]:
         """Predicted and true change of the latents in units of the expected one, (B, C, K, *token_grid)."""
         grid, num_fields = self.batch.domain.grid, len(self.family.fields)
-        changes = [((z - self.z) / self.unit).mT.unflatten(2, grid) for z in (self.z_pred, self.z_ref)]
+        changes = (((z - self.z) / self.unit).mT.unflatten(2, grid) for z in (self.z_pred, self.z_ref))
         pred, ref = (change.unflatten(1, (num_fields, -1)) for change in changes)
         return pred, ref
-
-    @property
-    def fields_with_walls(self) -> tuple[str, ...]:
-        """All fields if some axis is not periodic, else none."""
-        return () if all(self.batch.domain.periodic) else self.family.fields
 
     @property
     def is_closed(self) -> Tensor:
@@ -197,25 +183,21 @@ class Transition:
         if not names:
             return None
         channels = [self.family.fields.index(name) for name in names]
-        return function(self.u_pred[:, channels], self.u_ref[:, channels], self.floor[channels], *arguments)
-
-    def random_points(self, config: Query, draw: Draw) -> Tensor:
-        """Flat indices of random grid points for each sample, (B, config.num_points)."""
-        return draw.points(math.prod(self.group.grid), config.num_points)
-
-    def _decode(self, z: Tensor) -> Tensor:
-        return self.codec.to(z.device).decode(z.float(), group_name(self.family.name, "fields"))
+        u_pred, u_ref = self.decoded
+        return function(u_pred[:, channels], u_ref[:, channels], self.floor[channels], *arguments)
 
 
 # A term of the loss: its name in `ups.config.Terms`, and its value per sample (B,), None for families without it.
 TERMS: dict[str, Callable[[Transition, Any, Draw], Tensor | None]] = {
-    "query": lambda step, config, draw: step.error(query_error, step.family.fields, step.random_points(config, draw)),
+    "query": lambda step, config, draw: step.error(
+        query_error, step.family.fields, draw.integers(math.prod(step.group.grid), config.num_points) - 1
+    ),
     "spectral": lambda step, config, draw: spectral_error(*step.changes, step.batch.domain.periodic),
     "conservation": lambda step, config, draw: step.error(conservation_error, step.family.conserved, step.is_closed),
     # Not of `Family.positive` fields: the codec encodes their logarithm, so that they are positive in any case.
     "positivity": lambda step, config, draw: step.error(positivity_error, step.family.non_negative),
     "boundary": lambda step, config, draw: step.error(
-        boundary_error, step.fields_with_walls, step.batch.domain.periodic
+        boundary_error, () if all(step.batch.domain.periodic) else step.family.fields, step.batch.domain.periodic
     ),
     "divergence": lambda step, config, draw: step.error(divergence_error, step.family.divergence_free),
 }
