@@ -18,25 +18,19 @@ import torch
 log = logging.getLogger(__name__)
 
 SIGNALS = {"sigkill": signal.SIGKILL, "sigterm": signal.SIGTERM, "sigstop": signal.SIGSTOP}
-POINTS = {
-    "sigkill": "step",
-    "sigterm": "step",
-    "sigstop": "step",
-    "raise": "step",
-    "slow": "step",
-    "nan": "loss",
-    "spike": "loss",
-    "desync": "gradient",
-    "oom-forward": "forward",
-    "oom-backward": "backward",
-    "stall-data": "data",
-    "full-disk": "write",
-    "kill-before-write": "write",
-    "kill-before-rename": "written",
-    "kill-after-rename": "renamed",
-    "kill-before-purge": "committed",
+KINDS = {
+    "step": ("sigkill", "sigterm", "sigstop", "raise", "slow"),
+    "loss": ("nan", "spike"),
+    "gradient": ("desync",),
+    "forward": ("oom-forward",),
+    "backward": ("oom-backward",),
+    "data": ("stall-data",),
+    "write": ("full-disk", "kill-before-write"),
+    "written": ("kill-before-rename",),
+    "renamed": ("kill-after-rename",),
+    "committed": ("kill-before-purge",),
 }
-"""Kind of fault -> the call of `Injection.at` in which it happens."""
+"""Point, the argument of `Injection.at` -> kinds of faults that happen there."""
 SLOW, FOREVER = 3.0, 3600.0
 
 
@@ -55,19 +49,18 @@ class Injection:
         found = []
         for word in filter(None, text.split(",")):
             match = re.fullmatch(r"([a-z-]+):rank(\d+|\*):step(\d+)", word)
-            assert match is not None and match[1] in POINTS, word
+            assert match is not None and any(match[1] in kinds for kinds in KINDS.values()), word
             if match[2] in ("*", str(rank)):
                 found.append((match[1], int(match[3])))
         return cls(folder, rank, tuple(found))
 
     def at(self, point: str, step: int) -> str | None:
-        """Cause the fault that is due at `point` in `step`.
+        """Cause the fault that is due at `point` in `step`; returns its kind, if any.
 
-        Returns:
-            The kind of the fault, if any: for "nan", "spike" and "desync" the caller alters its tensors.
+        For "nan", "spike" and "desync" the caller alters its tensors.
         """
         for kind, when in self.faults:
-            if POINTS[kind] == point and step >= when and self._is_first(kind, when):
+            if kind in KINDS[point] and step >= when and self._is_first(kind, when):
                 log.warning("injected %s on rank %d in step %d", kind, self.rank, step)
                 return _cause(kind)
         return None

@@ -39,7 +39,9 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
     batches = Batches(stage, config, run, ranks, inject)
     checkpoints = Checkpoints(run.folder / CHECKPOINTS, run.launch.keep_checkpoints, inject.at)
     history = _resume(update, checkpoints, run, ranks)
-    stop, timer = StopRequest(), StepTimer(run.launch.checkpoint_minutes)
+    timer = StepTimer(run.launch.checkpoint_minutes)
+    terminations: list[int] = []  # SIGTERMs of this process: batch systems send one before they end a job
+    signal.signal(signal.SIGTERM, lambda number, frame: terminations.append(number))
     half_patience = max(1, (config.patience or 0) // 2)
     # The worker has disabled garbage collection for its imports. What exists by now lives as long as the process and
     # need not be searched by every collection.
@@ -56,7 +58,7 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             # Saving is collective, so `update` lets the ranks agree on it. After a failed save the next one is due at
             # once, because it raises the fault of the failed one.
             save = checkpoints.failed() or (ranks.rank == 0 and timer.save_is_due())
-            outcome = update(share, rate, stop=stop.received, save=save)
+            outcome = update(share, rate, stop=bool(terminations), save=save)
             history.add(outcome, share)
             step = history.step
             is_last = step == config.steps
@@ -84,24 +86,15 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             if is_last:
                 break
             if step % run.launch.checkpoint_steps == 0 or outcome.save or outcome.stop:
-                _save(update, history, checkpoints, ranks)
+                state = {"update": update.state(), "progress": history.state(ranks)}
+                if ranks.rank == 0:
+                    checkpoints.save(step, state)
                 timer.saved()
             if outcome.stop:
                 checkpoints.wait()
                 raise Preempted(f"{run.stage} was asked to stop and saved step {step}; the same command resumes it")
 
     _finish(stage, update, history, checkpoints, run, ranks)
-
-
-class StopRequest:
-    """Whether this process has `received` a SIGTERM, as batch systems send it before they end a job."""
-
-    def __init__(self) -> None:
-        self.received = False
-        signal.signal(signal.SIGTERM, self._receive)
-
-    def _receive(self, *_: object) -> None:
-        self.received = True
 
 
 @torch.no_grad()
@@ -129,8 +122,8 @@ def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks) ->
     step = ranks.broadcast(found[0] if found else None)
     if step is not None:
         state = found[1] if found else checkpoints.read(step)
-        if len(state["progress"]["ranks"]) != ranks.world_size and ranks.rank == 0:
-            before = len(state["progress"]["ranks"])
+        before = len(state["progress"]["ranks"])
+        if before != ranks.world_size and ranks.rank == 0:
             log.warning("resumed on %d processes instead of %d: not bit for bit", ranks.world_size, before)
         update.restore(state["update"])
         history.restore(state["progress"], ranks)
@@ -140,12 +133,6 @@ def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks) ->
         start = {"step": history.step, "refused": checkpoints.refused, "eager_because": update.eager_because}
         write_json(run.folder / STARTED, start)
     return history
-
-
-def _save(update: Update, history: TrainingHistory, checkpoints: Checkpoints, ranks: Ranks) -> None:
-    state = {"update": update.state(), "progress": history.state(ranks)}
-    if ranks.rank == 0:
-        checkpoints.save(history.step, state)
 
 
 def _finish(
@@ -175,7 +162,7 @@ def _record(run: Run, ranks: Ranks, step: int, metrics: dict[str, float]) -> Non
 
 def _drop_metrics_after(run: Run, step: int) -> None:
     """Drop the metrics of steps that will be repeated, and an incomplete last line of a killed run."""
-    kept = [line for line in metric_lines(run.folder) if json.loads(line)["step"] <= step]
+    kept = (f"{line}\n" for line in metric_lines(run.folder) if json.loads(line)["step"] <= step)
     if (run.folder / METRICS).is_file():
         with publish(run.folder / METRICS) as temporary:
-            temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            temporary.write_text("".join(kept), encoding="utf-8")

@@ -28,9 +28,8 @@ class Optimizer:
     @torch.no_grad()
     def step(self, learning_rate: float, skip: Tensor) -> None:
         """Update all parameters that have a gradient; the others, with their moments, stay as they are."""
-        for part in self.parts.values():
-            for group in part.param_groups:
-                group["lr"] = learning_rate
+        for group in (group for part in self.parts.values() for group in part.param_groups):
+            group["lr"] = learning_rate
         self.adamw.found_inf = skip  # how torch.amp.GradScaler has fused optimizers skip a step
         self.adamw.step()
         if self.muon is not None:
@@ -39,7 +38,7 @@ class Optimizer:
     def zero_grad(self) -> None:
         """Set all gradients to None."""
         for part in self.parts.values():
-            part.zero_grad(set_to_none=True)
+            part.zero_grad()
 
 
 def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
@@ -50,21 +49,15 @@ def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
     channels to hidden channels: stems, heads and embeddings are left to AdamW, as are the Fourier weights, which are
     stacks of matrices. Parameters with one axis (biases, gains) have no weight decay.
     """
-    hidden = _hidden_matrices(model) if config.optimizer == "muon" else []
+    inside = (module for name, module in model.named_modules() if "blocks" in name.split("."))
+    hidden = [module.weight for module in inside if isinstance(module, nn.Linear) and config.optimizer == "muon"]
     rest = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
-    groups = [
-        {"params": [p for p in rest if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
     if not hidden:
         return Optimizer(adamw, None)
     return Optimizer(adamw, torch.optim.Muon(hidden, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"))
-
-
-def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    inside = (module for name, module in model.named_modules() if "blocks" in name.split("."))
-    return [module.weight for module in inside if isinstance(module, nn.Linear)]
 
 
 def _step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
