@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ups.data.families import Family, boundary_feature
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentBatch
 from ups.metrics.spectra import log_bands
-from ups.models.codec import Codec, FieldGroup, group_name
+from ups.models.codec import Codec, group_name
 from ups.training.distributed import Draw
 
 SMALLEST_FIELD = 1e-3  # of the typical magnitude of a field
@@ -125,7 +126,7 @@ def _bands(grid: tuple[int, ...], periodic: tuple[bool, ...], device: torch.devi
     twice = 1.0 + ((k[-1] > 0) & (2 * k[-1] < grid[-1])).float().flatten()
     num_shells = (min(grid) + 1) // 2
     edges = [0, *(stop for _, stop in log_bands(num_shells).values())] if num_shells > 1 else [0, 1]
-    parts = [(shell >= start) & (shell < stop) for start, stop in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [(shell >= start) & (shell < stop) for start, stop in pairwise(edges)]
     return (torch.stack(parts, 1) * twice[:, None]).to(device)
 
 
@@ -148,10 +149,6 @@ class Transition:
         return FAMILIES[self.batch.domain.family]
 
     @cached_property
-    def group(self) -> FieldGroup:
-        return self.codec.groups[group_name(self.family.name, "fields")]
-
-    @cached_property
     def decoded(self) -> tuple[Tensor, Tensor]:
         """Predicted and true fields (B, C, *grid), both decoded: without the components that the codec drops."""
         codec, group = self.codec.to(self.z.device), group_name(self.family.name, "fields")
@@ -160,17 +157,17 @@ class Transition:
     @cached_property
     def floor(self) -> Tensor:
         """A thousandth of the typical magnitude of each field in the training split, (C,)."""
-        statistics = zip(self.group.log, self.group.mean, self.group.std, strict=True)
+        group = self.codec.groups[group_name(self.family.name, "fields")]
+        statistics = zip(group.log, group.mean, group.std, strict=True)
         sizes = [math.exp(mean) if log else math.hypot(mean, std) for log, mean, std in statistics]
         return SMALLEST_FIELD * torch.tensor(sizes, device=self.z.device)
 
     @property
-    def changes(self) -> tuple[Tensor, Tensor]:
+    def changes(self) -> list[Tensor]:
         """Predicted and true change of the latents in units of the expected one, (B, C, K, *token_grid)."""
-        grid, num_fields = self.batch.domain.grid, len(self.family.fields)
-        changes = (((z - self.z) / self.unit).mT.unflatten(2, grid) for z in (self.z_pred, self.z_ref))
-        pred, ref = (change.unflatten(1, (num_fields, -1)) for change in changes)
-        return pred, ref
+        grid, fields = self.batch.domain.grid, (len(self.family.fields), -1)
+        changes = [(z - self.z) / self.unit for z in (self.z_pred, self.z_ref)]
+        return [change.mT.unflatten(2, grid).unflatten(1, fields) for change in changes]
 
     @property
     def is_closed(self) -> Tensor:
@@ -190,7 +187,7 @@ class Transition:
 # A term of the loss: its name in `ups.config.Terms`, and its value per sample (B,), None for families without it.
 TERMS: dict[str, Callable[[Transition, Any, Draw], Tensor | None]] = {
     "query": lambda step, config, draw: step.error(
-        query_error, step.family.fields, draw.integers(math.prod(step.group.grid), config.num_points) - 1
+        query_error, step.family.fields, draw.integers(math.prod(step.decoded[0].shape[2:]), config.num_points) - 1
     ),
     "spectral": lambda step, config, draw: spectral_error(*step.changes, step.batch.domain.periodic),
     "conservation": lambda step, config, draw: step.error(conservation_error, step.family.conserved, step.is_closed),

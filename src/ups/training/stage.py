@@ -65,5 +65,5 @@ class Stage:
     def weights(self, config: TrainingSection) -> dict[str, float]:
         """Sampling weights of the keys, see `ups.config.Recipe`."""
         axes = {key: len(FAMILIES[key.partition("/")[0]].axes) for key in self.num_tokens}
-        by_dimension = config.family_weights_by_dimension
-        return {key: n**config.balance * by_dimension[axes[key] - 1] for key, n in self.train.num_samples.items()}
+        factors = {key: config.family_weights_by_dimension[num_axes - 1] for key, num_axes in axes.items()}
+        return {key: n**config.balance * factors[key] for key, n in self.train.num_samples.items()}

@@ -1,7 +1,6 @@
-"""The training stages.
+"""The training stages: the function `build` of each module makes model, loss and samples from configuration and run.
 
-One module per stage has the function `build`, which makes the stage's model, loss and samples from its configuration
-and a run folder. `STAGES` lists them with the properties that other modules need.
+`STAGES` lists them with the properties that other modules need.
 """
 
 from collections.abc import Callable

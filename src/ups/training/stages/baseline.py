@@ -31,8 +31,7 @@ def build(config: BaselineConfig, run: Run) -> Stage:
     model = grid_model(**settings)
     set_statistics(model.statistics, cache)
     loss = steady_loss if family.steady else step_loss(model.statistics, config)
-    if config.symmetries:
-        loss = augmented(loss, cache, run)
+    loss = augmented(loss, cache, run) if config.symmetries else loss
     train, valid = LatentSamples(cache, "train", horizon=config.unroll.horizon), LatentSamples(cache, "valid")
     return Stage(model, settings, loss, train, valid, train.num_tokens, after_validation=store_validation_error)
 

@@ -34,8 +34,7 @@ def build(config: OperatorConfig, run: Run) -> Stage:
         set_conserved(operator, cache, codec)
     terms = TermSum(config.terms, codec)
     loss = step_loss(operator.statistics, config, terms)
-    if config.symmetries:
-        loss = augmented(loss, cache, run)
+    loss = augmented(loss, cache, run) if config.symmetries else loss
     train, valid = LatentSamples(cache, "train", horizon=config.unroll.horizon), LatentSamples(cache, "valid")
     stage = Stage(model=operator, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)
     return replace(stage, terms=terms.values if terms.configs else None, after_validation=store_validation_error)
