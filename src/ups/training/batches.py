@@ -71,10 +71,7 @@ class Share:
 
 
 class Batches:
-    """The shares of one rank, read ahead by a thread, cut into micro-batches.
-
-    Raises `ConfigFault` if a global batch cannot be shared equally by all processes.
-    """
+    """One rank's shares, read ahead by a thread; raises `ConfigFault` if processes cannot share a batch equally."""
 
     def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks, inject: Injection) -> None:
         self.stage, self.run, self.ranks, self.inject = stage, run, ranks, inject
@@ -103,10 +100,7 @@ class Batches:
 
     @record_function("data")
     def next(self) -> Share:
-        """The share of the next step.
-
-        Raises `LostWorker` after half of `launch.timeout_seconds` of reading, before the launcher ends the job.
-        """
+        """The next share; `LostWorker` after half of `launch.timeout_seconds`, before the launcher ends the job."""
         seconds = self.run.launch.timeout_seconds / 2
         try:
             share = self._ahead.popleft().result(seconds)
@@ -133,9 +127,7 @@ class Batches:
     def first_of_each_key(self, start: int) -> list[int]:
         """For each key the first step at or after `start` in which it is sampled."""
         first: dict[str, int] = {}
-        steps = itertools.count(start)
-        while len(first) < len(self.sampler.keys):
-            step = next(steps)
+        for step in itertools.takewhile(lambda _: len(first) < len(self.sampler.keys), itertools.count(start)):
             first.setdefault(self.sampler.draw(step)[0], step)
         return list(first.values())
 
@@ -149,4 +141,4 @@ class Batches:
         largest = size if limit is None else max(1, limit // self.stage.num_tokens[key])
         count = math.ceil(size / largest)
         edges = [mine.start + part * size // count for part in range(count + 1)]
-        return [slice(start, stop) for start, stop in zip(edges[:-1], edges[1:], strict=True)]
+        return [slice(start, stop) for start, stop in itertools.pairwise(edges)]

@@ -33,10 +33,7 @@ def publish_tensors(path: Path, content: State, at: Callable[[str], object] = la
 
 
 def read_tensors(path: Path) -> State:
-    """Read what `publish_tensors` wrote.
-
-    Raises `DataFault` if the file is missing, truncated, altered, or holds other objects than tensors and plain values.
-    """
+    """Read what `publish_tensors` wrote; a file that is missing, damaged or holds anything else is a `DataFault`."""
     manifest = read_json(manifest_of(path))
     if not isinstance(manifest, dict) or not path.is_file() or path.stat().st_size != manifest.get("bytes"):
         raise DataFault(f"{path} is missing or truncated")

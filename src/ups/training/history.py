@@ -4,7 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from ups.training.update import StepResult, Update
 
 MAX_SKIPPED_FOR_MEMORY = 3
 SAME_ON_ALL_RANKS = ("step", "num_skipped_for_memory", "valid_losses", "best")
-Value = TypeVar("Value")
 
 
 class TrainingHistory:
@@ -39,10 +38,7 @@ class TrainingHistory:
         self.best: dict[str, Tensor] | None = None
 
     def add(self, outcome: StepResult, share: Share) -> None:
-        """Record a step; it has no loss if all ranks skipped it because one ran out of memory.
-
-        Raises `OutOfMemory` if more than three steps were skipped for that reason.
-        """
+        """Record a step, without loss if all ranks skipped it for lack of memory; the fourth raises `OutOfMemory`."""
         self.step = share.step + 1
         if outcome.loss is not None:
             self.seen += share.seen
@@ -71,10 +67,7 @@ class TrainingHistory:
         return finite | {"skipped_steps": num_skipped + self.num_skipped_for_memory}
 
     def add_validation(self, loss: float, update: Update, *, keep_best: bool) -> None:
-        """Record a validation loss; with `keep_best` keep a copy of the averaged weights if it is the lowest so far.
-
-        Raises `Diverged` if the loss is not finite.
-        """
+        """Record a validation loss, with `keep_best` the averaged weights of the lowest; `Diverged` if not finite."""
         if not math.isfinite(loss):
             raise Diverged(f"{self.stage}: validation loss {loss} at step {self.step}; {self.remedy}")
         if keep_best and loss < min(self.valid_losses, default=math.inf):
@@ -85,8 +78,7 @@ class TrainingHistory:
         """Whether the last `patience` validations brought no new best loss; never if `patience` is None."""
         if patience is None or not self.valid_losses:
             return False
-        since_best = len(self.valid_losses) - 1 - self.valid_losses.index(min(self.valid_losses))
-        return since_best >= patience
+        return len(self.valid_losses) - 1 - self.valid_losses.index(min(self.valid_losses)) >= patience
 
     def state(self, ranks: Ranks) -> dict[str, Any]:
         """The history of all ranks as plain values and tensors, for a checkpoint (collective)."""
@@ -110,20 +102,19 @@ class StepTimer:
     """Wall-clock time of steps and of waiting for data since the last `restart`; time since the last checkpoint."""
 
     def __init__(self, checkpoint_minutes: float) -> None:
-        self.checkpoint_seconds = 60 * checkpoint_minutes
-        self.saved_at = time.monotonic()
+        self.checkpoint_seconds, self.saved_at = 60 * checkpoint_minutes, time.monotonic()
         self.restart()
 
     def restart(self) -> None:
         """Set all counters to zero."""
         self.started, self.waited, self.num_steps = time.monotonic(), 0.0, 0
 
-    def wait_for(self, get: Callable[[], Value]) -> Value:
+    def wait_for(self, get: Callable[[], Share]) -> Share:
         """Call `get` at the start of a step and return its result; its time counts as waiting for data."""
         begin = time.monotonic()
-        value = get()
+        share = get()
         self.waited, self.num_steps = self.waited + time.monotonic() - begin, self.num_steps + 1
-        return value
+        return share
 
     def metrics(self) -> dict[str, float]:
         """Steps per second and the fraction of time spent waiting for data, since the last `restart`; restarts."""

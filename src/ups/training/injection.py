@@ -17,7 +17,6 @@ import torch
 
 log = logging.getLogger(__name__)
 
-SIGNALS = {"sigkill": signal.SIGKILL, "sigterm": signal.SIGTERM, "sigstop": signal.SIGSTOP}
 KINDS = {
     "step": ("sigkill", "sigterm", "sigstop", "raise", "slow"),
     "loss": ("nan", "spike"),
@@ -31,7 +30,6 @@ KINDS = {
     "committed": ("kill-before-purge",),
 }
 """Point, the argument of `Injection.at` -> kinds of faults that happen there."""
-SLOW, FOREVER = 3.0, 3600.0
 
 
 @dataclass(frozen=True)
@@ -55,27 +53,19 @@ class Injection:
         return cls(folder, rank, tuple(found))
 
     def at(self, point: str, step: int) -> str | None:
-        """Cause the fault that is due at `point` in `step`; returns its kind, if any.
-
-        For "nan", "spike" and "desync" the caller alters its tensors.
-        """
+        """Cause the fault due at `point` in `step`; returns its kind: nan, spike and desync are left to the caller."""
         for kind, when in self.faults:
-            if kind in KINDS[point] and step >= when and self._is_first(kind, when):
+            marker = self.folder / f"injected.{kind}.rank{self.rank}.step{when}"
+            if kind in KINDS[point] and step >= when and not marker.exists():
+                marker.touch()
                 log.warning("injected %s on rank %d in step %d", kind, self.rank, step)
                 return _cause(kind)
         return None
 
-    def _is_first(self, kind: str, when: int) -> bool:
-        marker = self.folder / f"injected.{kind}.rank{self.rank}.step{when}"
-        if marker.exists():
-            return False
-        marker.touch()
-        return True
-
 
 def _cause(kind: str) -> str:
-    if kind in SIGNALS or kind.startswith("kill-"):
-        os.kill(os.getpid(), SIGNALS.get(kind, signal.SIGKILL))
+    if kind.startswith(("sig", "kill-")):
+        os.kill(os.getpid(), signal.SIGKILL if kind.startswith("kill-") else signal.Signals[kind.upper()])
     if kind.startswith("oom-"):
         raise torch.OutOfMemoryError("injected: tried to allocate more than there is")
     if kind == "full-disk":
@@ -83,5 +73,5 @@ def _cause(kind: str) -> str:
     if kind == "raise":
         raise RuntimeError("injected error")
     if kind in ("slow", "stall-data"):
-        time.sleep(SLOW if kind == "slow" else FOREVER)
+        time.sleep(3.0 if kind == "slow" else 3600.0)
     return kind

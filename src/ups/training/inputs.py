@@ -18,10 +18,7 @@ SMALLEST_STATISTIC = 1e-3  # latents have about unit variance; fields that are c
 
 
 def open_cache(run: Run, *kinds: Literal["transient", "steady"]) -> LatentCache:
-    """The latent cache of a run's inputs, limited to families of these kinds.
-
-    Raises `DataFault` if the key of the cache is not that of the receipt.
-    """
+    """A run's latent cache, limited to families of these kinds; raises `DataFault` if the receipt has another key."""
     receipt = run.inputs["latent_cache"]
     cache = LatentCache.open(run.data_root / receipt["path"], receipt["key"])
     return cache.only(*(family for kind in kinds for family in receipt[kind]))

@@ -60,8 +60,7 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             save = checkpoints.failed() or (ranks.rank == 0 and timer.save_is_due())
             outcome = update(share, rate, stop=bool(terminations), save=save)
             history.add(outcome, share)
-            step = history.step
-            is_last = step == config.steps
+            step, is_last = history.step, history.step == config.steps
 
             # Log. Reading losses waits for the device, hence not in every step.
             if step % config.log_every == 0 or is_last:
@@ -86,15 +85,20 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             if is_last:
                 break
             if step % run.launch.checkpoint_steps == 0 or outcome.save or outcome.stop:
-                state = {"update": update.state(), "progress": history.state(ranks)}
-                if ranks.rank == 0:
-                    checkpoints.save(step, state)
+                _save(update, history, checkpoints, ranks)
                 timer.saved()
             if outcome.stop:
                 checkpoints.wait()
                 raise Preempted(f"{run.stage} was asked to stop and saved step {step}; the same command resumes it")
 
-    _finish(stage, update, history, checkpoints, run, ranks)
+    # Write the weights (the best with early stopping, else the last) and the samples that each rank has seen.
+    weights = history.best or full_state(update.average)
+    seen = ranks.all_gather(dict(sorted(history.seen.items())))
+    if ranks.rank == 0:
+        write_json(run.folder / SAMPLING, {"samples_per_rank": seen})
+        publish_tensors(run.folder / WEIGHTS, {"settings": stage.settings, "weights": weights})
+        checkpoints.remove()
+    ranks.barrier()
 
 
 @torch.no_grad()
@@ -135,17 +139,10 @@ def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks) ->
     return history
 
 
-def _finish(
-    stage: Stage, update: Update, history: TrainingHistory, checkpoints: Checkpoints, run: Run, ranks: Ranks
-) -> None:
-    """Write the best or last averaged weights and the samples seen by each rank; delete the checkpoints."""
-    weights = history.best or full_state(update.average)
-    seen = ranks.all_gather(dict(sorted(history.seen.items())))
+def _save(update: Update, history: TrainingHistory, checkpoints: Checkpoints, ranks: Ranks) -> None:
+    state = {"update": update.state(), "progress": history.state(ranks)}
     if ranks.rank == 0:
-        write_json(run.folder / SAMPLING, {"samples_per_rank": seen})
-        publish_tensors(run.folder / WEIGHTS, {"settings": stage.settings, "weights": weights})
-        checkpoints.remove()
-    ranks.barrier()
+        checkpoints.save(history.step, state)
 
 
 def _mean_terms(terms: dict[str, Tensor], ranks: Ranks) -> dict[str, float]:

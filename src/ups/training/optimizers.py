@@ -8,11 +8,6 @@ from torch import Tensor, nn
 
 from ups.config.training import TrainingSection
 
-# Learning rates relative to the peak
-COSINE_END = 0.01
-STEP_AT, STEP_FACTOR = (0.6, 0.85), 0.1
-PLATEAU_FACTOR = 0.5
-
 
 class Optimizer:
     """AdamW, or AdamW and Muon for disjoint sets of parameters, with the same learning rate; `parts` has them by name.
@@ -55,9 +50,8 @@ def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
     matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
-    if not hidden:
-        return Optimizer(adamw, None)
-    return Optimizer(adamw, torch.optim.Muon(hidden, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"))
+    options = {"weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    return Optimizer(adamw, torch.optim.Muon(hidden, **options) if hidden else None)
 
 
 def _step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
@@ -84,9 +78,9 @@ def learning_rate(config: TrainingSection, step: int, valid_losses: Sequence[flo
         return config.learning_rate * (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
     factor = {
-        "cosine": COSINE_END + (1 - COSINE_END) * 0.5 * (1 + math.cos(math.pi * progress)),
-        "step": STEP_FACTOR ** sum(progress >= at for at in STEP_AT),
-        "plateau": PLATEAU_FACTOR ** num_plateaus(valid_losses, patience),
+        "cosine": 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)),
+        "step": 0.1 ** ((progress >= 0.6) + (progress >= 0.85)),
+        "plateau": 0.5 ** num_plateaus(valid_losses, patience),
         "constant": 1.0,
     }[config.schedule]
     return config.learning_rate * factor

@@ -127,10 +127,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
 
 @torch.no_grad()
 def check_gradients_agree(model: nn.Module, ranks: Ranks) -> None:
-    """Compare a hash of every gradient between ranks, to find replicas that have diverged; no-op for sharded models.
-
-    Raises `Unsynchronised` on every rank if two ranks have different gradients.
-    """
+    """Raise `Unsynchronised` on every rank if replicas have different hashes of a gradient; no-op if sharded."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     if ranks.world_size == 1 or isinstance(parameters[0], DTensor):
         return
