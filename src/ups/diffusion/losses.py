@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Denoise = Callable[[Tensor, Tensor], Tensor]
-"""Denoiser D(x, sigma) of noisy data x (B, ...) at noise levels sigma (B,)."""
+Denoise = Callable[[Tensor, Tensor], Tensor]  # D(x, sigma) of noisy data x (B, ...) at noise levels sigma (B,)
 
 
 def denoising_loss(denoise: Denoise, y: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
@@ -35,8 +34,7 @@ def consistency_loss(denoise: Denoise, y: Tensor, noise: Tensor, sigma: Tensor, 
     student = denoise(y + _like(sigma, y) * noise, sigma)
     with torch.no_grad():
         floor = sigma_next.clamp(min=torch.finfo(y.dtype).eps)
-        target = denoise(y + _like(floor, y) * noise, floor)
-        target = torch.where(_like(sigma_next, y) > 0, target, y)
+        target = torch.where(_like(sigma_next, y) > 0, denoise(y + _like(floor, y) * noise, floor), y)
     return (student - target).square().flatten(1).mean(1) / (sigma - sigma_next)
 
 

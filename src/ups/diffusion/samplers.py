@@ -11,11 +11,8 @@ from ups.diffusion.losses import Denoise
 RHO = 7.0  # exponent of the Karras grid
 SECOND_SIGMA = 1.64  # second noise level of consistency sampling, for data of unit variance
 
-Normal = Callable[..., Tensor]
-"""normal(num_noises, B, ...): unit noise of that shape, see `independent` and `antithetic`."""
-
-StepNoise = Callable[[Tensor, Tensor | None], Tensor]
-"""step_noise(z, origins): noise of the next time step, see `correlated_noise`."""
+Normal = Callable[..., Tensor]  # normal(num_noises, B, ...): unit noise of that shape, `independent` or `antithetic`
+StepNoise = Callable[[Tensor, Tensor | None], Tensor]  # step_noise(z, origins): of a time step, see `correlated_noise`
 
 
 def karras_grid(num_steps: int, sigma_min: float, sigma_max: float) -> Tensor:

@@ -13,7 +13,7 @@ from torch.profiler import record_function
 
 from ups.config.training import TrainingSection
 from ups.data.samples import Batch
-from ups.errors import ConfigFault, LostWorker
+from ups.errors import ConfigFault, LostWorker, OutOfMemory
 from ups.runs.run import Run
 from ups.training.distributed import Ranks
 from ups.training.injection import Injection
@@ -63,18 +63,25 @@ class Share:
     micro_batches: list[MicroBatch]
     seen: Counter[str]
 
+    def too_large(self, problem: str) -> OutOfMemory:
+        """The fault of a share that does not fit into memory; from its `tokens` the launcher derives smaller ones."""
+        fault = OutOfMemory(f"{problem}; set launch.micro_batch_tokens below that")
+        fault.tokens = self.tokens
+        return fault
+
 
 class Batches:
-    """The shares of one rank, read ahead by a thread, cut into micro-batches.
-
-    Raises:
-        ConfigFault: a global batch cannot be shared equally by all processes.
-    """
+    """One rank's shares, read ahead by a thread; raises `ConfigFault` if processes cannot share a batch equally."""
 
     def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks, inject: Injection) -> None:
         self.stage, self.run, self.ranks, self.inject = stage, run, ranks, inject
         sizes = stage.batch_sizes(config)
-        _check_shares(sizes, ranks.world_size)
+        for key, size in sizes.items():
+            if size % ranks.world_size:
+                raise ConfigFault(
+                    f"a batch of {size} snapshots of {key} cannot be shared equally by {ranks.world_size} processes: "
+                    f"make batch_multiple a multiple of {ranks.world_size}, or choose launch.num_processes to divide it"
+                )
         self.sampler = BatchSampler(stage.train, sizes, stage.weights(config), config.seed)
         self.next_step, self.last_step = 0, config.steps
         self._reader = ThreadPoolExecutor(1)
@@ -93,11 +100,7 @@ class Batches:
 
     @record_function("data")
     def next(self) -> Share:
-        """The share of the next step.
-
-        Raises:
-            LostWorker: reading took longer than half of `launch.timeout_seconds`, before the launcher ends the job.
-        """
+        """The next share; `LostWorker` after half of `launch.timeout_seconds`, before the launcher ends the job."""
         seconds = self.run.launch.timeout_seconds / 2
         try:
             share = self._ahead.popleft().result(seconds)
@@ -115,17 +118,17 @@ class Batches:
         mine = self.ranks.share(len(samples))
         places = self._places(key, mine)
         tokens = self.stage.num_tokens[key] * max(place.stop - place.start for place in places)
-        micro_batches = [MicroBatch(place, self._load(key, samples[place])) for place in places]
+        loaded = [self.stage.train.load(key, samples[place]) for place in places]
+        if self.ranks.device.type == "cuda":
+            loaded = [batch.pinned() for batch in loaded]
         seen = Counter(self.stage.train.dataset(key, sample) for sample in samples[mine])
-        return Share(step, key, len(samples), tokens, micro_batches, seen)
+        return Share(step, key, len(samples), tokens, list(map(MicroBatch, places, loaded)), seen)
 
     def first_of_each_key(self, start: int) -> list[int]:
         """For each key the first step at or after `start` in which it is sampled."""
         first: dict[str, int] = {}
-        for step in itertools.count(start):
+        for step in itertools.takewhile(lambda _: len(first) < len(self.sampler.keys), itertools.count(start)):
             first.setdefault(self.sampler.draw(step)[0], step)
-            if len(first) == len(self.sampler.keys):
-                break
         return list(first.values())
 
     def _read_ahead(self) -> None:
@@ -133,22 +136,9 @@ class Batches:
             self._ahead.append(self._reader.submit(self.read, self.next_step))
             self.next_step += 1
 
-    def _load(self, key: str, samples: np.ndarray) -> Batch:
-        batch = self.stage.train.load(key, samples)
-        return batch.pinned() if self.ranks.device.type == "cuda" else batch
-
     def _places(self, key: str, mine: slice) -> list[slice]:
         size, limit = mine.stop - mine.start, self.run.launch.micro_batch_tokens
         largest = size if limit is None else max(1, limit // self.stage.num_tokens[key])
         count = math.ceil(size / largest)
         edges = [mine.start + part * size // count for part in range(count + 1)]
-        return [slice(start, stop) for start, stop in zip(edges[:-1], edges[1:], strict=True)]
-
-
-def _check_shares(batch_sizes: dict[str, int], world_size: int) -> None:
-    for key, size in batch_sizes.items():
-        if size % world_size:
-            raise ConfigFault(
-                f"a batch of {size} snapshots of {key} cannot be shared equally by {world_size} processes: "
-                f"make batch_multiple a multiple of {world_size}, or choose launch.num_processes to divide it"
-            )
+        return [slice(start, stop) for start, stop in itertools.pairwise(edges)]

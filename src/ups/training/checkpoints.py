@@ -20,10 +20,8 @@ State = dict[str, Any]
 def publish_tensors(path: Path, content: State, at: Callable[[str], object] = lambda point: None) -> None:
     """Write `path`, then `path`.json, its manifest {"sha256", "bytes"}: a file without manifest is incomplete.
 
-    `at(point)` is called after each stage of the write; tests interrupt it there.
-
-    Raises:
-        StorageFault: the disk is full or not writable; an earlier file of this name is unchanged.
+    `at(point)` is called after each stage of the write; tests interrupt it there. Raises `StorageFault` if the disk is
+    full or not writable; an earlier file of this name is then unchanged.
     """
     data = tensor_bytes(content)
     with publish(path) as temporary:
@@ -35,11 +33,7 @@ def publish_tensors(path: Path, content: State, at: Callable[[str], object] = la
 
 
 def read_tensors(path: Path) -> State:
-    """Read what `publish_tensors` wrote.
-
-    Raises:
-        DataFault: the file is missing, truncated, altered, or contains other objects than tensors and plain values.
-    """
+    """Read what `publish_tensors` wrote; a file that is missing, damaged or holds anything else is a `DataFault`."""
     manifest = read_json(manifest_of(path))
     if not isinstance(manifest, dict) or not path.is_file() or path.stat().st_size != manifest.get("bytes"):
         raise DataFault(f"{path} is missing or truncated")
@@ -69,11 +63,7 @@ class Checkpoints:
         return sorted(int(path.name.removesuffix(".pt.json")[5:]) for path in self.folder.glob("step_*.pt.json"))
 
     def newest(self) -> tuple[int, State] | None:
-        """Step and state of the newest intact checkpoint; None if there is no checkpoint.
-
-        Raises:
-            DataFault: all checkpoints are damaged.
-        """
+        """Step and state of the newest intact checkpoint, None without any; raises `DataFault` if all are damaged."""
         for step in reversed(self.steps()):
             try:
                 return step, self.read(step)
@@ -95,8 +85,8 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until the last save is on disk; raises the fault with which it failed."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
+        pending, self._pending = self._pending, None
+        if pending is not None:
             pending.result()
 
     def failed(self) -> bool:
@@ -105,11 +95,10 @@ class Checkpoints:
 
     def clean(self) -> None:
         """Remove the incomplete files of a killed save."""
-        if self.folder.is_dir():
-            remove_leftovers(self.folder)
-            for path in self.folder.glob("step_*.pt"):
-                if not manifest_of(path).is_file():
-                    path.unlink()
+        remove_leftovers(self.folder)
+        for path in self.folder.glob("step_*.pt"):
+            if not manifest_of(path).is_file():
+                path.unlink()
 
     def remove(self) -> None:
         """Delete all checkpoints, when the run is finished."""

@@ -35,8 +35,8 @@ class Ranks:
             torch.cuda.set_device(place)
         if world_size == 1:
             return cls(rank, world_size, place)
-        timeout = timedelta(seconds=timeout_seconds)
-        backend, store = "nccl" if device == "cuda" else "gloo", _store(rank, world_size, timeout)
+        timeout, backend = timedelta(seconds=timeout_seconds), "nccl" if device == "cuda" else "gloo"
+        store = _store(rank, world_size, timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         control = dist.new_group(backend="gloo", timeout=timeout) if device == "cuda" else dist.group.WORLD
         return cls(rank, world_size, place, control)
@@ -58,7 +58,7 @@ class Ranks:
             return flags
         highest = torch.tensor(flags, dtype=torch.uint8)
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=self.control)
-        return tuple(bool(flag) for flag in highest)
+        return tuple(map(bool, highest))
 
     def all_gather(self, value: Any) -> list[Any]:
         """The values of all ranks (plain Python objects), on every rank."""
@@ -70,11 +70,7 @@ class Ranks:
 
     def broadcast(self, value: Any) -> Any:
         """The value of rank 0 (a plain Python object), on every rank."""
-        if self.world_size == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.control)
-        return values[0]
+        return self.all_gather(value)[0]
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""
@@ -102,9 +98,8 @@ def _store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
 def is_lost_peer(error: BaseException) -> bool:
     """Whether a collective failed because another rank has ended or is silent; gloo shows this in its message only."""
     words = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "Timed out", "Socket")
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    )
+    is_gloo = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return is_gloo or isinstance(error, dist.DistError)
 
 
 def seed_of(parts: tuple[int, ...]) -> int:
@@ -138,11 +133,6 @@ class Draw:
         uniform = torch.rand(self.size, num_blocks, generator=self.generator, device=self.device)[self.share]
         return (uniform >= drop_path) / (1 - drop_path)
 
-    def points(self, num_points: int, size: int) -> Tensor:
-        """Indices of `size` random grid points, with repetition, for each of this rank's samples, (B, size)."""
-        drawn = torch.randint(num_points, (self.size, size), generator=self.generator, device=self.device)
-        return drawn[self.share]
-
-    def integers(self, high: int) -> Tensor:
-        """Uniform integers in [1, high], one for each of this rank's samples."""
-        return torch.randint(1, high + 1, (self.size,), generator=self.generator, device=self.device)[self.share]
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """Uniform integers in [1, high], (B, *shape) for this rank's B samples."""
+        return torch.randint(1, high + 1, (self.size, *shape), generator=self.generator, device=self.device)[self.share]

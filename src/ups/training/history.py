@@ -4,13 +4,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ups.config.training import TrainingSection
-from ups.errors import Diverged, OutOfMemory
+from ups.errors import Diverged
 from ups.training.batches import Share
 from ups.training.distributed import Ranks
 from ups.training.parallel import full_state
@@ -18,7 +18,6 @@ from ups.training.update import StepResult, Update
 
 MAX_SKIPPED_FOR_MEMORY = 3
 SAME_ON_ALL_RANKS = ("step", "num_skipped_for_memory", "valid_losses", "best")
-Value = TypeVar("Value")
 
 
 class TrainingHistory:
@@ -31,62 +30,46 @@ class TrainingHistory:
 
     def __init__(self, stage: str, device: torch.device) -> None:
         self.stage, self.step, self.num_skipped_for_memory = stage, 0, 0
+        name = "baselines.learning_rates" if stage == "baseline" else f"{stage}.learning_rate"
+        self.remedy = f"lower {name}, the last checkpoint is good"
         self.loss_sum, self.num_losses = torch.zeros(2, device=device)
         self.seen: Counter[str] = Counter()
         self.valid_losses: list[float] = []
         self.best: dict[str, Tensor] | None = None
 
-    @property
-    def _remedy(self) -> str:
-        """What to do if the training diverges."""
-        name = "baselines.learning_rates" if self.stage == "baseline" else f"{self.stage}.learning_rate"
-        return f"lower {name}, the last checkpoint is good"
-
     def add(self, outcome: StepResult, share: Share) -> None:
-        """Record a step; it has no loss if all ranks skipped it because one ran out of memory.
-
-        Raises:
-            OutOfMemory: more than three steps were skipped for that reason.
-        """
+        """Record a step, without loss if all ranks skipped it for lack of memory; the fourth raises `OutOfMemory`."""
         self.step = share.step + 1
-        if outcome.loss is None:
-            self.num_skipped_for_memory += 1
-            if self.num_skipped_for_memory > MAX_SKIPPED_FOR_MEMORY:
-                fault = OutOfMemory(
-                    f"{self.stage}: {self.num_skipped_for_memory} steps did not fit into memory, the last with "
-                    f"{share.tokens} tokens of {share.key}; set launch.micro_batch_tokens below that"
-                )
-                fault.tokens = share.tokens
-                raise fault
+        if outcome.loss is not None:
+            self.seen += share.seen
+            self.loss_sum, self.num_losses = self.loss_sum + outcome.loss, self.num_losses + outcome.taken
             return
-        self.seen += share.seen
-        self.loss_sum, self.num_losses = self.loss_sum + outcome.loss, self.num_losses + outcome.taken
+        self.num_skipped_for_memory += 1
+        if self.num_skipped_for_memory > MAX_SKIPPED_FOR_MEMORY:
+            raise share.too_large(
+                f"{self.stage}: {self.num_skipped_for_memory} steps did not fit into memory, the last with "
+                f"{share.tokens} tokens of {share.key}"
+            )
 
     def metrics(self, update: Update, config: TrainingSection, ranks: Ranks) -> dict[str, float]:
         """Mean loss over all ranks and the steps since the last call, mean gradient norm, number of skipped steps.
 
-        There is no loss if all those steps were skipped.
-
-        Raises:
-            Diverged: a loss is not finite, or more than `config.max_skipped_steps` steps had unusable gradients.
+        There is no loss if all those steps were skipped. Raises `Diverged` if a loss is not finite, or if more than
+        `config.max_skipped_steps` steps had unusable gradients.
         """
         loss = (ranks.all_reduce(self.loss_sum) / self.num_losses).item()
         norm, _, num_skipped, first_skipped = (value.item() for value in update.norms())
         finite = {"loss": loss, "gradient_norm": norm} if self.num_losses > 0 else {"gradient_norm": norm}
         if num_skipped > config.max_skipped_steps or not all(map(math.isfinite, finite.values())):
             since = f", unusable gradients since step {first_skipped:.0f}" if num_skipped else ""
-            raise Diverged(f"{self.stage}: loss {loss} at step {self.step}{since}; {self._remedy}")
+            raise Diverged(f"{self.stage}: loss {loss} at step {self.step}{since}; {self.remedy}")
         self.loss_sum, self.num_losses = torch.zeros(2, device=self.loss_sum.device)
         return finite | {"skipped_steps": num_skipped + self.num_skipped_for_memory}
 
     def add_validation(self, loss: float, update: Update, *, keep_best: bool) -> None:
-        """Record a validation loss; with `keep_best` keep a copy of the averaged weights if it is the lowest so far.
-
-        Raises:
-            Diverged: the loss is not finite.
-        """
+        """Record a validation loss, with `keep_best` the averaged weights of the lowest; `Diverged` if not finite."""
         if not math.isfinite(loss):
-            raise Diverged(f"{self.stage}: validation loss {loss} at step {self.step}; {self._remedy}")
+            raise Diverged(f"{self.stage}: validation loss {loss} at step {self.step}; {self.remedy}")
         if keep_best and loss < min(self.valid_losses, default=math.inf):
             self.best = full_state(update.average)
         self.valid_losses.append(loss)
@@ -95,24 +78,21 @@ class TrainingHistory:
         """Whether the last `patience` validations brought no new best loss; never if `patience` is None."""
         if patience is None or not self.valid_losses:
             return False
-        best = self.valid_losses.index(min(self.valid_losses))
-        return len(self.valid_losses) - 1 - best >= patience
+        return len(self.valid_losses) - 1 - self.valid_losses.index(min(self.valid_losses)) >= patience
 
     def state(self, ranks: Ranks) -> dict[str, Any]:
         """The history of all ranks as plain values and tensors, for a checkpoint (collective)."""
         own = {"loss_sum": self.loss_sum.item(), "seen": dict(self.seen)}
-        shared = {name: getattr(self, name) for name in SAME_ON_ALL_RANKS} | {"num_losses": self.num_losses.item()}
-        return shared | {"ranks": ranks.all_gather(own)}
+        shared = {name: getattr(self, name) for name in SAME_ON_ALL_RANKS}
+        return shared | {"num_losses": self.num_losses.item(), "ranks": ranks.all_gather(own)}
 
     def restore(self, state: dict[str, Any], ranks: Ranks) -> None:
         """Restore what `state` returned; rank 0 gets the sums over all former ranks if their number has changed."""
         for name in SAME_ON_ALL_RANKS:
             setattr(self, name, state[name])
-        former = state["ranks"]
-        if len(former) == ranks.world_size:
-            former = [former[ranks.rank]]
-        elif ranks.rank != 0:
-            former = []
+        former = state["ranks"] if ranks.rank == 0 else []
+        if len(state["ranks"]) == ranks.world_size:
+            former = [state["ranks"][ranks.rank]]
         self.num_losses.fill_(state["num_losses"])
         self.loss_sum.fill_(sum(own["loss_sum"] for own in former))
         self.seen = sum((Counter(own["seen"]) for own in former), Counter())
@@ -122,20 +102,19 @@ class StepTimer:
     """Wall-clock time of steps and of waiting for data since the last `restart`; time since the last checkpoint."""
 
     def __init__(self, checkpoint_minutes: float) -> None:
-        self.checkpoint_seconds = 60 * checkpoint_minutes
-        self.saved_at = time.monotonic()
+        self.checkpoint_seconds, self.saved_at = 60 * checkpoint_minutes, time.monotonic()
         self.restart()
 
     def restart(self) -> None:
         """Set all counters to zero."""
         self.started, self.waited, self.num_steps = time.monotonic(), 0.0, 0
 
-    def wait_for(self, get: Callable[[], Value]) -> Value:
+    def wait_for(self, get: Callable[[], Share]) -> Share:
         """Call `get` at the start of a step and return its result; its time counts as waiting for data."""
         begin = time.monotonic()
-        value = get()
+        share = get()
         self.waited, self.num_steps = self.waited + time.monotonic() - begin, self.num_steps + 1
-        return value
+        return share
 
     def metrics(self) -> dict[str, float]:
         """Steps per second and the fraction of time spent waiting for data, since the last `restart`; restarts."""

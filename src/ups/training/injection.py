@@ -17,27 +17,19 @@ import torch
 
 log = logging.getLogger(__name__)
 
-SIGNALS = {"sigkill": signal.SIGKILL, "sigterm": signal.SIGTERM, "sigstop": signal.SIGSTOP}
-POINTS = {
-    "sigkill": "step",
-    "sigterm": "step",
-    "sigstop": "step",
-    "raise": "step",
-    "slow": "step",
-    "nan": "loss",
-    "spike": "loss",
-    "desync": "gradient",
-    "oom-forward": "forward",
-    "oom-backward": "backward",
-    "stall-data": "data",
-    "full-disk": "write",
-    "kill-before-write": "write",
-    "kill-before-rename": "written",
-    "kill-after-rename": "renamed",
-    "kill-before-purge": "committed",
+KINDS = {
+    "step": ("sigkill", "sigterm", "sigstop", "raise", "slow"),
+    "loss": ("nan", "spike"),
+    "gradient": ("desync",),
+    "forward": ("oom-forward",),
+    "backward": ("oom-backward",),
+    "data": ("stall-data",),
+    "write": ("full-disk", "kill-before-write"),
+    "written": ("kill-before-rename",),
+    "renamed": ("kill-after-rename",),
+    "committed": ("kill-before-purge",),
 }
-"""Kind of fault -> the call of `Injection.at` in which it happens."""
-SLOW, FOREVER = 3.0, 3600.0
+"""Point, the argument of `Injection.at` -> kinds of faults that happen there."""
 
 
 @dataclass(frozen=True)
@@ -55,34 +47,25 @@ class Injection:
         found = []
         for word in filter(None, text.split(",")):
             match = re.fullmatch(r"([a-z-]+):rank(\d+|\*):step(\d+)", word)
-            assert match is not None and match[1] in POINTS, word
+            assert match is not None and any(match[1] in kinds for kinds in KINDS.values()), word
             if match[2] in ("*", str(rank)):
                 found.append((match[1], int(match[3])))
         return cls(folder, rank, tuple(found))
 
     def at(self, point: str, step: int) -> str | None:
-        """Cause the fault that is due at `point` in `step`.
-
-        Returns:
-            The kind of the fault, if any: for "nan", "spike" and "desync" the caller alters its tensors.
-        """
+        """Cause the fault due at `point` in `step`; returns its kind: nan, spike and desync are left to the caller."""
         for kind, when in self.faults:
-            if POINTS[kind] == point and step >= when and self._is_first(kind, when):
+            marker = self.folder / f"injected.{kind}.rank{self.rank}.step{when}"
+            if kind in KINDS[point] and step >= when and not marker.exists():
+                marker.touch()
                 log.warning("injected %s on rank %d in step %d", kind, self.rank, step)
                 return _cause(kind)
         return None
 
-    def _is_first(self, kind: str, when: int) -> bool:
-        marker = self.folder / f"injected.{kind}.rank{self.rank}.step{when}"
-        if marker.exists():
-            return False
-        marker.touch()
-        return True
-
 
 def _cause(kind: str) -> str:
-    if kind in SIGNALS or kind.startswith("kill-"):
-        os.kill(os.getpid(), SIGNALS.get(kind, signal.SIGKILL))
+    if kind.startswith(("sig", "kill-")):
+        os.kill(os.getpid(), signal.SIGKILL if kind.startswith("kill-") else signal.Signals[kind.upper()])
     if kind.startswith("oom-"):
         raise torch.OutOfMemoryError("injected: tried to allocate more than there is")
     if kind == "full-disk":
@@ -90,5 +73,5 @@ def _cause(kind: str) -> str:
     if kind == "raise":
         raise RuntimeError("injected error")
     if kind in ("slow", "stall-data"):
-        time.sleep(SLOW if kind == "slow" else FOREVER)
+        time.sleep(3.0 if kind == "slow" else 3600.0)
     return kind

@@ -39,7 +39,9 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
     batches = Batches(stage, config, run, ranks, inject)
     checkpoints = Checkpoints(run.folder / CHECKPOINTS, run.launch.keep_checkpoints, inject.at)
     history = _resume(update, checkpoints, run, ranks)
-    stop, timer = StopRequest(), StepTimer(run.launch.checkpoint_minutes)
+    timer = StepTimer(run.launch.checkpoint_minutes)
+    terminations: list[int] = []  # SIGTERMs of this process: batch systems send one before they end a job
+    signal.signal(signal.SIGTERM, lambda number, frame: terminations.append(number))
     half_patience = max(1, (config.patience or 0) // 2)
     # The worker has disabled garbage collection for its imports. What exists by now lives as long as the process and
     # need not be searched by every collection.
@@ -56,10 +58,9 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             # Saving is collective, so `update` lets the ranks agree on it. After a failed save the next one is due at
             # once, because it raises the fault of the failed one.
             save = checkpoints.failed() or (ranks.rank == 0 and timer.save_is_due())
-            outcome = update(share, rate, stop=stop.received, save=save)
+            outcome = update(share, rate, stop=bool(terminations), save=save)
             history.add(outcome, share)
-            step = history.step
-            is_last = step == config.steps
+            step, is_last = history.step, history.step == config.steps
 
             # Log. Reading losses waits for the device, hence not in every step.
             if step % config.log_every == 0 or is_last:
@@ -90,18 +91,14 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
                 checkpoints.wait()
                 raise Preempted(f"{run.stage} was asked to stop and saved step {step}; the same command resumes it")
 
-    _finish(stage, update, history, checkpoints, run, ranks)
-
-
-class StopRequest:
-    """Whether this process has `received` a SIGTERM, as batch systems send it before they end a job."""
-
-    def __init__(self) -> None:
-        self.received = False
-        signal.signal(signal.SIGTERM, self._receive)
-
-    def _receive(self, *_: object) -> None:
-        self.received = True
+    # Write the weights (the best with early stopping, else the last) and the samples that each rank has seen.
+    weights = history.best or full_state(update.average)
+    seen = ranks.all_gather(dict(sorted(history.seen.items())))
+    if ranks.rank == 0:
+        write_json(run.folder / SAMPLING, {"samples_per_rank": seen})
+        publish_tensors(run.folder / WEIGHTS, {"settings": stage.settings, "weights": weights})
+        checkpoints.remove()
+    ranks.barrier()
 
 
 @torch.no_grad()
@@ -129,8 +126,8 @@ def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks) ->
     step = ranks.broadcast(found[0] if found else None)
     if step is not None:
         state = found[1] if found else checkpoints.read(step)
-        if len(state["progress"]["ranks"]) != ranks.world_size and ranks.rank == 0:
-            before = len(state["progress"]["ranks"])
+        before = len(state["progress"]["ranks"])
+        if before != ranks.world_size and ranks.rank == 0:
             log.warning("resumed on %d processes instead of %d: not bit for bit", ranks.world_size, before)
         update.restore(state["update"])
         history.restore(state["progress"], ranks)
@@ -148,19 +145,6 @@ def _save(update: Update, history: TrainingHistory, checkpoints: Checkpoints, ra
         checkpoints.save(history.step, state)
 
 
-def _finish(
-    stage: Stage, update: Update, history: TrainingHistory, checkpoints: Checkpoints, run: Run, ranks: Ranks
-) -> None:
-    """Write the best or last averaged weights and the samples seen by each rank; delete the checkpoints."""
-    weights = history.best or full_state(update.average)
-    seen = ranks.all_gather(dict(sorted(history.seen.items())))
-    if ranks.rank == 0:
-        write_json(run.folder / SAMPLING, {"samples_per_rank": seen})
-        publish_tensors(run.folder / WEIGHTS, {"settings": stage.settings, "weights": weights})
-        checkpoints.remove()
-    ranks.barrier()
-
-
 def _mean_terms(terms: dict[str, Tensor], ranks: Ranks) -> dict[str, float]:
     """The latest value of each term of the loss, mean over the ranks that have computed it."""
     found = ranks.all_gather({name: value.item() for name, value in terms.items()})
@@ -175,7 +159,7 @@ def _record(run: Run, ranks: Ranks, step: int, metrics: dict[str, float]) -> Non
 
 def _drop_metrics_after(run: Run, step: int) -> None:
     """Drop the metrics of steps that will be repeated, and an incomplete last line of a killed run."""
-    kept = [line for line in metric_lines(run.folder) if json.loads(line)["step"] <= step]
+    kept = (f"{line}\n" for line in metric_lines(run.folder) if json.loads(line)["step"] <= step)
     if (run.folder / METRICS).is_file():
         with publish(run.folder / METRICS) as temporary:
-            temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            temporary.write_text("".join(kept), encoding="utf-8")

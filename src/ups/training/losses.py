@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ from ups.data.families import Family, boundary_feature
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentBatch
 from ups.metrics.spectra import log_bands
-from ups.models.codec import Codec, FieldGroup, group_name
+from ups.models.codec import Codec, group_name
 from ups.training.distributed import Draw
 
+SMALLEST_FIELD = 1e-3  # of the typical magnitude of a field
 EPS = 1e-12  # below the root of a mean square: the gradient of sqrt at 0 is infinite
 SMALLEST_BAND = 1e-2  # of the expected change of one step: smallest amplitude that the error of a band is relative to
 
@@ -83,13 +85,10 @@ def divergence_error(v_pred: Tensor, v_ref: Tensor, floor: Tensor) -> Tensor:
 def _diagonal_derivatives(v: Tensor) -> Tensor:
     """The derivatives d v_i / d x_i in the interior by central differences, (B, d, *interior)."""
     derivatives = []
-    for axis in range(v.shape[1]):
-        component = v[:, axis]
-        for other in range(1, component.ndim):
-            component = component if other == axis + 1 else component.narrow(other, 1, component.shape[other] - 2)
-        num_points = v.shape[axis + 2]
-        ahead, behind = (component.narrow(axis + 1, start, num_points - 2) for start in (2, 0))
-        derivatives.append((ahead - behind) * (num_points / 2))
+    for axis, num_points in enumerate(v.shape[2:]):
+        ahead, behind = ([slice(1, -1)] * v.shape[1] for _ in range(2))
+        ahead[axis], behind[axis] = slice(2, None), slice(-2)
+        derivatives.append((v[:, axis, *ahead] - v[:, axis, *behind]) * (num_points / 2))
     return torch.stack(derivatives, 1)
 
 
@@ -127,11 +126,8 @@ def _bands(grid: tuple[int, ...], periodic: tuple[bool, ...], device: torch.devi
     twice = 1.0 + ((k[-1] > 0) & (2 * k[-1] < grid[-1])).float().flatten()
     num_shells = (min(grid) + 1) // 2
     edges = [0, *(stop for _, stop in log_bands(num_shells).values())] if num_shells > 1 else [0, 1]
-    parts = [(shell >= start) & (shell < stop) for start, stop in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [(shell >= start) & (shell < stop) for start, stop in pairwise(edges)]
     return (torch.stack(parts, 1) * twice[:, None]).to(device)
-
-
-SMALLEST_FIELD = 1e-3  # of the typical magnitude of a field
 
 
 @dataclass(frozen=True)
@@ -153,38 +149,25 @@ class Transition:
         return FAMILIES[self.batch.domain.family]
 
     @cached_property
-    def group(self) -> FieldGroup:
-        return self.codec.groups[group_name(self.family.name, "fields")]
-
-    @cached_property
-    def u_ref(self) -> Tensor:
-        """The true fields (B, C, *grid), decoded from latents: without the components that the codec drops."""
-        return self._decode(self.z_ref)
-
-    @cached_property
-    def u_pred(self) -> Tensor:
-        """The predicted fields (B, C, *grid)."""
-        return self._decode(self.z_pred)
+    def decoded(self) -> tuple[Tensor, Tensor]:
+        """Predicted and true fields (B, C, *grid), both decoded: without the components that the codec drops."""
+        codec, group = self.codec.to(self.z.device), group_name(self.family.name, "fields")
+        return codec.decode(self.z_pred.float(), group), codec.decode(self.z_ref.float(), group)
 
     @cached_property
     def floor(self) -> Tensor:
         """A thousandth of the typical magnitude of each field in the training split, (C,)."""
-        statistics = zip(self.group.log, self.group.mean, self.group.std, strict=True)
+        group = self.codec.groups[group_name(self.family.name, "fields")]
+        statistics = zip(group.log, group.mean, group.std, strict=True)
         sizes = [math.exp(mean) if log else math.hypot(mean, std) for log, mean, std in statistics]
         return SMALLEST_FIELD * torch.tensor(sizes, device=self.z.device)
 
     @property
-    def changes(self) -> tuple[Tensor, Tensor]:
+    def changes(self) -> list[Tensor]:
         """Predicted and true change of the latents in units of the expected one, (B, C, K, *token_grid)."""
-        grid, num_fields = self.batch.domain.grid, len(self.family.fields)
-        changes = [((z - self.z) / self.unit).mT.unflatten(2, grid) for z in (self.z_pred, self.z_ref)]
-        pred, ref = (change.unflatten(1, (num_fields, -1)) for change in changes)
-        return pred, ref
-
-    @property
-    def fields_with_walls(self) -> tuple[str, ...]:
-        """All fields if some axis is not periodic, else none."""
-        return () if all(self.batch.domain.periodic) else self.family.fields
+        grid, fields = self.batch.domain.grid, (len(self.family.fields), -1)
+        changes = [(z - self.z) / self.unit for z in (self.z_pred, self.z_ref)]
+        return [change.mT.unflatten(2, grid).unflatten(1, fields) for change in changes]
 
     @property
     def is_closed(self) -> Tensor:
@@ -197,25 +180,21 @@ class Transition:
         if not names:
             return None
         channels = [self.family.fields.index(name) for name in names]
-        return function(self.u_pred[:, channels], self.u_ref[:, channels], self.floor[channels], *arguments)
-
-    def random_points(self, config: Query, draw: Draw) -> Tensor:
-        """Flat indices of random grid points for each sample, (B, config.num_points)."""
-        return draw.points(math.prod(self.group.grid), config.num_points)
-
-    def _decode(self, z: Tensor) -> Tensor:
-        return self.codec.to(z.device).decode(z.float(), group_name(self.family.name, "fields"))
+        u_pred, u_ref = self.decoded
+        return function(u_pred[:, channels], u_ref[:, channels], self.floor[channels], *arguments)
 
 
 # A term of the loss: its name in `ups.config.Terms`, and its value per sample (B,), None for families without it.
 TERMS: dict[str, Callable[[Transition, Any, Draw], Tensor | None]] = {
-    "query": lambda step, config, draw: step.error(query_error, step.family.fields, step.random_points(config, draw)),
+    "query": lambda step, config, draw: step.error(
+        query_error, step.family.fields, draw.integers(math.prod(step.decoded[0].shape[2:]), config.num_points) - 1
+    ),
     "spectral": lambda step, config, draw: spectral_error(*step.changes, step.batch.domain.periodic),
     "conservation": lambda step, config, draw: step.error(conservation_error, step.family.conserved, step.is_closed),
     # Not of `Family.positive` fields: the codec encodes their logarithm, so that they are positive in any case.
     "positivity": lambda step, config, draw: step.error(positivity_error, step.family.non_negative),
     "boundary": lambda step, config, draw: step.error(
-        boundary_error, step.fields_with_walls, step.batch.domain.periodic
+        boundary_error, () if all(step.batch.domain.periodic) else step.family.fields, step.batch.domain.periodic
     ),
     "divergence": lambda step, config, draw: step.error(divergence_error, step.family.divergence_free),
 }

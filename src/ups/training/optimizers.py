@@ -8,11 +8,6 @@ from torch import Tensor, nn
 
 from ups.config.training import TrainingSection
 
-# Learning rates relative to the peak
-COSINE_END = 0.01
-STEP_AT, STEP_FACTOR = (0.6, 0.85), 0.1
-PLATEAU_FACTOR = 0.5
-
 
 class Optimizer:
     """AdamW, or AdamW and Muon for disjoint sets of parameters, with the same learning rate; `parts` has them by name.
@@ -28,9 +23,8 @@ class Optimizer:
     @torch.no_grad()
     def step(self, learning_rate: float, skip: Tensor) -> None:
         """Update all parameters that have a gradient; the others, with their moments, stay as they are."""
-        for part in self.parts.values():
-            for group in part.param_groups:
-                group["lr"] = learning_rate
+        for group in (group for part in self.parts.values() for group in part.param_groups):
+            group["lr"] = learning_rate
         self.adamw.found_inf = skip  # how torch.amp.GradScaler has fused optimizers skip a step
         self.adamw.step()
         if self.muon is not None:
@@ -39,7 +33,7 @@ class Optimizer:
     def zero_grad(self) -> None:
         """Set all gradients to None."""
         for part in self.parts.values():
-            part.zero_grad(set_to_none=True)
+            part.zero_grad()
 
 
 def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
@@ -50,21 +44,14 @@ def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
     channels to hidden channels: stems, heads and embeddings are left to AdamW, as are the Fourier weights, which are
     stacks of matrices. Parameters with one axis (biases, gains) have no weight decay.
     """
-    hidden = _hidden_matrices(model) if config.optimizer == "muon" else []
-    rest = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
-    groups = [
-        {"params": [p for p in rest if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
-    if not hidden:
-        return Optimizer(adamw, None)
-    return Optimizer(adamw, torch.optim.Muon(hidden, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"))
-
-
-def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     inside = (module for name, module in model.named_modules() if "blocks" in name.split("."))
-    return [module.weight for module in inside if isinstance(module, nn.Linear)]
+    hidden = [module.weight for module in inside if isinstance(module, nn.Linear) and config.optimizer == "muon"]
+    rest = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
+    matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
+    options = {"weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    return Optimizer(adamw, torch.optim.Muon(hidden, **options) if hidden else None)
 
 
 def _step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
@@ -91,9 +78,9 @@ def learning_rate(config: TrainingSection, step: int, valid_losses: Sequence[flo
         return config.learning_rate * (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
     factor = {
-        "cosine": COSINE_END + (1 - COSINE_END) * 0.5 * (1 + math.cos(math.pi * progress)),
-        "step": STEP_FACTOR ** sum(progress >= at for at in STEP_AT),
-        "plateau": PLATEAU_FACTOR ** num_plateaus(valid_losses, patience),
+        "cosine": 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)),
+        "step": 0.1 ** ((progress >= 0.6) + (progress >= 0.85)),
+        "plateau": 0.5 ** num_plateaus(valid_losses, patience),
         "constant": 1.0,
     }[config.schedule]
     return config.learning_rate * factor

@@ -30,14 +30,12 @@ def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding) -> None:
 
     Forward passes need no change; backward passes belong within `gradient_sync`.
     """
-    if ranks.world_size == 1:
-        return
-    if sharding == "fsdp":
+    if ranks.world_size > 1 and sharding == "fsdp":
         _shard(model, ranks)
-        return
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor, src=0)
+    elif ranks.world_size > 1:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor, src=0)
 
 
 def _shard(model: nn.Module, ranks: Ranks) -> None:
@@ -128,18 +126,14 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
 
 
 @torch.no_grad()
-def check_gradients_agree(model: nn.Module, ranks: Ranks, group: dist.ProcessGroup | None = None) -> None:
-    """Compare a hash of every gradient between ranks, to find replicas that have diverged; no-op for sharded models.
-
-    Raises:
-        Unsynchronised: on every rank, if two ranks have different gradients.
-    """
+def check_gradients_agree(model: nn.Module, ranks: Ranks) -> None:
+    """Raise `Unsynchronised` on every rank if replicas have different hashes of a gradient; no-op if sharded."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     if ranks.world_size == 1 or isinstance(parameters[0], DTensor):
         return
     hashes = torch.stack([_hash(p.new_empty(0) if p.grad is None else p.grad) for p in parameters])
     gathered = [torch.empty_like(hashes) for _ in range(ranks.world_size)]
-    dist.all_gather(gathered, hashes, group=group)
+    dist.all_gather(gathered, hashes)
     differing = (torch.stack(gathered) != gathered[0]).nonzero().tolist()
     if differing:
         rank, parameter = differing[0]
@@ -169,9 +163,7 @@ def load_full_state(model: nn.Module, state: dict[str, Tensor]) -> None:
 def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state by parameter name, unsharded and on the CPU, and its groups (collective under `fsdp`)."""
     names, packed = _names(model, optimizer), optimizer.state_dict()
-    state = {
-        names[i]: {key: _unsharded(value) for key, value in values.items()} for i, values in packed["state"].items()
-    }
+    state = {names[i]: {key: _unsharded(v) for key, v in values.items()} for i, values in packed["state"].items()}
     groups = [group | {"params": [names[i] for i in group["params"]]} for group in packed["param_groups"]]
     return {"state": state, "param_groups": groups}
 
@@ -179,9 +171,8 @@ def full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 def load_full_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load what `full_optimizer_state` returned, for any number of ranks and either sharding."""
     index_of = {name: i for i, name in enumerate(_names(model, optimizer))}
-    own = dict(model.named_parameters())
     packed = {
-        index_of[name]: {key: _sharded_like(value, own[name]) for key, value in values.items()}
+        index_of[name]: {key: _sharded_like(value, model.get_parameter(name)) for key, value in values.items()}
         for name, values in state["state"].items()
     }
     groups = [group | {"params": [index_of[name] for name in group["params"]]} for group in state["param_groups"]]
@@ -194,17 +185,13 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     return [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _unsharded(value: Any) -> Any:
-    """A copy of a tensor, unsharded and on the CPU; other values as they are."""
-    if not isinstance(value, Tensor):
-        return value
+def _unsharded(value: Tensor) -> Tensor:
+    """A copy of a tensor, unsharded and on the CPU."""
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach().to("cpu", copy=True)
 
 
-def _sharded_like(value: Any, own: Tensor | None) -> Any:
-    """A copy of a tensor, sharded like `own` if that is sharded and has the same shape; other values as they are."""
-    if not isinstance(value, Tensor):
-        return value
+def _sharded_like(value: Tensor, own: Tensor | None) -> Tensor:
+    """A copy of a tensor, sharded like `own` if that is sharded and has the same shape."""
     if not isinstance(own, DTensor) or own.shape != value.shape:
         return value.clone()
     return distribute_tensor(value.to(own.device, copy=True), own.device_mesh, own.placements, src_data_rank=None)

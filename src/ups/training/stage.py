@@ -18,11 +18,8 @@ class Samples(Protocol):
 
     @property
     def num_samples(self) -> dict[str, int]: ...
-
     def draw(self, key: str, size: int, rng: np.random.Generator) -> np.ndarray: ...
-
     def dataset(self, key: str, sample: int) -> str: ...
-
     def load(self, key: str, samples: np.ndarray) -> Batch: ...
 
 
@@ -62,17 +59,11 @@ class Stage:
 
     def batch_sizes(self, config: TrainingSection) -> dict[str, int]:
         """Snapshots per global batch of each key."""
-        return batch_sizes(self.num_tokens, config)
+        tokens, multiple = config.batch_tokens, config.batch_multiple
+        return {key: batch_size(tokens, num_tokens, multiple) for key, num_tokens in self.num_tokens.items()}
 
     def weights(self, config: TrainingSection) -> dict[str, float]:
         """Sampling weights of the keys, see `ups.config.Recipe`."""
         axes = {key: len(FAMILIES[key.partition("/")[0]].axes) for key in self.num_tokens}
-        return {
-            key: n**config.balance * config.family_weights_by_dimension[axes[key] - 1]
-            for key, n in self.train.num_samples.items()
-        }
-
-
-def batch_sizes(num_tokens: dict[str, int], config: TrainingSection) -> dict[str, int]:
-    """Snapshots per global batch of each key, given the tokens per snapshot."""
-    return {key: batch_size(config.batch_tokens, tokens, config.batch_multiple) for key, tokens in num_tokens.items()}
+        factors = {key: config.family_weights_by_dimension[num_axes - 1] for key, num_axes in axes.items()}
+        return {key: n**config.balance * factors[key] for key, n in self.train.num_samples.items()}

@@ -21,7 +21,7 @@ from ups.models.operator import Operator
 from ups.models.weights import load_model
 from ups.runs.run import Run
 from ups.training.distributed import Draw
-from ups.training.inputs import datasets_of
+from ups.training.inputs import entries_of
 from ups.training.stage import Loss
 
 
@@ -62,9 +62,7 @@ class Symmetries:
 
     def __init__(self, cache: LatentCache, codec: Codec) -> None:
         self.codec = copy.deepcopy(codec).double()
-        self.transforms = {
-            name: axis_transforms(family, cubic=_is_cubic(cache, name)) for name, family in FAMILIES.items()
-        }
+        self.transforms = {name: axis_transforms(f, cubic=_is_cubic(cache, name)) for name, f in FAMILIES.items()}
         self._maps: dict[tuple[str, AxisTransform, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, batch: LatentBatch, draw: Draw) -> LatentBatch:
@@ -72,13 +70,9 @@ class Symmetries:
         family = batch.domain.family
         transform = self.transforms[family][draw.one_of(len(self.transforms[family]))]
         fields, coefficients = group_name(family, "fields"), group_name(family, "coefficients")
-        return replace(
-            batch,
-            z=self.transformed(batch.z, fields, transform),
-            z_next=self.transformed(batch.z_next, fields, transform),
-            window=None if batch.window is None else self.transformed(batch.window, fields, transform),
-            coefficients=self.transformed(batch.coefficients, coefficients, transform),
-        )
+        states = {name: state for name in ("z", "z_next", "window") if (state := getattr(batch, name)) is not None}
+        changed = {name: self.transformed(state, fields, transform) for name, state in states.items()}
+        return replace(batch, **changed, coefficients=self.transformed(batch.coefficients, coefficients, transform))
 
     def transformed(self, z: Tensor, group: str, transform: AxisTransform) -> Tensor:
         """Transformed latents z (..., N, D) of a field group; latents without channels are returned as they are."""
@@ -107,7 +101,7 @@ class Symmetries:
 
 def _is_cubic(cache: LatentCache, family: str) -> bool:
     """Whether grid points, length and boundary are the same along all axes in each of the family's datasets."""
-    datasets = datasets_of(cache, family)
+    datasets = [entry["dataset"] for entry in entries_of(cache, family)]
     return all(len(set(dataset[key])) == 1 for dataset in datasets for key in ("grid", "lengths", "boundary"))
 
 
@@ -129,8 +123,8 @@ def set_conserved(operator: Operator, cache: LatentCache, codec: Codec) -> None:
     whose boundary differs from the one under which the PDE conserves (outflow instead of periodic).
     """
     for name, row in operator.rows.items():
-        family, datasets = FAMILIES[name], datasets_of(cache, name)
-        if any(boundary != family.boundary for dataset in datasets for boundary in dataset["boundary"]):
+        family, boundaries = FAMILIES[name], [entry["dataset"]["boundary"] for entry in entries_of(cache, name)]
+        if any(boundary != family.boundary for axes in boundaries for boundary in axes):
             continue
         group = codec.groups[group_name(name, "fields")]
         for field in family.conserved:

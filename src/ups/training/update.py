@@ -3,8 +3,10 @@
 import copy
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +16,11 @@ from ups.config.training import TrainingSection
 from ups.errors import OutOfMemory
 from ups.models.blocks import Blocks
 from ups.runs.run import Run
+from ups.training import parallel
 from ups.training.batches import MicroBatch, Share
 from ups.training.distributed import Draw, Ranks, seed_of
 from ups.training.injection import Injection
 from ups.training.optimizers import make_optimizer
-from ups.training.parallel import (
-    check_gradients_agree,
-    clip_gradients,
-    discard_step,
-    full_optimizer_state,
-    full_state,
-    gradient_sync,
-    load_full_optimizer_state,
-    load_full_state,
-    local_shards,
-    parallelize,
-)
 from ups.training.stage import Stage
 
 log = logging.getLogger(__name__)
@@ -74,8 +65,8 @@ def why_not_compiled(device: torch.device) -> str | None:
 class StepResult:
     """Result of a step: this rank's part of the mean loss, whether the step was applied (1 or 0), `stop` and `save`.
 
-    If some rank runs out of memory all ranks skip the step, and `loss` and `taken` are None. If the gradient is not
-    finite or a spike all ranks skip it with loss 0. Both are 0-d tensors on the device.
+    `loss` and `taken` are 0-d tensors on the device. If the gradient is not finite or a spike all ranks skip the step
+    and both are 0; if some rank runs out of memory all ranks skip it and both are None.
     """
 
     loss: Tensor | None
@@ -87,9 +78,7 @@ class StepResult:
 class Update:
     """A stage's model, the moving average of its weights and its optimizer; calling it takes one optimizer step.
 
-    Parameters without gradient (of families that are not in the batch) are not updated, nor are their moments and
-    averages.
-
+    Parameters without gradient (of families that are not in the batch) keep their value, moments and average.
     `mean_norm` (running mean of the gradient norm over `num_norms` steps), `num_skipped` (number of skipped steps) and
     `first_skipped` (the first of them) are 0-d tensors on the device, so that no step waits for the device.
     """
@@ -97,15 +86,14 @@ class Update:
     def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks, inject: Injection) -> None:
         self.stage, self.config, self.run, self.ranks, self.inject = stage, config, run, ranks, inject
         self.model = stage.model.to(ranks.device)
-        average = copy.deepcopy(self.model).requires_grad_(False)
+        self.average = copy.deepcopy(self.model).requires_grad_(False)
         stacks = [module for module in self.model.modules() if isinstance(module, Blocks)]
         self.dropping = [blocks for blocks in stacks if blocks.drop_path > 0]
         for blocks in stacks:
             blocks.recompute = run.launch.activation_checkpointing
         self.eager_because = _compile(self.model, ranks) if run.launch.compile else "launch.compile is off"
-        self.average = average
-        for model in (self.model, average):
-            parallelize(model, ranks, run.launch.sharding)
+        for model in (self.model, self.average):
+            parallel.parallelize(model, ranks, run.launch.sharding)
         self.optimizer = make_optimizer(self.model, config)
         self.mean_norm, self.num_norms, self.num_skipped = torch.zeros(3, device=ranks.device)
         self.first_skipped = torch.tensor(-1.0, device=ranks.device)
@@ -116,16 +104,18 @@ class Update:
         loss = torch.zeros((), device=self.ranks.device)
         last = len(share.micro_batches) - 1
         for position, micro in enumerate(share.micro_batches):
-            with gradient_sync(self.model, self.ranks, position == last, self.run.launch.bucket_megabytes):
+            with parallel.gradient_sync(self.model, self.ranks, position == last, self.run.launch.bucket_megabytes):
                 values = self._forward(share, micro, position)
                 if position == last or values is None:
                     with record_function("exchange"):
                         no_memory, stop, save = self.ranks.any_rank(values is None, stop, save)
                     if no_memory:
-                        discard_step(self.model)
+                        parallel.discard_step(self.model)
                         return StepResult(None, None, stop, save)
                 assert values is not None
-                self._backward(values, share)
+                with record_function("backward"), self._memory_faults(share, "backward"):
+                    # The mean over the global batch: gradients are averaged over ranks.
+                    (values.sum() * (self.ranks.world_size / share.size)).backward()
                 loss += values.detach().sum() / share.size
         taken = self._apply(share.step, learning_rate)
         return StepResult(torch.where(taken > 0, loss, 0.0), taken, stop, save)
@@ -133,18 +123,20 @@ class Update:
     def state(self) -> dict[str, Any]:
         """The state that the next step depends on, unsharded and on the CPU, independent of the number of processes."""
         return {
-            "model": full_state(self.model),
-            "average": full_state(self.average),
-            "optimizer": {name: full_optimizer_state(self.model, part) for name, part in self.optimizer.parts.items()},
+            "model": parallel.full_state(self.model),
+            "average": parallel.full_state(self.average),
+            "optimizer": {
+                name: parallel.full_optimizer_state(self.model, part) for name, part in self.optimizer.parts.items()
+            },
             "norms": [float(value) for value in self.norms()],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
-        load_full_state(self.model, state["model"])
-        load_full_state(self.average, state["average"])
+        parallel.load_full_state(self.model, state["model"])
+        parallel.load_full_state(self.average, state["average"])
         for name, part in self.optimizer.parts.items():
-            load_full_optimizer_state(self.model, part, state["optimizer"][name])
+            parallel.load_full_optimizer_state(self.model, part, state["optimizer"][name])
         for tensor, value in zip(self.norms(), state["norms"], strict=True):
             tensor.fill_(value)
 
@@ -157,17 +149,13 @@ class Update:
         torch.manual_seed(seed_of((*seed, position, self.ranks.rank)))
         batch = micro.batch.to(self.ranks.device)
         draw = Draw(seed, share.size, micro.place, self.ranks.device, share.step)
-        if self.dropping:
-            self._drop_blocks(share, micro)
+        if self.dropping:  # stochastic depth: each sample skips the same blocks on any number of ranks
+            kept = Draw((self.config.seed, 4, share.step), share.size, micro.place, self.ranks.device)
+            for blocks in self.dropping:
+                blocks.keep = kept.keep(blocks.drop_path, len(blocks))
         precision = torch.bfloat16 if self.config.precision == "bfloat16" else None
         with torch.autocast(self.ranks.device.type, precision, enabled=precision is not None):
             return self.stage.loss(self.model, batch, draw)
-
-    def _drop_blocks(self, share: Share, micro: MicroBatch) -> None:
-        """Choose the blocks that each sample skips in this step, independent of the number of ranks."""
-        draw = Draw((self.config.seed, 4, share.step), share.size, micro.place, self.ranks.device)
-        for blocks in self.dropping:
-            blocks.keep = draw.keep(blocks.drop_path, len(blocks))
 
     def _forward(self, share: Share, micro: MicroBatch, position: int) -> Tensor | None:
         """One loss per sample (B,); None if memory runs out, so that all ranks can skip the step together.
@@ -175,36 +163,26 @@ class Update:
         Under FSDP the forward pass is collective and cannot be skipped by one rank: an OutOfMemory fault ends the job.
         """
         try:
-            self.inject.at("forward", share.step)
-            with record_function("forward"):
+            with record_function("forward"), self._memory_faults(share, "forward"):
                 values = self._loss(share, micro, position)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
+        except OutOfMemory:
             if self.run.launch.sharding == "fsdp":
-                raise self._too_large(share, "the forward pass") from None
+                raise
             return None
-        spoilt = {"nan": torch.nan, "spike": 1e6}.get(self.inject.at("loss", share.step) or "", 1.0)
-        return values * spoilt if spoilt != 1.0 else values
+        kind = self.inject.at("loss", share.step)
+        return values * {"nan": torch.nan, "spike": 1e6}[kind] if kind else values
 
-    def _backward(self, values: Tensor, share: Share) -> None:
+    @contextmanager
+    def _memory_faults(self, share: Share, phase: Literal["forward", "backward"]) -> Iterator[None]:
+        """Turn a failed allocation in the forward or backward pass of `share` into an `OutOfMemory` fault."""
         try:
-            self.inject.at("backward", share.step)
-            with record_function("backward"):
-                # The mean over the global batch: gradients are averaged over ranks.
-                (values.sum() * (self.ranks.world_size / share.size)).backward()
+            self.inject.at(phase, share.step)
+            yield
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise self._too_large(share, "the backward pass") from None
-
-    def _too_large(self, share: Share, where: str) -> OutOfMemory:
-        fault = OutOfMemory(
-            f"{self.run.stage}: {share.tokens} tokens of {share.key} do not fit into the memory of rank "
-            f"{self.ranks.rank} in {where}; set launch.micro_batch_tokens below that"
-        )
-        fault.tokens = share.tokens
-        return fault
+            what = f"{self.run.stage}: {share.tokens} tokens of {share.key} do not fit into the memory of rank"
+            raise share.too_large(f"{what} {self.ranks.rank} in the {phase} pass") from None
 
     @record_function("update")
     def _apply(self, step: int, learning_rate: float) -> Tensor:
@@ -213,27 +191,26 @@ class Update:
         if self.inject.at("gradient", step):
             parameters[0].grad.add_(1.0)
         if self.checked < CHECKED_STEPS:
-            check_gradients_agree(self.model, self.ranks)
+            parallel.check_gradients_agree(self.model, self.ranks)
             self.checked += 1
-        skip = self._is_bad(clip_gradients(parameters, self.config.clip_norm), step)
+        skip = self._is_bad(parallel.clip_gradients(parameters, self.config.clip_norm), step)
         self.optimizer.step(learning_rate, skip)
         self.optimizer.zero_grad()
         decay = min(self.config.ema_decay, (1 + step) / (10 + step))
         with torch.no_grad():
-            torch._foreach_lerp_(local_shards(averages), local_shards(parameters), 1 - decay)
+            torch._foreach_lerp_(parallel.local_shards(averages), parallel.local_shards(parameters), 1 - decay)
         return 1 - skip
 
     def _is_bad(self, norm: Tensor, step: int) -> Tensor:
         """1.0 if the gradient is not finite or a spike, else 0.0; a 0-d tensor on the device."""
         is_spike = (self.num_norms >= SETTLED_STEPS) & (norm > self.config.spike_factor * self.mean_norm)
-        bad = ~norm.isfinite() | is_spike
-        good = ~bad
+        good = norm.isfinite() & ~is_spike
         weight = good / (self.num_norms + 1).clamp(max=SETTLED_STEPS)
         self.mean_norm.add_(torch.where(good, norm - self.mean_norm, 0.0) * weight)
         self.num_norms.add_(good)
-        self.first_skipped.copy_(torch.where(bad & (self.first_skipped < 0), step, self.first_skipped))
-        self.num_skipped.add_(bad)
-        return bad.float()
+        self.first_skipped.copy_(torch.where(~good & (self.first_skipped < 0), step, self.first_skipped))
+        self.num_skipped.add_(~good)
+        return (~good).float()
 
 
 def _compile(model: nn.Module, ranks: Ranks) -> str | None:

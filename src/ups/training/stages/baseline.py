@@ -1,7 +1,5 @@
 """Stage `baseline`: an FNO, a U-Net or a linear stencil of one family on its grid, trained like our models."""
 
-from typing import Any
-
 from ups.config.baselines import BaselineConfig
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
@@ -18,24 +16,8 @@ from ups.training.symmetry import augmented
 def build(config: BaselineConfig, run: Run) -> Stage:
     """The baseline of `config.family` with the loss of the operator or steady model, so that errors are comparable."""
     cache = open_cache(run, "transient", "steady").only(config.family)
-    settings = _settings(config, cache)
-    model = grid_model(**settings)
-    statistics = model.statistics
-    set_statistics(statistics, cache)
-
-    loss = steady_loss if FAMILIES[config.family].steady else step_loss(statistics, config)
-    if config.symmetries:
-        loss = augmented(loss, cache, run)
-    train = LatentSamples(cache, "train", horizon=config.unroll.horizon)
-    valid = LatentSamples(cache, "valid")
-    return Stage(model, settings, loss, train, valid, train.num_tokens, after_validation=store_validation_error)
-
-
-def _settings(config: BaselineConfig, cache: LatentCache) -> dict[str, Any]:
-    """Constructor arguments of `grid_model`."""
-    domain = domains(cache)[config.family]
-    family = FAMILIES[config.family]
-    return {
+    family, domain = FAMILIES[config.family], domains(cache)[config.family]
+    settings = {
         "kind": config.kind,
         "steady": family.steady,
         "family": config.family,
@@ -46,6 +28,12 @@ def _settings(config: BaselineConfig, cache: LatentCache) -> dict[str, Any]:
         "condition_channels": _varying_conditions(cache),
         "model": config.model.model_dump(),
     }
+    model = grid_model(**settings)
+    set_statistics(model.statistics, cache)
+    loss = steady_loss if family.steady else step_loss(model.statistics, config)
+    loss = augmented(loss, cache, run) if config.symmetries else loss
+    train, valid = LatentSamples(cache, "train", horizon=config.unroll.horizon), LatentSamples(cache, "valid")
+    return Stage(model, settings, loss, train, valid, train.num_tokens, after_validation=store_validation_error)
 
 
 def _varying_conditions(cache: LatentCache) -> list[int]:

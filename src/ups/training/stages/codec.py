@@ -28,52 +28,38 @@ def build(config: CodecConfig, run: Run) -> Stage:
     assert run.raw is not None
     datasets = {name: Dataset.from_json(entry) for name, entry in run.inputs["datasets"]["datasets"].items()}
     splits = run.inputs["datasets"]["splits"]
-    groups = field_groups(config.model, datasets, run.inputs["normalization"]["statistics"])
-    codec = Codec(groups)
+    groups = field_groups(config.model, run.inputs["datasets"], run.inputs["normalization"])
+    settings = {"groups": {name: asdict(group) for name, group in groups.items()}}
 
     def loss(model: nn.Module, batch: FieldBatch, draw: Draw) -> Tensor:
         keep = draw.integers(groups[batch.group].components)
         u, u_pred = model(batch.u, batch.group, keep)
         return (u_pred - u).square().flatten(1).mean(1)
 
-    return Stage(
-        model=codec,
-        settings={"groups": {name: asdict(group) for name, group in groups.items()}},
-        loss=loss,
-        train=FieldSamples(run.raw, datasets, splits, "train"),
-        valid=FieldSamples(run.raw, datasets, splits, "valid"),
-        num_tokens={name: group.num_tokens for name, group in groups.items()},
-    )
+    train, valid = (FieldSamples(run.raw, datasets, splits, split) for split in ("train", "valid"))
+    num_tokens = {name: group.num_tokens for name, group in groups.items()}
+    return Stage(model=Codec(groups), settings=settings, loss=loss, train=train, valid=valid, num_tokens=num_tokens)
 
 
-def field_groups(model: CodecModel, datasets: dict[str, Dataset], statistics: dict) -> dict[str, FieldGroup]:
-    """A field group for the state of every family, and one for its coefficient fields where it has any.
-
-    `statistics` are those of the normalization per family.
-    """
+def field_groups(model: CodecModel, datasets: dict[str, Any], normalization: dict[str, Any]) -> dict[str, FieldGroup]:
+    """A field group for the state of every family of the receipts, and one for its coefficient fields if it has any."""
     groups: dict[str, FieldGroup] = {}
     first = 0
-    for dataset in datasets.values():
+    for dataset in map(Dataset.from_json, datasets["datasets"].values()):
         family, grid = FAMILIES[dataset.family], dataset.grid
         patch = choose_patch(grid, model.patch_size[len(grid) - 1], model.max_tokens[len(grid) - 1])
+        components = min(patch ** len(grid), model.components)
         for kind, names in (("fields", family.fields), ("coefficients", family.coefficients)):
-            if names and group_name(family.name, kind) not in groups:
-                fields = [statistics[family.name][kind][name] for name in names]
-                groups[group_name(family.name, kind)] = FieldGroup(
-                    grid=grid,
-                    patch=patch,
-                    components=min(patch ** len(grid), model.components),
-                    log=tuple(field["log"] for field in fields),
-                    mean=tuple(field["mean"] for field in fields),
-                    std=tuple(field["std"] for field in fields),
-                    first=first,
-                )
+            group = group_name(family.name, kind)
+            if names and group not in groups:
+                fields = [normalization["statistics"][family.name][kind][name] for name in names]
+                log, mean, std = (tuple(field[key] for field in fields) for key in ("log", "mean", "std"))
+                groups[group] = FieldGroup(grid, patch, components, log, mean, std, first)
                 first += len(names)
     return groups
 
 
-UNLIMITED = 2**62
-IDENTITY = CodecModel(patch_size=(1, 1, 1), max_tokens=(UNLIMITED, UNLIMITED, UNLIMITED), components=1)
+IDENTITY = CodecModel(patch_size=(1, 1, 1), max_tokens=(2**62, 2**62, 2**62), components=1)  # no limit of tokens
 
 
 def write_identity_codec(folder: Path, datasets: dict[str, Any], normalization: dict[str, Any]) -> dict[str, Any]:
@@ -81,8 +67,7 @@ def write_identity_codec(folder: Path, datasets: dict[str, Any], normalization: 
 
     With it, models on the grid (the baselines) are trained from a latent cache by the same code as all others.
     """
-    described = {name: Dataset.from_json(entry) for name, entry in datasets["datasets"].items()}
-    groups = field_groups(IDENTITY, described, normalization["statistics"])
+    groups = field_groups(IDENTITY, datasets, normalization)
     settings = {"groups": {name: asdict(group) for name, group in groups.items()}}
     publish_tensors(folder / WEIGHTS, {"settings": settings, "weights": Codec(groups).state_dict()})
     return {"stage": "points", "weights": digest_of(folder / WEIGHTS)}

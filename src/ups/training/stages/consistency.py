@@ -1,5 +1,7 @@
 """Stage `consistency`: the denoiser distilled into a consistency model, which samples in one or two evaluations."""
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from ups.config import ConsistencyConfig
@@ -21,28 +23,16 @@ def build(config: ConsistencyConfig, run: Run) -> Stage:
     sigma is log-normal, ln sigma ~ N(P_mean, P_std^2), clamped to EDM's range.
     """
     residuals = Residuals(run)
-    teacher = load_model(from_settings(Denoiser), run.data_root, run.inputs["diffusion"])
     settings = load_settings(run.data_root, run.inputs["diffusion"])
-    student = from_settings(Denoiser)(**settings)
-    student.load_state_dict(teacher.state_dict())
+    student = load_model(from_settings(Denoiser), run.data_root, run.inputs["diffusion"]).requires_grad_().train()
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
         y, context = residuals.standardized(batch, student)
         sigma = (config.P_mean + config.P_std * draw.normal()).exp().clamp(SMALLEST_SIGMA, LARGEST_SIGMA)
         noise = draw.normal(*y.shape[1:])
         sigma_next = next_sigma(sigma, config.q, config.k, config.b, stage=0)
-
-        def denoise(x: Tensor, sigma: Tensor) -> Tensor:
-            return model(x, sigma, context, batch.condition, batch.domain)
-
+        denoise = partial(model, context=context, condition=batch.condition, domain=batch.domain)
         return consistency_loss(denoise, y, noise, sigma, sigma_next) / residual_power(y)
 
-    train = LatentSamples(residuals.cache, "train")
-    return Stage(
-        model=student,
-        settings=settings,
-        loss=loss,
-        train=train,
-        valid=LatentSamples(residuals.cache, "valid"),
-        num_tokens=train.num_tokens,
-    )
+    train, valid = (LatentSamples(residuals.cache, split) for split in ("train", "valid"))
+    return Stage(model=student, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)

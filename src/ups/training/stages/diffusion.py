@@ -1,10 +1,11 @@
 """Stage `diffusion`: the denoiser of residuals, which are truth minus prediction of the operator or steady model."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from ups.config import DiffusionConfig
-from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentBatch, LatentSamples
 from ups.diffusion.losses import denoising_loss
@@ -15,7 +16,7 @@ from ups.models.weights import from_settings, load_model
 from ups.runs.run import Run
 from ups.training.distributed import Draw
 from ups.training.inputs import field_rms, model_settings, open_cache
-from ups.training.stage import Stage, batch_sizes, fixed_batches
+from ups.training.stage import Stage, fixed_batches
 
 SMALLEST_RESIDUAL = 1e-3
 MODELS = {"transient": ("operator", from_settings(Operator)), "steady": ("steady", from_settings(SteadyModel))}
@@ -33,7 +34,7 @@ class Residuals:
             for kind, (stage, make) in MODELS.items()
             if stage in run.inputs
         }
-        self.cache: LatentCache = open_cache(run, *self.models)
+        self.cache = open_cache(run, *self.models)
 
     @torch.no_grad()
     def standardized(self, batch: LatentBatch, denoiser: Denoiser) -> tuple[Tensor, Prediction]:
@@ -57,9 +58,8 @@ class Residuals:
             denoiser.residual_rms[row, :channels] = rms.repeat_interleave(channels // len(rms))
 
     def _predict(self, batch: LatentBatch) -> Prediction:
-        is_steady = FAMILIES[batch.domain.family].steady
-        model = self.models["steady" if is_steady else "transient"].to(batch.z.device)
-        return predict(model, batch.z, batch.coefficients, batch.condition, batch.domain)
+        kind = "steady" if FAMILIES[batch.domain.family].steady else "transient"
+        return predict(self.models[kind].to(batch.z.device), batch.z, batch.coefficients, batch.condition, batch.domain)
 
 
 def build(config: DiffusionConfig, run: Run) -> Stage:
@@ -68,19 +68,17 @@ def build(config: DiffusionConfig, run: Run) -> Stage:
     settings = model_settings(residuals.cache, config.model)
     train, valid = (LatentSamples(residuals.cache, split) for split in ("train", "valid"))
     denoiser = from_settings(Denoiser)(**settings)
-    residuals.set_residual_rms(denoiser, valid, batch_sizes(valid.num_tokens, config))
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
         y, context = residuals.standardized(batch, denoiser)
         sigma = (config.P_mean + config.P_std * draw.normal()).exp()
         noise = draw.normal(*y.shape[1:])
-
-        def denoise(x: Tensor, sigma: Tensor) -> Tensor:
-            return model(x, sigma, context, batch.condition, batch.domain)
-
+        denoise = partial(model, context=context, condition=batch.condition, domain=batch.domain)
         return denoising_loss(denoise, y, noise, sigma) / residual_power(y)
 
-    return Stage(model=denoiser, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)
+    stage = Stage(model=denoiser, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)
+    residuals.set_residual_rms(denoiser, valid, stage.batch_sizes(config))
+    return stage
 
 
 def residual_power(y: Tensor) -> Tensor:

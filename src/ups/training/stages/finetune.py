@@ -21,9 +21,5 @@ def build(config: FinetuneConfig, run: Run) -> Stage:
     stage = build_operator(OperatorConfig(**trained), run)
     stage.model.load_state_dict(load_weights(run.data_root, receipt))
     assert family is not None and isinstance(stage.train, LatentSamples) and isinstance(stage.valid, LatentSamples)
-    return replace(
-        stage,
-        train=stage.train.only(family),
-        valid=stage.valid.only(family),
-        num_tokens={family: stage.num_tokens[family]},
-    )
+    train, valid = stage.train.only(family), stage.valid.only(family)
+    return replace(stage, train=train, valid=valid, num_tokens=train.num_tokens)

@@ -1,6 +1,7 @@
 """Stage `operator`: the model that advances a latent state by one time step, and its loss over one or several steps."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -31,19 +32,12 @@ def build(config: OperatorConfig, run: Run) -> Stage:
     codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
     if config.conserve:
         set_conserved(operator, cache, codec)
-    train = LatentSamples(cache, "train", horizon=config.unroll.horizon)
     terms = TermSum(config.terms, codec)
     loss = step_loss(operator.statistics, config, terms)
-    return Stage(
-        model=operator,
-        settings=settings,
-        loss=augmented(loss, cache, run) if config.symmetries else loss,
-        train=train,
-        valid=LatentSamples(cache, "valid"),
-        num_tokens=train.num_tokens,
-        terms=terms.values if terms.configs else None,
-        after_validation=store_validation_error,
-    )
+    loss = augmented(loss, cache, run) if config.symmetries else loss
+    train, valid = LatentSamples(cache, "train", horizon=config.unroll.horizon), LatentSamples(cache, "valid")
+    stage = Stage(model=operator, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)
+    return replace(stage, terms=terms.values if terms.configs else None, after_validation=store_validation_error)
 
 
 def step_loss(

@@ -19,16 +19,9 @@ def build(config: SteadyConfig, run: Run) -> Stage:
     settings = model_settings(cache, config.model)
     model = from_settings(SteadyModel)(**settings)
     set_statistics(model.statistics, cache)
-
-    train = LatentSamples(cache, "train")
-    return Stage(
-        model=model,
-        settings=settings,
-        loss=augmented(steady_loss, cache, run) if config.symmetries else steady_loss,
-        train=train,
-        valid=LatentSamples(cache, "valid"),
-        num_tokens=train.num_tokens,
-    )
+    loss = augmented(steady_loss, cache, run) if config.symmetries else steady_loss
+    train, valid = (LatentSamples(cache, split) for split in ("train", "valid"))
+    return Stage(model=model, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)
 
 
 def steady_loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
