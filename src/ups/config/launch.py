@@ -17,7 +17,7 @@ class LaunchConfig(Section):
         device: `auto` is CUDA if there is a GPU.
         sharding: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state.
         bucket_megabytes: Size of the messages in which DDP reduces gradients.
-        micro_batch_tokens: Of one forward and backward pass per process; None: found by `--pipeline tune`, or all.
+        micro_batch_tokens: Tokens of one pass per process; None: what `--pipeline tune` found, or all at once.
         memory_fraction: Of the free memory, that `--pipeline tune` may use.
         restarts: Of a job that lost a process or ran out of memory, each from the last checkpoint.
         timeout_seconds: Without a training step, after which a job counts as hung.

@@ -6,7 +6,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from ups.config.data import SimulatedDataset
 from ups.config.sections import Section, Seed, Steps
-from ups.models.sizes import Backbone
+from ups.config.training import Backbone
 
 
 class ProfileConfig(Section):

@@ -27,8 +27,8 @@ class CodecModel(Section):
 class Noise(Section):
     """Normal noise on the states from which training steps start, in units of the expected change of one step.
 
-    Its standard deviation is `std` + `own_error` |n| e, n ~ N(0, 1) per sample, e the family's latest validation error
-    (0 before the first): states as exact as the data to as wrong as the network's own predictions stabilize rollouts.
+    Its standard deviation is `std` + `own_error` |n| e, with n ~ N(0, 1) per sample and the latest validation error e
+    of the family (0 before the first): training states from exact to as wrong as predictions stabilize rollouts.
     """
 
     std: NonNegative
