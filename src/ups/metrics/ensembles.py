@@ -43,12 +43,8 @@ def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
     axes = tuple(range(3, u_ref.ndim))
     mean = members.mean(dim=0)
     variance = sum((member - mean).square() for member in members) / (len(members) - 1)
-    return EnsembleErrors(
-        crps=fair_crps(members, u_ref).mean(dim=axes),
-        variance=variance.mean(dim=axes),
-        squared_error=(mean - u_ref).square().mean(dim=axes),
-        ranks=rank_histogram(members, u_ref),
-    )
+    crps, squared_error = fair_crps(members, u_ref), (mean - u_ref).square()
+    return EnsembleErrors(*(u.mean(dim=axes) for u in (crps, variance, squared_error)), rank_histogram(members, u_ref))
 
 
 def fair_crps(members: Tensor, u_ref: Tensor) -> Tensor:
@@ -72,9 +68,8 @@ def rank_histogram(members: Tensor, u_ref: Tensor) -> Tensor:
     highest = below + sum((member == u_ref).to(torch.int16) for member in members)
     weight = 1 / (highest - below + 1).to(u_ref.dtype)
     axes = tuple(range(3, u_ref.ndim))
-    shares = [
-        torch.where((below <= rank) & (rank <= highest), weight, 0).mean(dim=axes) for rank in range(len(members) + 1)
-    ]
+    ranks = range(len(members) + 1)
+    shares = [torch.where((below <= rank) & (rank <= highest), weight, 0).mean(dim=axes) for rank in ranks]
     is_finite = (members.sum(dim=0) + u_ref).isfinite().flatten(3).all(dim=-1)
     return torch.stack(shares, dim=-1).masked_fill(~is_finite[..., None], torch.nan)
 

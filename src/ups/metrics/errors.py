@@ -46,7 +46,8 @@ def L2RE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
 
     DPOT (arXiv:2403.03542). The RMS of the reference is at least EPS, as in nRMSE.
     """
-    return over_time(rms(u_pred - u_ref)) / over_time(rms(u_ref)).clamp_min(EPS)
+    error, reference = (rms(u).square().mean(dim=1).sqrt() for u in (u_pred - u_ref, u_ref))
+    return error / reference.clamp_min(EPS)
 
 
 def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -104,11 +105,6 @@ def centred(u: Tensor) -> Tensor:
     return u - u.mean(dim=tuple(range(3, u.ndim)), keepdim=True)
 
 
-def over_time(values: Tensor) -> Tensor:
-    """Root mean square over time: (B, T, C) -> (B, C)."""
-    return values.square().mean(dim=1).sqrt()
-
-
 def _spatial_mean(u: Tensor) -> Tensor:
     return u.mean(dim=tuple(range(3, u.ndim)))
 
@@ -124,17 +120,20 @@ class SampleMeans:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, samples: dict[str, Tensor]) -> None:
-        """Add the samples of one batch."""
+        """Add the samples of one batch.
+
+        Raises:
+            ValueError: a sample has another shape than in the batches before.
+        """
         for name, values in samples.items():
             total = values.double().sum(dim=0)
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
+            before = self._sums.get(name, torch.zeros_like(total))
+            if total.shape != before.shape:
+                raise ValueError(f"{name}: expected samples of shape {tuple(before.shape)}, got {tuple(total.shape)}")
+            self._sums[name] = before + total
         self.num_samples += len(next(iter(samples.values())))
 
     def __getitem__(self, name: str) -> Tensor:
         if not self.num_samples:
             raise ValueError("expected at least one trajectory, got none: call update() before asking for metrics")
         return self._sums[name] / self.num_samples
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Shape of one sample of `name`; None before the first."""
-        return tuple(self._sums[name].shape) if name in self._sums else None
