@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -72,8 +72,8 @@ class Candidate:
     @property
     def spread_skill(self) -> tuple[float, float]:
         """Lowest and highest spread-skill ratio over datasets and horizons."""
-        values = _values(self.scores, "spread_skill")
-        return float(values.min()), float(values.max())
+        lowest, highest = _values(self.scores, "spread_skill").aminmax()
+        return float(lowest), float(highest)
 
     def worst_ratio_to(self, other: "Candidate", metric: str) -> float:
         """Largest ratio of a metric to that of another candidate, over datasets and horizons."""
@@ -113,17 +113,9 @@ class Validation:
             "max_high_band": worst_high_band <= config.max_high_band,
             "max_miscalibration": float(miscalibration.max()) <= math.log(config.max_miscalibration),
         }
-        return Candidate(
-            method=method,
-            correction=correction,
-            scores=scores,
-            crps=worst_crps,
-            mean_crps=float(crps.log().mean().exp()),
-            nrmse=worst_nrmse,
-            high_band=worst_high_band,
-            miscalibration=float(miscalibration.mean()),
-            exceeded=[limit for limit, is_kept in holds.items() if not is_kept],
-        )
+        ratios = worst_crps, float(crps.log().mean().exp()), worst_nrmse, worst_high_band
+        exceeded = [limit for limit, is_kept in holds.items() if not is_kept]
+        return Candidate(method, correction, scores, *ratios, float(miscalibration.mean()), exceeded)
 
     @torch.no_grad()
     def wall_time_ratio(self, first: Candidate, second: Candidate) -> float:
@@ -133,9 +125,7 @@ class Validation:
         contenders = {}
         for name, candidate in (("first", first), ("second", second)):
             stepper = self._stepper(candidate.method, candidate.correction)
-            step = stepper.step_of(setting.repeated(stepper.num_members))
-            members = z.repeat(stepper.num_members, 1, 1)
-            contenders[name] = lambda step=step, members=members: step(members)
+            contenders[name] = partial(stepper.start(setting), z.repeat(stepper.num_members, 1, 1))
         seconds = in_turns(contenders, TIMED_ROUNDS, self.device)
         return seconds["first"] / seconds["second"]
 
@@ -145,11 +135,8 @@ class Validation:
 
     @cached_property
     def _scored(self) -> list[TrajectorySet]:
-        scored = []
-        for each in self.sets:
-            count = max(self.config.min_trajectories, self.config.num_tokens // each.num_tokens)
-            scored.append(replace(each, indices=each.indices[:count]))
-        return scored
+        counts = [max(self.config.min_trajectories, self.config.num_tokens // each.num_tokens) for each in self.sets]
+        return [replace(each, indices=each.indices[:count]) for each, count in zip(self.sets, counts, strict=True)]
 
     @torch.no_grad()
     def _scores(self, stepper: Stepper) -> Scores:

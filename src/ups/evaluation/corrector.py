@@ -1,6 +1,5 @@
 """The choice of the corrector: for each family whether and how residuals are sampled, from its validation split."""
 
-import math
 from collections import defaultdict
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from ups.config import CorrectorConfig
 from ups.config.evaluation import StudentConfig
 from ups.evaluation.candidates import Candidate, Validation
 from ups.evaluation.scores import TrajectorySet, held_out
+from ups.evaluation.tables import finite
 from ups.runs.progress import ProgressBar
 from ups.surrogate.surrogate import Correction
 from ups.surrogate.trained import OFF, Trained
@@ -57,8 +57,8 @@ def choose_for_family(validation: Validation) -> tuple[dict[str, Any], dict[str,
         choice["consistency"] = _correction_or_off(student)
         report["accept"] = compare_with_teacher(validation, teacher, student)
         tried += students
-    candidates = [_finite(asdict(candidate)) for candidate in tried]
-    return choice, report | {"plain": _finite(validation.plain), "candidates": candidates}
+    candidates = [finite(asdict(candidate)) for candidate in tried]
+    return choice, report | {"plain": finite(validation.plain), "candidates": candidates}
 
 
 def try_diffusion(validation: Validation) -> list[Candidate]:
@@ -122,15 +122,8 @@ def compare_with_teacher(validation: Validation, teacher: Candidate, student: Ca
         and ratios["evaluations"] >= limits.min_evaluations_ratio
         and ratios["wall_time"] >= limits.min_wall_time_ratio
     )
-    return _finite(ratios) | {"num_steps": student.correction.num_steps, "accepted": accepted}
+    return finite(ratios) | {"num_steps": student.correction.num_steps, "accepted": accepted}
 
 
 def _correction_or_off(candidate: Candidate) -> dict[str, Any]:
     return asdict(candidate.correction) if candidate.qualifies else {"mode": OFF}
-
-
-def _finite(content: Any) -> Any:
-    """The same nested dictionaries with None for numbers that are not finite, which JSON cannot hold."""
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -10,7 +10,7 @@ from ups.config import EvaluationConfig
 from ups.data.pdebench import FAMILIES
 from ups.diffusion.samplers import Normal, antithetic
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
-from ups.surrogate.surrogate import Correction, Setting, Surrogate, rollout
+from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout
 from ups.surrogate.trained import OFF
 
 HORIZONS = ("one_step", "rollout")
@@ -39,22 +39,35 @@ class Stepper:
     step_of: Callable[[Setting], Callable[[Tensor], Tensor]]
     num_members: int
 
+    def start(self, setting: Setting) -> NoisyStep:
+        """The step of all M members of B trajectories, (M B, N, D), with noise that does not continue earlier one."""
+        return self.step_of(setting.repeated(self.num_members))
+
 
 def predict(
     surrogate: Surrogate, u_ref: Tensor, setting: Setting, config: EvaluationConfig, generator: torch.Generator
 ) -> Predictions:
-    """Predictions of every method for trajectories u_ref (B, T, C, *grid).
+    """Predictions of every method for trajectories u_ref (B, T, C, *grid); a corrector that is off adds nothing.
 
     Besides the trained models: `codec` decodes the encoded reference, `persistence` repeats the snapshot before.
     """
-    z_ref, target = latent_states(surrogate, u_ref, setting.family), targets(u_ref, setting.family)
-    decoded = Prediction(surrogate.decode(z_ref[:, 1:], setting.family))
+    family = setting.family
+    z_ref, target = latent_states(surrogate, u_ref, family), targets(u_ref, family)
+    decoded = Prediction(surrogate.decode(z_ref[:, 1:], family))
     methods = {"codec": dict.fromkeys(HORIZONS, decoded)}
-    if not FAMILIES[setting.family].steady:
+    if not FAMILIES[family].steady:
         first = Prediction(u_ref[:, :1].expand_as(target))
         methods["persistence"] = {"one_step": Prediction(u_ref[:, :-1]), "rollout": first}
-    if surrogate.model(setting.family) is not None:
-        methods |= _by_models(surrogate, setting, target, z_ref, config.ensemble_size, generator)
+    if surrogate.model(family) is not None:
+        predicted = {
+            method: {
+                "one_step": predict_one_step(surrogate, stepper, setting, target, z_ref[:, :-1]),
+                "rollout": predict_rollout(surrogate, stepper, setting, target, z_ref[:, 0]),
+            }
+            for method, stepper in steppers(surrogate, family, config.ensemble_size, antithetic(generator)).items()
+        }
+        plain = plain_method(family)
+        methods |= {m: predicted.get(m, predicted[plain]) for m in (plain, *trained_correctors(surrogate))}
     return {(method, horizon): both[horizon] for method, both in methods.items() for horizon in HORIZONS}
 
 
@@ -72,20 +85,6 @@ def latent_states(surrogate: Surrogate, u_ref: Tensor, family: str) -> Tensor:
 def initial_state(surrogate: Surrogate, u_ref: Tensor, family: str) -> Tensor:
     """The first of the latent states (B, N, D), without encoding the others."""
     return latent_states(surrogate, u_ref[:, :1], family)[:, 0]
-
-
-def _by_models(
-    surrogate: Surrogate, setting: Setting, target: Tensor, z_ref: Tensor, num_members: int, generator: torch.Generator
-) -> dict[str, dict[str, Prediction]]:
-    plain = _both_horizons(surrogate, plain_stepper(surrogate), setting, target, z_ref)
-    methods = {plain_method(setting.family): plain}
-    for method in trained_correctors(surrogate):
-        methods[method] = plain
-        correction = surrogate.corrections.get((method, setting.family))
-        if correction is not None:
-            stepper = corrected_stepper(surrogate, method, correction, num_members, antithetic(generator))
-            methods[method] = _both_horizons(surrogate, stepper, setting, target, z_ref)
-    return methods
 
 
 def plain_method(family: str) -> str:
@@ -107,6 +106,15 @@ def corrector_mode(surrogate: Surrogate, method: str, family: str) -> str | None
     return OFF if correction is None else correction.mode
 
 
+def steppers(surrogate: Surrogate, family: str, num_members: int, normal: Normal) -> dict[str, Stepper]:
+    """The steps of a family's methods: without corrector, and with each corrector that is trained and not off."""
+    found = {plain_method(family): plain_stepper(surrogate)}
+    for method in trained_correctors(surrogate):
+        if correction := surrogate.corrections.get((method, family)):
+            found[method] = corrected_stepper(surrogate, method, correction, num_members, normal)
+    return found
+
+
 def plain_stepper(surrogate: Surrogate) -> Stepper:
     """The step of the operator or of the steady model, without corrector."""
     return Stepper(surrogate.plain_step, 1)
@@ -120,23 +128,20 @@ def corrected_stepper(
     return Stepper(lambda setting: make(setting, correction, normal), num_members)
 
 
-def _both_horizons(
-    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_ref: Tensor
-) -> dict[str, Prediction]:
-    return {
-        "one_step": predict_one_step(surrogate, stepper, setting, target, z_ref[:, :-1]),
-        "rollout": predict_rollout(surrogate, stepper, setting, target, z_ref[:, 0]),
-    }
+def ensemble_rollouts(step: Callable[[Tensor], Tensor], z_0: Tensor, num_steps: int, num_members: int) -> Tensor:
+    """Rollouts (M, B, num_steps + 1, ...) of M members from the same z_0 (B, ...), which they begin with."""
+    z = rollout(step, z_0.repeat(num_members, *[1] * (z_0.ndim - 1)), num_steps)
+    return z.unflatten(0, (num_members, -1))
 
 
 def predict_one_step(
     surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_ref: Tensor
 ) -> Prediction:
     """Advance every snapshot z_ref (B, T, N, D) by one step; target (B, T, C, *grid) holds what follows each."""
-    step, parts = stepper.step_of(setting.repeated(stepper.num_members)), []
+    step, parts = stepper.start(setting), []
     for t in range(target.shape[1]):  # one snapshot at a time, of all members, bounds the memory
-        u = surrogate.decode(step(z_ref[:, t].repeat(stepper.num_members, 1, 1)), setting.family)
-        parts.append(_prediction(u[:, None], target[:, t : t + 1]))
+        z_next = ensemble_rollouts(step, z_ref[:, t], 1, stepper.num_members)[:, :, 1:]
+        parts.append(_prediction(surrogate.decode(z_next, setting.family), target[:, t : t + 1]))
     errors = [part.ensemble for part in parts if part.ensemble is not None]
     return Prediction(torch.cat([part.u for part in parts], 1), EnsembleErrors.joined(errors) if errors else None)
 
@@ -145,14 +150,12 @@ def predict_rollout(
     surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_0: Tensor
 ) -> Prediction:
     """Roll out from z_0 (B, N, D) over the T snapshots of target (B, T, C, *grid)."""
-    step = stepper.step_of(setting.repeated(stepper.num_members))
-    z_pred = rollout(step, z_0.repeat(stepper.num_members, 1, 1), target.shape[1])[:, 1:]
+    z_pred = ensemble_rollouts(stepper.start(setting), z_0, target.shape[1], stepper.num_members)[:, :, 1:]
     return _prediction(surrogate.decode(z_pred, setting.family), target)
 
 
-def _prediction(u: Tensor, target: Tensor) -> Prediction:
-    """From M members (M B, T, C, *grid), which are compared with the target (B, T, C, *grid) one snapshot at a time."""
-    members = u.unflatten(0, (-1, len(target)))
+def _prediction(members: Tensor, target: Tensor) -> Prediction:
+    """From members (M, B, T, C, *grid), which are compared with the target (B, T, C, *grid) one snapshot at a time."""
     if len(members) == 1:
         return Prediction(members[0])
     halves, times = members.chunk(2), [slice(t, t + 1) for t in range(target.shape[1])]

@@ -1,9 +1,9 @@
-"""Whether choosing ensemble members by physics lowers the error: decision per family, and a report.
+"""Whether choosing ensemble members by their violations of physics lowers the error: decision per family, and a report.
 
-Decided on the validation split, confirmed once on the test split. Datasets that share initial
-conditions count as one sample.
+Decided on the validation split, confirmed once on the test split. Datasets with the same initial conditions are pooled.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +20,9 @@ from ups.data.trajectories import TrajectoryReader
 from ups.evaluation.figures import common_legend, panel_grid
 from ups.evaluation.predictions import corrector_mode
 from ups.evaluation.scores import TrajectorySet, batches, held_out
-from ups.evaluation.search import Batch, DatasetSearch, Key, SearchResults, sampler_of
+from ups.evaluation.search import Batch, DatasetSearch, Key, SearchResults
 from ups.evaluation.tables import number, table
-from ups.evaluation.violations import Physics, PhysicsScore
+from ups.evaluation.violations import PhysicsScore
 from ups.metrics.bootstrap import MIN_TRAJECTORIES, bootstrap_interval
 from ups.metrics.errors import EPS
 from ups.runs.progress import ProgressBar
@@ -31,7 +31,6 @@ from ups.surrogate.surrogate import Correction, Surrogate
 from ups.surrogate.trained import Trained
 
 SEARCH_METHODS = ("best", "weighted", "beam")
-RIVALS = ("mean", "single", "operator")
 InitialCondition = tuple[str, int]
 DatasetErrors = tuple[list[InitialCondition], dict[Key, Tensor]]  # N initial conditions, errors (N,)
 
@@ -47,30 +46,27 @@ def select_all(trained: Trained, config: SelectionConfig, device: str, raw: Path
     """
     surrogate, cache = trained.surrogate(device), trained.cache()
     valid, test = (_transient(held_out(cache, raw, split), config.max_trajectories) for split in ("valid", "test"))
-    scores: dict[str, PhysicsScore] = {}
-    errors: dict[str, list[DatasetErrors]] = {}
-    datasets: dict[str, Any] = {}
-    records: list[dict[str, Any]] = []
+    errors, test_errors = defaultdict(list), defaultdict(list)
+    scores, datasets, records = {}, {}, []
     with ProgressBar("select", len(valid) + len(test), "datasets") as bar:
         for each in valid:
             name, family, search = each.dataset.name, each.dataset.family, _search(each, surrogate, config, device)
             scores[name], ratios = search.fit(_batches(each, search))
             results = search.run(_batches(each, search), scores[name])
-            errors.setdefault(family, []).append((initial_conditions(each), results.errors))
+            errors[family].append((initial_conditions(each), results.errors))
             sampled = {"sampler": config.sampler, "corrector": corrector_mode(surrogate, config.sampler, family)}
             datasets[name] = sampled | _score_quality(results, scores[name], ratios, config.seed)
             records += _records(each, "valid", results, search)
             bar.advance(1)
         families = {family: decide(by_initial_condition(some), config.seed) for family, some in errors.items()}
-        test_errors: dict[str, list[DatasetErrors]] = {}
         for each in test:
-            decision, search = families[each.dataset.family], _search(each, surrogate, config, device)
-            if decision["is_on"]:
-                results = search.run(_batches(each, search), scores[each.dataset.name])
-                test_errors.setdefault(each.dataset.family, []).append((initial_conditions(each), results.errors))
+            name, family, search = each.dataset.name, each.dataset.family, _search(each, surrogate, config, device)
+            if families[family]["is_on"]:
+                results = search.run(_batches(each, search), scores[name])
+                test_errors[family].append((initial_conditions(each), results.errors))
                 # Of the test split only the chosen method and its rivals are reported: nothing is chosen on it.
-                size = decision["num_members"]
-                shown = {(decision["method"], size), ("mean", size), ("single", 1), ("operator", 1)}
+                chosen = families[family]["method"], families[family]["num_members"]
+                shown = (chosen, *_rivals(chosen).values())
                 found = _records(each, "test", results, search)
                 records += [record for record in found if (record["method"], record["num_members"]) in shown]
             bar.advance(1)
@@ -94,13 +90,9 @@ def decide(errors: dict[Key, Tensor], seed: int) -> dict[str, Any]:
         return {"is_on": False, "num_initial_conditions": count}
     method, size = min(options, key=lambda key: float(errors[key].mean()))
     gains = _gains(errors, (method, size), seed)
-    return {
-        "is_on": all("low" in gain and gain["low"] > 0 for gain in gains.values()),
-        "method": method,
-        "num_members": size,
-        "gains": gains,
-        "num_initial_conditions": count,
-    }
+    is_on = all("low" in gain and gain["low"] > 0 for gain in gains.values())
+    chosen = {"is_on": is_on, "method": method, "num_members": size}
+    return chosen | {"gains": gains, "num_initial_conditions": count}
 
 
 def initial_conditions(trajectory_set: TrajectorySet) -> list[InitialCondition]:
@@ -133,11 +125,17 @@ def by_initial_condition(parts: list[DatasetErrors]) -> dict[Key, Tensor]:
 
 def _gains(errors: dict[Key, Tensor], chosen: Key, seed: int) -> dict[str, dict[str, float]]:
     """Mean of the paired difference in error to each rival, with its 95 % interval."""
-    gains = {}
-    for rival in RIVALS:
-        difference = errors[rival, chosen[1] if rival == "mean" else 1] - errors[chosen]
-        gains[rival] = {"value": float(difference.mean()), **_interval(difference, seed)}
-    return gains
+    differences = {name: errors[rival] - errors[chosen] for name, rival in _rivals(chosen).items()}
+    return {name: _mean_with_interval(difference, seed) for name, difference in differences.items()}
+
+
+def _rivals(chosen: Key) -> dict[str, Key]:
+    """What a search method must beat: the mean of as many members, a single member, the operator alone."""
+    return {"mean": ("mean", chosen[1]), "single": ("single", 1), "operator": ("operator", 1)}
+
+
+def _mean_with_interval(values: Tensor, seed: int) -> dict[str, float]:
+    return {"value": float(values.mean()), **_interval(values, seed)}
 
 
 def _interval(values: Tensor, seed: int) -> dict[str, float]:
@@ -156,8 +154,7 @@ def _search(trajectory_set: TrajectorySet, surrogate: Surrogate, config: Selecti
     start = config.if_corrector_off
     otherwise = Correction("sample", start.sigma, config.sigma_min, start.num_steps, 1.0, 0.0)
     correction = surrogate.corrections.get((config.sampler, trajectory_set.dataset.family), otherwise)
-    sampler = sampler_of(surrogate, config.sampler, correction)
-    return DatasetSearch(surrogate, Physics.of(trajectory_set.dataset), sampler, config, torch.device(device))
+    return DatasetSearch(surrogate, trajectory_set.dataset, correction, config, torch.device(device))
 
 
 def _batches(trajectory_set: TrajectorySet, search: DatasetSearch) -> Iterator[Batch]:
@@ -170,29 +167,26 @@ def _score_quality(
     """Rank correlation of score and error with its interval; per violation its weight and ratio to the reference's."""
     rho = torch.cat(results.rank_correlations)
     parts = {name: {"weight": score.weights[name], "ratio_to_reference": ratio} for name, ratio in ratios.items()}
-    return {"rank_correlation": {"value": float(rho.mean()), **_interval(rho, seed)}, "violations": parts}
+    return {"rank_correlation": _mean_with_interval(rho, seed), "violations": parts}
 
 
 def _records(
     trajectory_set: TrajectorySet, split: str, results: SearchResults, search: DatasetSearch
 ) -> list[dict[str, Any]]:
     """One record per search method and rival; `evaluations` of networks and `seconds` are per trajectory."""
-    num_steps, records = len(trajectory_set.dataset.times) - 1, []
-    for (method, size), errors in results.errors.items():
-        record = {
-            "family": trajectory_set.dataset.family,
-            "dataset": trajectory_set.dataset.name,
-            "split": split,
-            "method": method,
-            "num_members": size,
-            "evaluations": num_steps * (1 if method == "operator" else size * search.sampler.evaluations),
+    dataset, per_member = trajectory_set.dataset, 1 + search.correction.num_steps
+    return [
+        {
+            **{"family": dataset.family, "dataset": dataset.name, "split": split},
+            **{"method": method, "num_members": size},
+            "evaluations": (len(dataset.times) - 1) * (1 if method == "operator" else size * per_member),
             "seconds": results.seconds[method, size] / len(errors),
             "nRMSE": float(errors.mean()),
             **_interval(errors, search.config.seed),
             "num_trajectories": len(errors),
         }
-        records.append(record)
-    return records
+        for (method, size), errors in results.errors.items()
+    ]
 
 
 DECISION_NOTE = f"""On where the best search method on the validation split beats the mean of as many members, a single
@@ -242,9 +236,9 @@ def _decision_table(families: dict[str, Any]) -> str:
         chosen = ["on" if decision["is_on"] else "off", decision.get("method", ""), decision.get("num_members", "")]
         for split, prefix in (("valid", ""), ("test", "test_")):
             if f"{prefix}gains" in decision:
-                gains = [_value(decision[f"{prefix}gains"][rival]) for rival in RIVALS]
+                gains = map(_value, decision[f"{prefix}gains"].values())
                 rows.append([family, split, *chosen, decision[f"{prefix}num_initial_conditions"], *gains])
-    return table((*names, *(f"over {rival}" for rival in RIVALS)), rows, num_names=4)
+    return table((*names, "over mean", "over single", "over operator"), rows, num_names=4)
 
 
 def _score_table(datasets: dict[str, Any]) -> str:
@@ -261,11 +255,10 @@ def _score_table(datasets: dict[str, Any]) -> str:
 
 def _error_table(records: list[dict[str, Any]]) -> str:
     columns = ("dataset", "split", "method", "members", "evaluations", "seconds", "nRMSE")
-    rows = [
-        [*(r[key] for key in ("dataset", "split", "method", "num_members", "evaluations"))]
-        + [f"{r['seconds']:.2g}", f"{r['nRMSE']:.4g}{_interval_text(r, '.4g')}"]
-        for r in records
-    ]
+    rows = []
+    for r in records:
+        names = [r[key] for key in ("dataset", "split", "method", "num_members", "evaluations")]
+        rows.append([*names, f"{r['seconds']:.2g}", f"{r['nRMSE']:.4g}{_interval_text(r, '.4g')}"])
     return table(columns, rows, num_names=3)
 
 

@@ -1,6 +1,7 @@
 """All metrics of one method and horizon, over a stream of batches."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,7 +49,7 @@ class ScoreSuite:
     - for ensembles the scores of `EnsembleSuite`
     """
 
-    def __init__(self, num_dims: int, batch_size: int, conserved: tuple[int, ...], seed: int) -> None:
+    def __init__(self, num_dims: int, batch_size: int, conserved: Sequence[int], seed: int) -> None:
         self.corrected = MetricSuite()
         self.conserved, self.seed = list(conserved), seed
         self._compat = CompatSuite(num_dims, batch_size)
