@@ -31,7 +31,7 @@ NUM_ROUNDS = 5
 NUM_TRAJECTORIES = 4
 ALL_AT_ONCE = 2**62  # tokens: all trajectories in one batch
 FRAME = "milliseconds_per_frame"
-METHODS = ("operator", "diffusion", "consistency", "steady")
+OURS = ("operator", "diffusion", "consistency", "steady")
 
 Run = Callable[[], object]
 
@@ -74,7 +74,7 @@ def total_costs(
         frames[name] = milliseconds_per_frame(ours, trajectory_set, of_family, on_grid[name], where)
     folders = {name: [trained.data_root / r["path"] for r in receipts.values()] for name, receipts in baselines.items()}
     known = {n: trained.data_root / r["path"] for n, r in trained.stages.items()}
-    folders |= {method: [known[s] for s in known if s in stages_behind(method)] for method in METHODS}
+    folders |= {method: [known[s] for s in known if s in stages_behind(method)] for method in OURS}
     methods = {
         method: {
             "training_seconds": sum(map(training_seconds, paths)),

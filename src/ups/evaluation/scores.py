@@ -86,6 +86,7 @@ def score_sets(
         "trajectories", the error of each in order. A number that is not finite is None. Methods with a corrector have
         its "mode": with "off" they have the scores of the operator or the steady model.
     """
+    folder.mkdir(exist_ok=True)
     records = []
     with ProgressBar("evaluate", sum(len(each.indices) for each in sets), "trajectories") as bar:
         for trajectory_set in sets:

@@ -31,6 +31,7 @@ from ups.surrogate.surrogate import Correction, Surrogate
 from ups.surrogate.trained import Trained
 
 SEARCH_METHODS = ("best", "weighted", "beam")
+RIVALS = ("mean", "single", "operator")
 InitialCondition = tuple[str, int]
 DatasetErrors = tuple[list[InitialCondition], dict[Key, Tensor]]  # N initial conditions, errors (N,)
 
@@ -66,7 +67,7 @@ def select_all(trained: Trained, config: SelectionConfig, device: str, raw: Path
                 test_errors[family].append((initial_conditions(each), results.errors))
                 # Of the test split only the chosen method and its rivals are reported: nothing is chosen on it.
                 chosen = families[family]["method"], families[family]["num_members"]
-                shown = (chosen, *_rivals(chosen).values())
+                shown = (chosen, *_rivals(chosen))
                 found = _records(each, "test", results, search)
                 records += [record for record in found if (record["method"], record["num_members"]) in shown]
             bar.advance(1)
@@ -125,13 +126,13 @@ def by_initial_condition(parts: list[DatasetErrors]) -> dict[Key, Tensor]:
 
 def _gains(errors: dict[Key, Tensor], chosen: Key, seed: int) -> dict[str, dict[str, float]]:
     """Mean of the paired difference in error to each rival, with its 95 % interval."""
-    differences = {name: errors[rival] - errors[chosen] for name, rival in _rivals(chosen).items()}
-    return {name: _mean_with_interval(difference, seed) for name, difference in differences.items()}
+    rivals = zip(RIVALS, _rivals(chosen), strict=True)
+    return {name: _mean_with_interval(errors[rival] - errors[chosen], seed) for name, rival in rivals}
 
 
-def _rivals(chosen: Key) -> dict[str, Key]:
+def _rivals(chosen: Key) -> list[Key]:
     """What a search method must beat: the mean of as many members, a single member, the operator alone."""
-    return {"mean": ("mean", chosen[1]), "single": ("single", 1), "operator": ("operator", 1)}
+    return [(name, chosen[1] if name == "mean" else 1) for name in RIVALS]
 
 
 def _mean_with_interval(values: Tensor, seed: int) -> dict[str, float]:
@@ -175,18 +176,15 @@ def _records(
 ) -> list[dict[str, Any]]:
     """One record per search method and rival; `evaluations` of networks and `seconds` are per trajectory."""
     dataset, per_member = trajectory_set.dataset, 1 + search.correction.num_steps
-    return [
-        {
-            **{"family": dataset.family, "dataset": dataset.name, "split": split},
-            **{"method": method, "num_members": size},
-            "evaluations": (len(dataset.times) - 1) * (1 if method == "operator" else size * per_member),
-            "seconds": results.seconds[method, size] / len(errors),
-            "nRMSE": float(errors.mean()),
-            **_interval(errors, search.config.seed),
-            "num_trajectories": len(errors),
-        }
-        for (method, size), errors in results.errors.items()
-    ]
+    where = {"family": dataset.family, "dataset": dataset.name, "split": split}
+    records = []
+    for (method, size), errors in results.errors.items():
+        evaluations = (len(dataset.times) - 1) * (1 if method == "operator" else size * per_member)
+        costs = {"evaluations": evaluations, "seconds": results.seconds[method, size] / len(errors)}
+        error = {"nRMSE": float(errors.mean()), **_interval(errors, search.config.seed)}
+        way = {"method": method, "num_members": size}
+        records.append(where | way | costs | error | {"num_trajectories": len(errors)})
+    return records
 
 
 DECISION_NOTE = f"""On where the best search method on the validation split beats the mean of as many members, a single
@@ -236,9 +234,9 @@ def _decision_table(families: dict[str, Any]) -> str:
         chosen = ["on" if decision["is_on"] else "off", decision.get("method", ""), decision.get("num_members", "")]
         for split, prefix in (("valid", ""), ("test", "test_")):
             if f"{prefix}gains" in decision:
-                gains = map(_value, decision[f"{prefix}gains"].values())
+                gains = [_value(decision[f"{prefix}gains"][rival]) for rival in RIVALS]
                 rows.append([family, split, *chosen, decision[f"{prefix}num_initial_conditions"], *gains])
-    return table((*names, "over mean", "over single", "over operator"), rows, num_names=4)
+    return table((*names, *(f"over {rival}" for rival in RIVALS)), rows, num_names=4)
 
 
 def _score_table(datasets: dict[str, Any]) -> str:

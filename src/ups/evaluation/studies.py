@@ -54,25 +54,20 @@ def compare(rows: list[dict[str, Any]], seconds_per_step: dict[str, float]) -> l
     same seed}, None if one is not finite.
     """
     bases = {row["seed"]: row for row in rows if row["variant"] == BASE}
-    return [
-        row
-        | {"relative": {horizon: _relative(row[horizon], bases[row["seed"]][horizon]) for horizon in HORIZONS}}
-        | {"milliseconds_per_step": 1000 * seconds_per_step[row["variant"]]}
-        for row in rows
-    ]
-
-
-def _relative(errors: dict[str, float | None], base: dict[str, float | None]) -> float | None:
-    return geometric_mean([ratio(errors[family], base[family]) for family in base])
+    compared = []
+    for row in rows:
+        pairs = {horizon: (row[horizon], bases[row["seed"]][horizon]) for horizon in HORIZONS}
+        relative = {h: geometric_mean([ratio(own[f], base[f]) for f in base]) for h, (own, base) in pairs.items()}
+        compared.append(row | {"relative": relative, "milliseconds_per_step": 1000 * seconds_per_step[row["variant"]]})
+    return compared
 
 
 def ablation_text(rows: list[dict[str, Any]]) -> str:
     """Markdown: one row per variant and seed, over all families, then family by family."""
-    lines = ["# Ablation of the operator", "", ABLATION_NOTE, ""]
     columns = ["variant", "changed", "seed", "one step", "rollout", "parameters", "ms per step"]
-    lines += [table(columns, map(_summary, rows), num_names=2), ""]
-    families = list(rows[0]["one_step"])
-    return "\n".join([*lines, table(["variant", "seed", *families], map(_errors, rows))]) + "\n"
+    summary = table(columns, map(_summary, rows), num_names=2)
+    errors = table(["variant", "seed", *rows[0]["one_step"]], map(_errors, rows))
+    return "\n\n".join(["# Ablation of the operator", ABLATION_NOTE, summary, errors]) + "\n"
 
 
 def _summary(row: dict[str, Any]) -> list[str]:
@@ -127,8 +122,9 @@ def seeds_text(runs: dict[str, Errors]) -> str:
     for name, found in zip(runs, datasets, strict=True):
         if found != datasets[0]:
             raise DataFault(f"{name} has the datasets {', '.join(found)}, not {', '.join(datasets[0])}: same --env?")
+    ours = {name: {k: v for k, v in errors.items() if k[1] in WITHOUT_SAMPLING} for name, errors in runs.items()}
     for one, other in combinations(runs, 2):
-        if _ours(runs[one]) == _ours(runs[other]):
+        if ours[one] == ours[other]:
             raise DataFault(f"{one} and {other} have the same errors: run one of them anew with --params seed=N")
     lines = [f"# Comparison over {len(runs)} seeds", "", SEEDS_NOTE, ""]
     for horizon, title in HORIZON_TITLES.items():
@@ -149,19 +145,13 @@ def _seed_rows(runs: list[Errors], datasets: list[str], horizon: str) -> Iterato
     yield ["geometric mean", "", "", "", *map(number, means)]
 
 
-def _ours(errors: Errors) -> Errors:
-    """The errors of the operator and the steady model."""
-    return {key: value for key, value in errors.items() if key[1] in WITHOUT_SAMPLING}
-
-
 def _nrmse(errors: Errors, dataset: str, horizon: str) -> dict[str, float | None]:
     values = {method: errors.get((dataset, method, horizon)) for method in (*STRONG, *WITHOUT_SAMPLING)}
     return values | {"ours": best(values, WITHOUT_SAMPLING)}
 
 
 def _mean_and_std(values: list[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    if None in values:
         return number(None)
-    one_digit = float(f"{stdev(known):.1g}")
-    return f"{number(mean(known))} ± {number(one_digit)}"
+    one_digit = float(f"{stdev(values):.1g}")
+    return f"{number(mean(values))} ± {number(one_digit)}"
