@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
-from ups.evaluation.candidates import HIGH_BAND
+from ups.evaluation.corrector import HIGH_BAND
 from ups.evaluation.costs import FRAME, OURS
 from ups.evaluation.figures import SMALL, colour_of, new_figure
 from ups.evaluation.predictions import HORIZONS, plain_method
@@ -24,14 +24,7 @@ BASELINES = ("persistence", "linear", "unet", "fno")
 HORIZON_TITLES = {"one_step": "One step", "rollout": "Rollout"}
 STRONG = ("unet", "fno")
 WITHOUT_SAMPLING = ("operator", "steady")
-COSTS = {
-    "training_seconds": "training seconds",
-    "parameters": "parameters",
-    "datasets": "datasets",
-    FRAME: "milliseconds per snapshot",
-    "over_fno": "over fno",
-    "speed_up_over_solver": "speed up over solver",
-}
+COSTS = ("training_seconds", "parameters", "datasets", FRAME, "over_fno", "speed_up_over_solver")
 COST_NOTE = (
     "Milliseconds per predicted snapshot and trajectory, decoding included, for a few trajectories in one "
     "batch; for diffusion and consistency of one member, while their errors are those of an ensemble's mean. The last "
@@ -80,7 +73,8 @@ def comparison_text(errors: Errors, costs: dict[str, Any], note: str) -> str:
         lines += [f"## {title}: nRMSE on the test split", "", table(["dataset", *methods, *sides], rows), ""]
     cost_note = f"{COST_NOTE} {COMPILED_NOTE if costs['compiled'] else 'No model was compiled.'}"
     cost_rows = [[method, *(_shown(cost[column]) for column in COSTS)] for method, cost in costs["methods"].items()]
-    lines += ["## Cost", "", cost_note, "", table(["method", *COSTS.values()], cost_rows), ""]
+    cost_names = [name.replace("_", " ").replace("frame", "snapshot") for name in COSTS]
+    lines += ["## Cost", "", cost_note, "", table(["method", *cost_names], cost_rows), ""]
     frames = ["dataset", "ours", "fno", "unet", "solver", "ours / fno", "solver / ours"]
     return "\n".join([*lines, "## Milliseconds per snapshot", "", table(frames, _frame_rows(costs[FRAME])), ""])
 
@@ -122,12 +116,10 @@ def draw_comparison(errors: Errors) -> Figure:
     panels = figure.subplots(len(HORIZONS), 1, sharex=True)
     for panel, (horizon, title) in zip(panels, HORIZON_TITLES.items(), strict=True):
         for position, method in enumerate(methods):
-            values = [errors.get((dataset, method, horizon)) for dataset in datasets]
-            offset = (position - (len(methods) - 1) / 2) / (len(methods) + 2)
-            places = [place + offset for place, value in enumerate(values) if value is not None]
+            values = [errors.get((dataset, method, horizon), np.nan) for dataset in datasets]
+            places = np.arange(len(datasets)) + (position - (len(methods) - 1) / 2) / (len(methods) + 2)
             style = {"marker": "o" if method in OURS else "s", "markersize": 5, "linestyle": "none"}
-            known = [value for value in values if value is not None]
-            panel.plot(places, known, color=colour_of(method), label=method, **style)
+            panel.plot(places, values, color=colour_of(method), label=method, **style)
         for edge in range(1, len(datasets)):
             panel.axvline(edge - 0.5, color="#e4e4e4", linewidth=0.6)
         panel.set(yscale="log", ylabel="nRMSE", title=title)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ups.data.latent_cache import LatentCache
 from ups.diffusion.samplers import independent
 from ups.evaluation.external import baseline_surrogate
-from ups.evaluation.predictions import Stepper, initial_state, steppers, targets
+from ups.evaluation.predictions import Stepper, latent_states, steppers, targets
 from ups.evaluation.scores import TrajectorySet, batches, held_out
 from ups.evaluation.tables import geometric_mean
 from ups.evaluation.timing import in_turns
@@ -103,7 +103,7 @@ def frame_costs(method: str, frames: list[dict[str, float]]) -> dict[str, float 
 @torch.no_grad()
 def milliseconds_per_frame(
     ours: Surrogate,
-    trajectory_set: TrajectorySet,
+    scored: TrajectorySet,
     baselines: dict[str, Surrogate],
     on_grid: TrajectorySet,
     device: torch.device,
@@ -112,20 +112,21 @@ def milliseconds_per_frame(
 
     `on_grid` is the same set with one token per grid point, for the baselines. Correctors predict one member.
     """
-    indices = trajectory_set.indices[:NUM_TRAJECTORIES]
-    contenders = _rollouts("", ours, replace(trajectory_set, indices=indices), device)
+    indices = scored.indices[:NUM_TRAJECTORIES]
+    contenders = _rollouts("", ours, replace(scored, indices=indices), device)
     for name, surrogate in baselines.items():
         contenders |= _rollouts(name, surrogate, replace(on_grid, indices=indices), device)
-    if trajectory_set.dataset.family in SIMULATED_FAMILIES:
-        contenders["solver"] = _solution(trajectory_set)
-    num_frames = max(1, len(trajectory_set.dataset.times) - 1) * len(indices)
+    if scored.dataset.family in SIMULATED_FAMILIES:
+        contenders["solver"] = _solution(scored)
+    num_frames = max(1, len(scored.dataset.times) - 1) * len(indices)
     return {name: 1e3 * seconds / num_frames for name, seconds in in_turns(contenders, NUM_ROUNDS, device).items()}
 
 
 def _rollouts(name: str, surrogate: Surrogate, trajectory_set: TrajectorySet, device: torch.device) -> dict[str, Run]:
     """A rollout of each method of a surrogate; that of a baseline gets its own `name`."""
     u_ref, setting = next(batches(surrogate, trajectory_set, ALL_AT_ONCE, device))
-    z_0, num_steps = initial_state(surrogate, u_ref, setting.family), targets(u_ref, setting.family).shape[1]
+    z_0 = latent_states(surrogate, u_ref[:, :1], setting.family)[:, 0]
+    num_steps = targets(u_ref, setting.family).shape[1]
 
     def run(stepper: Stepper) -> Tensor:
         return surrogate.decode(rollout(stepper.start(setting), z_0, num_steps)[:, 1:], setting.family)

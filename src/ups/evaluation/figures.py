@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
@@ -114,7 +113,9 @@ def _draw_lines(
             panel.plot(x, u_ref[index, row], color=colour_of("truth"), linewidth=2.6, label="truth")
             for method, u_pred in predictions.items():
                 panel.plot(x, u_pred[index, row], color=colour_of(method), linewidth=1.2, label=method)
-        panels[row, 0].set_ylim(*_padded_range(u_ref[shown, row]))
+        values = u_ref[shown, row]
+        margin = 0.15 * float(np.ptp(values)) or 1.0
+        panels[row, 0].set_ylim(float(values.min()) - margin, float(values.max()) + margin)
         panels[row, 0].set_ylabel(field, fontsize=NORMAL)
     for column, index in enumerate(shown):
         panels[0, column].set_title(f"t = {times[index]:.3g}" if len(times) > 1 else "", fontsize=NORMAL)
@@ -205,9 +206,7 @@ def panel_grid(names: list[str], xlabel: str, ylabel: str) -> tuple[Figure, dict
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, width and height in inches."""
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
 
 
 def common_legend(figure: Figure) -> None:
@@ -246,11 +245,6 @@ def _wrapped(name: str, width: int) -> str:
 def _positive(values: np.ndarray) -> np.ndarray:
     """The values that a log axis can show; NaN, a gap in the line, elsewhere."""
     return np.where(np.isfinite(values) & (values > 0), values, np.nan)
-
-
-def _padded_range(values: np.ndarray) -> tuple[float, float]:
-    margin = 0.15 * float(np.ptp(values)) or 1.0
-    return float(values.min()) - margin, float(values.max()) + margin
 
 
 def _last_plane(u: np.ndarray, channel: int) -> np.ndarray:

@@ -59,13 +59,8 @@ def predict(
         first = Prediction(u_ref[:, :1].expand_as(target))
         methods["persistence"] = {"one_step": Prediction(u_ref[:, :-1]), "rollout": first}
     if surrogate.model(family) is not None:
-        predicted = {
-            method: {
-                "one_step": predict_one_step(surrogate, stepper, setting, target, z_ref[:, :-1]),
-                "rollout": predict_rollout(surrogate, stepper, setting, target, z_ref[:, 0]),
-            }
-            for method, stepper in steppers(surrogate, family, config.ensemble_size, antithetic(generator)).items()
-        }
+        active = steppers(surrogate, family, config.ensemble_size, antithetic(generator))
+        predicted = {name: predict_horizons(surrogate, each, setting, target, z_ref) for name, each in active.items()}
         plain = plain_method(family)
         methods |= {m: predicted.get(m, predicted[plain]) for m in (plain, *trained_correctors(surrogate))}
     return {(method, horizon): both[horizon] for method, both in methods.items() for horizon in HORIZONS}
@@ -80,11 +75,6 @@ def latent_states(surrogate: Surrogate, u_ref: Tensor, family: str) -> Tensor:
     """Latents (B, T, N, D) of trajectories u_ref (B, T, C, *grid); a steady solution is one step from z = 0."""
     z_ref = surrogate.encode(u_ref, family)
     return torch.cat([torch.zeros_like(z_ref), z_ref], 1) if FAMILIES[family].steady else z_ref
-
-
-def initial_state(surrogate: Surrogate, u_ref: Tensor, family: str) -> Tensor:
-    """The first of the latent states (B, N, D), without encoding the others."""
-    return latent_states(surrogate, u_ref[:, :1], family)[:, 0]
 
 
 def plain_method(family: str) -> str:
@@ -108,22 +98,17 @@ def corrector_mode(surrogate: Surrogate, method: str, family: str) -> str | None
 
 def steppers(surrogate: Surrogate, family: str, num_members: int, normal: Normal) -> dict[str, Stepper]:
     """The steps of a family's methods: without corrector, and with each corrector that is trained and not off."""
-    found = {plain_method(family): plain_stepper(surrogate)}
+    found = {plain_method(family): Stepper(surrogate.plain_step, 1)}
     for method in trained_correctors(surrogate):
         if correction := surrogate.corrections.get((method, family)):
             found[method] = corrected_stepper(surrogate, method, correction, num_members, normal)
     return found
 
 
-def plain_stepper(surrogate: Surrogate) -> Stepper:
-    """The step of the operator or of the steady model, without corrector."""
-    return Stepper(surrogate.plain_step, 1)
-
-
 def corrected_stepper(
     surrogate: Surrogate, method: str, correction: Correction, num_members: int, normal: Normal
 ) -> Stepper:
-    """The same step plus residuals sampled by the denoiser (`diffusion`) or by the student (`consistency`)."""
+    """The plain step plus residuals sampled by the denoiser (`diffusion`) or by the student (`consistency`)."""
     make = surrogate.diffusion_step if method == "diffusion" else surrogate.consistency_step
     return Stepper(lambda setting: make(setting, correction, normal), num_members)
 
@@ -134,24 +119,22 @@ def ensemble_rollouts(step: Callable[[Tensor], Tensor], z_0: Tensor, num_steps: 
     return z.unflatten(0, (num_members, -1))
 
 
-def predict_one_step(
-    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_ref: Tensor
-) -> Prediction:
-    """Advance every snapshot z_ref (B, T, N, D) by one step; target (B, T, C, *grid) holds what follows each."""
-    step, parts = stepper.start(setting), []
-    for t in range(target.shape[1]):  # one snapshot at a time, of all members, bounds the memory
-        z_next = ensemble_rollouts(step, z_ref[:, t], 1, stepper.num_members)[:, :, 1:]
-        parts.append(_prediction(surrogate.decode(z_next, setting.family), target[:, t : t + 1]))
+def predict_horizons(
+    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_ref: Tensor, stride: int = 1
+) -> dict[str, Prediction]:
+    """From latents z_ref (B, T + 1, N, D) a rollout over target (B, T, C, *grid), and every `stride`-th single step."""
+
+    def predicted(step: NoisyStep, z_0: Tensor, u_ref: Tensor) -> Prediction:
+        z_pred = ensemble_rollouts(step, z_0, u_ref.shape[1], stepper.num_members)[:, :, 1:]
+        return _prediction(surrogate.decode(z_pred, setting.family), u_ref)
+
+    step, times = stepper.start(setting), range(0, target.shape[1], stride)
+    # One snapshot at a time, of all members, bounds the memory.
+    parts = [predicted(step, z_ref[:, t], target[:, t : t + 1]) for t in times]
     errors = [part.ensemble for part in parts if part.ensemble is not None]
-    return Prediction(torch.cat([part.u for part in parts], 1), EnsembleErrors.joined(errors) if errors else None)
-
-
-def predict_rollout(
-    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_0: Tensor
-) -> Prediction:
-    """Roll out from z_0 (B, N, D) over the T snapshots of target (B, T, C, *grid)."""
-    z_pred = ensemble_rollouts(stepper.start(setting), z_0, target.shape[1], stepper.num_members)[:, :, 1:]
-    return _prediction(surrogate.decode(z_pred, setting.family), target)
+    joined = EnsembleErrors.joined(errors) if errors else None
+    one_step = Prediction(torch.cat([part.u for part in parts], 1), joined)
+    return {"one_step": one_step, "rollout": predicted(stepper.start(setting), z_ref[:, 0], target)}
 
 
 def _prediction(members: Tensor, target: Tensor) -> Prediction:

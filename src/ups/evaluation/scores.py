@@ -89,20 +89,15 @@ def score_sets(
     folder.mkdir(exist_ok=True)
     records = []
     with ProgressBar("evaluate", sum(len(each.indices) for each in sets), "trajectories") as bar:
-        for trajectory_set in sets:
-            records += _score_set(folder, surrogate, trajectory_set, config, torch.device(device), bar)
+        for each in sets:
+            records += _score_set(folder, surrogate, each, config, device, bar)
     return records
 
 
 def _score_set(
-    folder: Path,
-    surrogate: Surrogate,
-    trajectory_set: TrajectorySet,
-    config: EvaluationConfig,
-    device: torch.device,
-    bar: ProgressBar,
+    folder: Path, surrogate: Surrogate, scored: TrajectorySet, config: EvaluationConfig, device: str, bar: ProgressBar
 ) -> list[dict[str, Any]]:
-    dataset, family = trajectory_set.dataset, FAMILIES[trajectory_set.dataset.family]
+    dataset, family = scored.dataset, FAMILIES[scored.dataset.family]
     num_dims, conserved = len(dataset.grid), conserved_channels(dataset)
     suites: Suites = defaultdict(lambda: ScoreSuite(num_dims, family.pdebench_batch_size, conserved, config.seed))
     example: dict[str, np.ndarray] = {}
@@ -111,7 +106,7 @@ def _score_set(
     # The dataset's name is part of the seed: its samples do not depend on which other datasets are scored.
     generator = torch.Generator(device).manual_seed(config.seed + zlib.crc32(dataset.name.encode()))
     on_grid = replace(surrogate, codec=surrogate.codec.on_grid(dataset.family, dataset.grid))
-    for u_ref, setting in batches(on_grid, trajectory_set, config.batch_tokens, device):
+    for u_ref, setting in batches(on_grid, scored, config.batch_tokens, torch.device(device)):
         predictions = predict(on_grid, u_ref, setting, config, generator)
         truth = Truth(targets(u_ref, dataset.family))
         for (method, horizon), prediction in predictions.items():

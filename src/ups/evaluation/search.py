@@ -15,15 +15,7 @@ from ups.data.families import Dataset
 from ups.diffusion.samplers import independent
 from ups.evaluation.predictions import corrected_stepper, ensemble_rollouts
 from ups.evaluation.timing import now
-from ups.evaluation.violations import (
-    PhysicsScore,
-    fit_weights,
-    log_ratios,
-    mean_reference,
-    rank_correlation,
-    ratios_to_reference,
-    violations,
-)
+from ups.evaluation.violations import PhysicsScore, fit_score, rank_correlation, violations
 from ups.metrics.errors import nRMSE
 from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout
 
@@ -143,10 +135,7 @@ class DatasetSearch:
             predicted.append(self.violations(members, u_ref))
             errors.append(_member_errors(members, u_ref))
         joined = {name: torch.cat([values[name] for values in predicted], dim=1) for name in predicted[0]}
-        reference = mean_reference(truth)
-        terms = {name: term.mean(-1) for name, term in log_ratios(joined, reference).items()}
-        weights = fit_weights(terms, torch.cat(errors, dim=1))
-        return PhysicsScore(reference, weights), ratios_to_reference(joined, reference)
+        return fit_score(truth, joined, torch.cat(errors, dim=1))
 
     def run(self, batches: Iterable[Batch], score: PhysicsScore) -> SearchResults:
         """Errors and costs of all search methods and rivals, on members with other noise than in `fit`."""

@@ -133,6 +133,15 @@ def ratios_to_reference(values: Violations, reference: Violations) -> dict[str, 
     return ratios
 
 
+def fit_score(
+    truth: Sequence[Violations], predicted: Violations, errors: Tensor
+) -> tuple[PhysicsScore, dict[str, float | None]]:
+    """The score from batches of reference violations, and (K, B, T, C_r), (K, B) of members; `ratios_to_reference`."""
+    reference = mean_reference(truth)
+    terms = {name: term.mean(-1) for name, term in log_ratios(predicted, reference).items()}
+    return PhysicsScore(reference, fit_weights(terms, errors)), ratios_to_reference(predicted, reference)
+
+
 def fit_weights(terms: dict[str, Tensor], errors: Tensor) -> dict[str, float]:
     """w_r = max(0, rho_r) / s_r from log ratios (K, B) and errors (K, B) of K members of each trajectory.
 

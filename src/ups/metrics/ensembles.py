@@ -1,6 +1,6 @@
 """Scores of ensembles: accuracy, and calibration (whether the reference is distributed as the members are)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,17 +25,13 @@ class EnsembleErrors:
     @classmethod
     def joined(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
         """Join consecutive times."""
-        return cls._of(parts, lambda values: torch.cat(values, dim=1))
+        return cls(*(torch.cat(values, dim=1) for values in zip(*(vars(part).values() for part in parts), strict=True)))
 
     @classmethod
     def mean(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
         """Average ensembles of one size that predict the same reference."""
-        return cls._of(parts, lambda values: torch.stack(values).mean(dim=0))
-
-    @classmethod
-    def _of(cls, parts: Sequence["EnsembleErrors"], combine: Callable[[list[Tensor]], Tensor]) -> "EnsembleErrors":
-        names = cls.__dataclass_fields__
-        return cls(**{name: combine([getattr(part, name) for part in parts]) for name in names})
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*(torch.stack(values).mean(dim=0) for values in columns))
 
 
 def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:

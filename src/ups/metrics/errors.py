@@ -1,16 +1,8 @@
 """Errors of predicted snapshots and trajectories against the reference, each defined once.
 
-With e = u_pred - u_ref, <.>_x the mean over the cells of the grid and <.>_b the mean over test trajectories:
-
-- RMSE = sqrt(<e^2>_x), MAE = <|e|>_x
-- nRMSE = RMSE / max(sqrt(<u_ref^2>_x), EPS), per trajectory, time and channel
-- VRMSE = RMSE / sqrt(<(u_ref - <u_ref>_x)^2>_x + 1e-7), The Well (arXiv:2412.00568)
-- L2RE = sqrt(<e^2>_xt) / sqrt(<u_ref^2>_xt), over the whole rollout, DPOT (arXiv:2403.03542)
-- bRMSE = RMSE over the boundary cells, cRMSE = sqrt(<<e>_x^2>_b), max error, and fRMSE over bands of wavenumbers:
-  see `ups.metrics.pdebench`
-
-RMSE, nRMSE, cRMSE, bRMSE, fRMSE and max error are those of PDEBench (Takamoto et al. 2022, arXiv:2210.07182). Its code
-has no EPS and averages over batches; what else differs is listed at `ups.metrics.pdebench.CompatSuite`.
+RMSE, nRMSE, cRMSE, bRMSE, fRMSE and max error are those of PDEBench (Takamoto et al. 2022, arXiv:2210.07182): RMSE is
+`rms` of u_pred - u_ref, bRMSE its `boundary_rms`, and `ups.metrics.pdebench` has cRMSE, fRMSE and max error. PDEBench's
+code has no EPS and averages over batches; what else differs is listed at `ups.metrics.pdebench.CompatSuite`.
 """
 
 import torch
