@@ -33,7 +33,6 @@ COST_NOTE = (
     "initial states. Training and parameters include the stages that a method builds on: the codec, for the "
     "correctors also the operator and the steady model."
 )
-
 COMPILED_NOTE = (
     "Operator and steady model were compiled, in training too; the baselines were not, because torch's compiler does "
     "not support the complex numbers of the FNO."
@@ -167,10 +166,8 @@ def _interval_rows(errors: dict[tuple[str, str, str], list[float | None]]) -> It
     for dataset in sorted({dataset for dataset, _, _ in errors}):
         cells = []
         for horizon in HORIZONS:
-            ours, strong = (
-                [errors[key] for name in names if (key := (dataset, name, horizon)) in errors]
-                for names in (WITHOUT_SAMPLING, STRONG)
-            )
+            found = {method: errors.get((dataset, method, horizon)) for method in (*WITHOUT_SAMPLING, *STRONG)}
+            ours, strong = ([found[m] for m in names if found[m] is not None] for names in (WITHOUT_SAMPLING, STRONG))
             cells.append(_cell(_smallest(ours), _smallest(strong)))
         yield [dataset, str(len(ours[0])), *cells]
 

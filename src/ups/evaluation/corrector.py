@@ -70,12 +70,6 @@ class Candidate:
         crps, miscalibration = (math.inf if math.isnan(value) else value for value in values)
         return not self.qualifies, crps, miscalibration
 
-    @property
-    def spread_skill(self) -> tuple[float, float]:
-        """Lowest and highest spread-skill ratio over datasets and horizons."""
-        lowest, highest = _values(self.scores, "spread_skill").aminmax()
-        return float(lowest), float(highest)
-
 
 @dataclass(frozen=True)
 class Validation:
@@ -235,10 +229,10 @@ def try_consistency(validation: Validation, teacher: Candidate) -> list[Candidat
 
 def _with_residual_scales(validation: Validation, unscaled: Candidate) -> list[Candidate]:
     """The same correction with the residual scales that may calibrate it: its spread-skill about grows with them."""
-    config = validation.config
-    limit = MARGIN * config.max_miscalibration
-    lowest, highest = unscaled.spread_skill
-    fitting = [s for s in config.residual_scales if s != 1.0 and 1 / limit <= s * lowest and s * highest <= limit]
+    limit = MARGIN * validation.config.max_miscalibration
+    lowest, highest = _values(unscaled.scores, "spread_skill").aminmax()
+    scales = [scale for scale in validation.config.residual_scales if scale != 1.0]
+    fitting = [scale for scale in scales if 1 / limit <= scale * lowest and scale * highest <= limit]
     corrections = [replace(unscaled.correction, residual_scale=scale) for scale in fitting]
     return [validation.candidate(unscaled.method, correction) for correction in corrections]
 

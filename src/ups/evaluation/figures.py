@@ -169,8 +169,7 @@ def _images_and_errors(fields: tuple[str, ...], u_ref: np.ndarray, predictions: 
 
 def _draw_truth(panels: Sequence[Axes], planes: Sequence[np.ndarray], place: dict) -> None:
     """Truth first, then predictions, on the truth's colour scale."""
-    low, high = planes[0].min(), planes[0].max()
-    _draw_images(panels, planes, {"cmap": "viridis", "vmin": low, "vmax": high, **place})
+    _draw_images(panels, planes, {"cmap": "viridis", "vmin": planes[0].min(), "vmax": planes[0].max(), **place})
 
 
 def _draw_errors(panels: Sequence[Axes], truth: np.ndarray, planes: Sequence[np.ndarray], place: dict) -> None:

@@ -115,7 +115,7 @@ def corrected_stepper(
 
 def ensemble_rollouts(step: Callable[[Tensor], Tensor], z_0: Tensor, num_steps: int, num_members: int) -> Tensor:
     """Rollouts (M, B, num_steps + 1, ...) of M members from the same z_0 (B, ...), which they begin with."""
-    z = rollout(step, z_0.repeat(num_members, *[1] * (z_0.ndim - 1)), num_steps)
+    z = rollout(step, torch.cat([z_0] * num_members), num_steps)
     return z.unflatten(0, (num_members, -1))
 
 

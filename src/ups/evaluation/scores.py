@@ -115,11 +115,8 @@ def _score_set(
         example = example or _example(u_ref, {key: predictions[key] for key in predictions if key[0] not in off})
         bar.advance(len(u_ref))
     if clamped := suites["codec", "rollout"].corrected.clamped:
-        log.warning(
-            f"%s: %d reference snapshots vanish (RMS below {EPS:g}); nRMSE is RMSE / {EPS:g} there",
-            dataset.name,
-            clamped,
-        )
+        message = "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there"
+        log.warning(message, dataset.name, clamped, EPS, EPS)
     arrays = example | _curves_and_ranks({key: suite for key, suite in suites.items() if key[0] not in off})
     np.savez_compressed(folder / f"{dataset.name}.npz", times=np.array(dataset.times), **arrays)
     return [

@@ -122,7 +122,7 @@ class DatasetSearch:
 
     def violations(self, members: Tensor, u_ref: Tensor) -> dict[str, Tensor]:
         """Violations (K, B, T, C_r) of the members."""
-        values = violations(self.dataset, members.flatten(0, 1), _repeated(u_ref[:, 0], len(members)))
+        values = violations(self.dataset, members.flatten(0, 1), torch.cat([u_ref[:, 0]] * len(members)))
         return {name: value.unflatten(0, members.shape[:2]) for name, value in values.items()}
 
     def fit(self, batches: Iterable[Batch]) -> tuple[PhysicsScore, dict[str, float | None]]:
@@ -186,7 +186,7 @@ class DatasetSearch:
     ) -> None:
         beam, started = self.config.beam, now(self.device)
         size = beam.width * beam.successors
-        u_0 = _repeated(u_ref[:, 0], size)
+        u_0 = torch.cat([u_ref[:, 0]] * size)
 
         def score_step(z: Tensor, z_next: Tensor, t: int) -> Tensor:
             u = self.surrogate.decode(torch.stack((z, z_next), dim=1), setting.family)
@@ -208,7 +208,3 @@ def trajectory_error(u: Tensor, u_ref: Tensor) -> Tensor:
 def _member_errors(members: Tensor, u_ref: Tensor) -> Tensor:
     """Errors (K, B) of members (K, B, T + 1, C, *grid)."""
     return torch.stack([trajectory_error(u, u_ref) for u in members])
-
-
-def _repeated(u: Tensor, times: int) -> Tensor:
-    return u.repeat(times, *[1] * (u.ndim - 1))

@@ -207,9 +207,8 @@ STYLES = {  # colour, marker
 def selection_text(found: dict[str, Any]) -> str:
     """Markdown: the decisions, the quality of the score, and the numbers behind the figure."""
     decisions, scores = _decision_table(found["families"]), _score_table(found["datasets"])
-    parts = [DECISION_NOTE, decisions, SCORE_NOTE, scores, _error_table(found["records"])]
-    title, figure = "# Choosing ensemble members by physics", "![curves](selection/selection.png)"
-    return "\n\n".join([title, *parts, figure]) + "\n"
+    parts = ["# Choosing ensemble members by physics", DECISION_NOTE, decisions, SCORE_NOTE, scores]
+    return "\n\n".join([*parts, _error_table(found["records"]), "![curves](selection/selection.png)"]) + "\n"
 
 
 def selection_figure(records: list[dict[str, Any]]) -> Figure:

@@ -19,7 +19,6 @@ from ups.evaluation.tables import geometric_mean, number, ratio, table
 from ups.files import read_json
 from ups.surrogate.trained import Trained
 
-METRIC, METHOD = "nRMSE", "operator"
 ABLATION_NOTE = (
     "Validation split, physical units. First table: geometric mean over families of the nRMSE divided by that of the "
     "variant base with the same seed, below 1 is better; milliseconds per training step, mean over a run, all variants "
@@ -42,7 +41,7 @@ def _by_family(records: list[dict[str, Any]], horizon: str) -> dict[str, float |
     """Mean nRMSE over the datasets of each family; None where one is not finite."""
     values = defaultdict(list)
     for record in records:
-        if (record["method"], record["metric"], record["horizon"]) == (METHOD, METRIC, horizon):
+        if (record["method"], record["metric"], record["horizon"]) == ("operator", "nRMSE", horizon):
             values[record["family"]].append(record["value"])
     return {family: None if None in found else fmean(found) for family, found in values.items()}
 
@@ -136,18 +135,14 @@ def seeds_text(runs: dict[str, Errors]) -> str:
 def _seed_rows(runs: list[Errors], datasets: list[str], horizon: str) -> Iterator[list[str]]:
     ratios_of = []
     for dataset in datasets:
-        values = [_nrmse(errors, dataset, horizon) for errors in runs]
-        ratios = [ratio(each["ours"], best(each, STRONG)) for each in values]
+        values = [{m: errors.get((dataset, m, horizon)) for m in (*STRONG, *WITHOUT_SAMPLING)} for errors in runs]
+        ours = [best(each, WITHOUT_SAMPLING) for each in values]
+        ratios = [ratio(own, best(each, STRONG)) for own, each in zip(ours, values, strict=True)]
         ratios_of.append([*ratios, geometric_mean(ratios)])
-        statistics = [_mean_and_std([each[method] for each in values]) for method in (*STRONG, "ours")]
-        yield [dataset, *statistics, *map(number, ratios_of[-1])]
+        strong = [_mean_and_std([each[method] for each in values]) for method in STRONG]
+        yield [dataset, *strong, _mean_and_std(ours), *map(number, ratios_of[-1])]
     means = [geometric_mean(column) for column in zip(*ratios_of, strict=True)]
     yield ["geometric mean", "", "", "", *map(number, means)]
-
-
-def _nrmse(errors: Errors, dataset: str, horizon: str) -> dict[str, float | None]:
-    values = {method: errors.get((dataset, method, horizon)) for method in (*STRONG, *WITHOUT_SAMPLING)}
-    return values | {"ours": best(values, WITHOUT_SAMPLING)}
 
 
 def _mean_and_std(values: list[float | None]) -> str:

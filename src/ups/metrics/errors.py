@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 EPS = 1e-6  # the float32 round-off of a field of order ten: a weaker reference holds no signal
-VARIANCE_EPS = 1e-7  # of The Well
 
 
 def nRMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
@@ -30,7 +29,7 @@ def VRMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
 
     The Well (arXiv:2412.00568). Not meaningful where the reference is constant in space.
     """
-    return rms(u_pred - u_ref) / (rms(centred(u_ref)).square() + VARIANCE_EPS).sqrt()
+    return rms(u_pred - u_ref) / (rms(centred(u_ref)).square() + 1e-7).sqrt()
 
 
 def L2RE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
