@@ -103,7 +103,7 @@ def frame_costs(method: str, frames: list[dict[str, float]]) -> dict[str, float 
 @torch.no_grad()
 def milliseconds_per_frame(
     ours: Surrogate,
-    scored: TrajectorySet,
+    trajectory_set: TrajectorySet,
     baselines: dict[str, Surrogate],
     on_grid: TrajectorySet,
     device: torch.device,
@@ -112,13 +112,13 @@ def milliseconds_per_frame(
 
     `on_grid` is the same set with one token per grid point, for the baselines. Correctors predict one member.
     """
-    indices = scored.indices[:NUM_TRAJECTORIES]
-    contenders = _rollouts("", ours, replace(scored, indices=indices), device)
+    indices = trajectory_set.indices[:NUM_TRAJECTORIES]
+    contenders = _rollouts("", ours, replace(trajectory_set, indices=indices), device)
     for name, surrogate in baselines.items():
         contenders |= _rollouts(name, surrogate, replace(on_grid, indices=indices), device)
-    if scored.dataset.family in SIMULATED_FAMILIES:
-        contenders["solver"] = _solution(scored)
-    num_frames = max(1, len(scored.dataset.times) - 1) * len(indices)
+    if trajectory_set.dataset.family in SIMULATED_FAMILIES:
+        contenders["solver"] = _solution(trajectory_set)
+    num_frames = max(1, len(trajectory_set.dataset.times) - 1) * len(indices)
     return {name: 1e3 * seconds / num_frames for name, seconds in in_turns(contenders, NUM_ROUNDS, device).items()}
 
 
