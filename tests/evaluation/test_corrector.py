@@ -21,9 +21,8 @@ from tests.evaluation.corrected import (
 )
 from ups.config import CorrectorConfig
 from ups.data.families import Dataset
-from ups.evaluation import candidates, scores
-from ups.evaluation.candidates import Candidate
-from ups.evaluation.corrector import choose
+from ups.evaluation import corrector, scores
+from ups.evaluation.corrector import Candidate, choose
 from ups.surrogate.surrogate import Correction
 from ups.surrogate.trained import corrections
 
@@ -103,7 +102,7 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
                 return u[index]
 
         monkeypatch.setattr(scores, "TrajectoryReader", Reader)
-        monkeypatch.setattr(candidates, "TIMED_ROUNDS", 1)
+        monkeypatch.setattr(corrector, "TIMED_ROUNDS", 1)
         entry = {"dataset": asdict(DATASET), "split": SPLIT, "condition": [0.0], "token_grid": [NUM_POINTS]}
         cache = SimpleNamespace(datasets={DATASET.name: entry})
         trained = SimpleNamespace(cache=lambda: cache, surrogate=lambda *_: make_surrogate(denoise, student))

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from ups.diffusion.samplers import correlated_noise, independent
-from ups.evaluation.search import beam_search, best_of, ensemble_rollouts, weighted_mean
+from ups.evaluation.predictions import ensemble_rollouts
+from ups.evaluation.search import beam_search, best_of, weighted_mean
 from ups.surrogate.surrogate import rollout
 
 

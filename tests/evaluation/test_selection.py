@@ -21,7 +21,7 @@ from ups.diffusion.samplers import Normal
 from ups.evaluation import search
 from ups.evaluation.figures import png
 from ups.evaluation.scores import TrajectorySet
-from ups.evaluation.search import DIVERGED, DatasetSearch, SearchResults, sampler_of, trajectory_error
+from ups.evaluation.search import DIVERGED, DatasetSearch, SearchResults, trajectory_error
 from ups.evaluation.selection import (
     by_initial_condition,
     decide,
@@ -29,7 +29,6 @@ from ups.evaluation.selection import (
     selection_figure,
     selection_text,
 )
-from ups.evaluation.violations import Physics
 from ups.metrics.bootstrap import MIN_TRAJECTORIES
 from ups.models.sizes import Domain
 from ups.surrogate.surrogate import Correction, Setting
@@ -81,8 +80,8 @@ def truth() -> Tensor:
 
 def search_with(surrogate: Shifts) -> DatasetSearch:
     """Members of this surrogate on the waves."""
-    sampler = sampler_of(surrogate, "consistency", Correction("sample", 5.0, 0.02, 1, 1.0, 0.0))
-    return DatasetSearch(surrogate, Physics.of(DATASET), sampler, CONFIG, torch.device("cpu"))
+    correction = Correction("sample", 5.0, 0.02, 1, 1.0, 0.0)
+    return DatasetSearch(surrogate, DATASET, correction, CONFIG, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

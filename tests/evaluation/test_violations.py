@@ -8,20 +8,20 @@ from torch import Tensor
 
 from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
-from ups.evaluation.violations import Physics, violations
+from ups.evaluation.violations import violations
 from ups.solvers import SIMULATED_FAMILIES, sample_initial_states, solve
 
 PARAMETERS = {"beta": 0.4, "nu": 0.01, "rho": 1.0, "eta": 0.01, "zeta": 0.01, "mach": 0.1}
 TRANSIENT = [family for family in SIMULATED_FAMILIES if not FAMILIES[family].steady]
 
 
-def physics(family: str, num_points: int = 8, boundary: str | None = None) -> Physics:
-    """Physics of a dataset on the unit cube with dt = 0.1."""
+def dataset(family: str, num_points: int = 8, boundary: str | None = None) -> Dataset:
+    """A dataset on the unit cube with dt = 0.1."""
     entry = FAMILIES[family]
     num_axes = len(entry.axes)
     boundaries = (boundary or entry.boundary,) * num_axes
     size = ((num_points,) * num_axes, (1.0,) * num_axes)
-    return Physics.of(Dataset("data", family, (), (), (0.0, 0.1), *size, boundaries, PARAMETERS))
+    return Dataset("data", family, (), (), (0.0, 0.1), *size, boundaries, PARAMETERS)
 
 
 def state(family: str, seed: int = 0) -> Tensor:
@@ -35,8 +35,8 @@ def state(family: str, seed: int = 0) -> Tensor:
 def test_every_family_has_violations_of_each_trajectory_alone(family: str):
     """Violations are (B, T, C_r), finite, not negative, and the same for a trajectory by itself."""
     u = torch.stack([state(family, seed) for seed in range(4)], dim=1)
-    found = violations(physics(family), u, u[:, 0])
-    alone = violations(physics(family), u[1:], u[1:, 0])
+    found = violations(dataset(family), u, u[:, 0])
+    alone = violations(dataset(family), u[1:], u[1:, 0])
     assert found
     for name, values in found.items():
         assert values.shape[:2] == (2, 3) and values.isfinite().all() and (values >= 0).all(), name
@@ -47,10 +47,10 @@ def test_conservation_is_the_relative_change_of_the_integral():
     """A field that gains a tenth has drifted by a tenth; one that moved has not, and nothing is asked of open ends."""
     u_0 = state("advection_1d")
     u = torch.stack((u_0, u_0.roll(3, -1), 1.1 * u_0), dim=1)
-    drift = violations(physics("advection_1d"), u, u_0)["conservation"]
+    drift = violations(dataset("advection_1d"), u, u_0)["conservation"]
     assert torch.allclose(drift[:, :, 0], torch.tensor([0.0, 0.1], dtype=torch.float64), atol=1e-12)
     gas = state("compressible_ns_1d")
-    assert "conservation" not in violations(physics("compressible_ns_1d", boundary="outflow"), gas[:, None], gas)
+    assert "conservation" not in violations(dataset("compressible_ns_1d", boundary="outflow"), gas[:, None], gas)
 
 
 def test_positivity_measures_how_far_below_zero():
@@ -58,7 +58,7 @@ def test_positivity_measures_how_far_below_zero():
     u_0 = torch.ones(1, 3, 8)
     u = torch.stack((u_0, u_0), dim=1)
     u[:, 1, 1, 3], u[:, 1, 2] = -2.0, -5.0
-    assert violations(physics("compressible_ns_1d"), u, u_0)["positivity"].tolist() == [[[0.0, 0.25]]]
+    assert violations(dataset("compressible_ns_1d"), u, u_0)["positivity"].tolist() == [[[0.0, 0.25]]]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_boundary_mismatch_vanishes_for_fields_without_gradient_at_the_ends(fami
         s = (torch.arange(num_points, dtype=torch.float64) + 0.5) / num_points
         for name, line in (("obeys", obeys(s)), ("breaks", 1 + s)):
             u = (line[:, None] * line).expand(1, 2, len(FAMILIES[family].fields), -1, -1)
-            mismatch[name, num_points] = violations(physics(family, num_points), u, u[:, 0])["boundary"].max()
+            mismatch[name, num_points] = violations(dataset(family, num_points), u, u[:, 0])["boundary"].max()
     assert mismatch["obeys", 32] < mismatch["obeys", 16] / 8
     assert mismatch["breaks", 32] > mismatch["breaks", 16] / 3 > mismatch["obeys", 16]
 
@@ -87,7 +87,7 @@ def test_walls_ask_for_velocities_of_zero_and_nothing_of_what_they_enclose():
     v = bubble[:, None] * bubble
     flat = torch.ones_like(v)
     u = torch.stack((torch.stack((v, v, flat)), torch.stack((flat, v, flat))))[:, None].expand(-1, 2, -1, -1, -1)
-    found = violations(physics("incompressible_ns_2d"), u, u[:1, 0].expand(2, -1, -1, -1))["boundary"][:, 0]
+    found = violations(dataset("incompressible_ns_2d"), u, u[:1, 0].expand(2, -1, -1, -1))["boundary"][:, 0]
     assert found[0].max() < 1e-12
     assert found[1, 0] > 1 and found[1, 1:].max() < 1e-12
 
@@ -96,8 +96,8 @@ def test_sorption_asks_for_its_ghost_values():
     """The steady line through 1 beyond the left end and D u_x beyond the right one has no mismatch."""
     slope = 1 / (9 + 5e-4 * 8)
     u = (1 - slope * torch.arange(1, 9, dtype=torch.float64)).expand(1, 2, 1, 8)
-    assert violations(physics("diffusion_sorption_1d"), u, u[:, 0])["boundary"].max() < 1e-12
-    assert violations(physics("diffusion_sorption_1d"), u.flip(-1), u[:, 0])["boundary"].max() > 0.1
+    assert violations(dataset("diffusion_sorption_1d"), u, u[:, 0])["boundary"].max() < 1e-12
+    assert violations(dataset("diffusion_sorption_1d"), u.flip(-1), u[:, 0])["boundary"].max() > 0.1
 
 
 def test_noise_raises_the_residual():
@@ -105,7 +105,7 @@ def test_noise_raises_the_residual():
     u_0, _ = sample_initial_states("burgers_1d", range(2), (64,), seed=0)
     u = solve("burgers_1d", u_0.double(), {"nu": 0.01}, [0.0, 0.02, 0.04])
     noise = torch.randn(u.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    law = Physics(FAMILIES["burgers_1d"], {"nu": 0.01}, ("periodic",), (1 / 64,), 0.02)
+    law = Dataset("data", "burgers_1d", (), (), (0.0, 0.02), (64,), (1.0,), ("periodic",), {"nu": 0.01})
     truth, noisy = violations(law, u, u[:, 0]), violations(law, u + 0.01 * noise, u[:, 0])
     assert set(truth) == {"conservation", "residual"}
     assert all((noisy[name] > truth[name]).all() for name in truth)

@@ -4,7 +4,7 @@
 - `scores`: metrics of every method over sets of trajectories
 - `external`: scores of other files and other models: PDEBench files of a folder, fine-tuned operators, baselines
 - `gates`: pass or fail, from the metrics alone
-- `candidates`, `corrector`: ways to sample residuals, scored on validation trajectories; the choice among them
+- `corrector`: ways to sample residuals, scored on validation trajectories, and the choice among them
 - `comparison`, `costs`: errors beside those of the baselines; seconds per training, milliseconds per snapshot
 - `studies`: tables of the ablation and of several seeds
 - `violations`: violations of physics by predictions, and a score fitted on them

@@ -1,6 +1,7 @@
 """Errors and costs of our methods beside those of the baselines: tables, intervals, uncertainty, a figure."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from math import isfinite, isnan
 from typing import Any
 
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
-from ups.evaluation.candidates import HIGH_BAND
-from ups.evaluation.costs import FRAME
+from ups.evaluation.corrector import HIGH_BAND
+from ups.evaluation.costs import FRAME, OURS
 from ups.evaluation.figures import SMALL, colour_of, new_figure
 from ups.evaluation.predictions import HORIZONS, plain_method
 from ups.evaluation.tables import geometric_mean, number, ratio, table
@@ -20,18 +21,10 @@ from ups.metrics.bootstrap import bootstrap_interval
 from ups.surrogate.trained import OFF
 
 BASELINES = ("persistence", "linear", "unet", "fno")
-OURS = ("operator", "diffusion", "consistency", "steady")
 HORIZON_TITLES = {"one_step": "One step", "rollout": "Rollout"}
 STRONG = ("unet", "fno")
 WITHOUT_SAMPLING = ("operator", "steady")
-COSTS = {
-    "training_seconds": "training seconds",
-    "parameters": "parameters",
-    "datasets": "datasets",
-    FRAME: "milliseconds per snapshot",
-    "over_fno": "over fno",
-    "speed_up_over_solver": "speed up over solver",
-}
+COSTS = ("training_seconds", "parameters", "datasets", FRAME, "over_fno", "speed_up_over_solver")
 COST_NOTE = (
     "Milliseconds per predicted snapshot and trajectory, decoding included, for a few trajectories in one "
     "batch; for diffusion and consistency of one member, while their errors are those of an ensemble's mean. The last "
@@ -40,7 +33,6 @@ COST_NOTE = (
     "initial states. Training and parameters include the stages that a method builds on: the codec, for the "
     "correctors also the operator and the steady model."
 )
-
 COMPILED_NOTE = (
     "Operator and steady model were compiled, in training too; the baselines were not, because torch's compiler does "
     "not support the complex numbers of the FNO."
@@ -79,7 +71,9 @@ def comparison_text(errors: Errors, costs: dict[str, Any], note: str) -> str:
         rows = _error_rows(errors, methods, horizon)
         lines += [f"## {title}: nRMSE on the test split", "", table(["dataset", *methods, *sides], rows), ""]
     cost_note = f"{COST_NOTE} {COMPILED_NOTE if costs['compiled'] else 'No model was compiled.'}"
-    lines += ["## Cost", "", cost_note, "", table(["method", *COSTS.values()], _cost_rows(costs["methods"])), ""]
+    cost_rows = [[method, *(_shown(cost[column]) for column in COSTS)] for method, cost in costs["methods"].items()]
+    cost_names = [name.replace("_", " ").replace("frame", "snapshot") for name in COSTS]
+    lines += ["## Cost", "", cost_note, "", table(["method", *cost_names], cost_rows), ""]
     frames = ["dataset", "ours", "fno", "unet", "solver", "ours / fno", "solver / ours"]
     return "\n".join([*lines, "## Milliseconds per snapshot", "", table(frames, _frame_rows(costs[FRAME])), ""])
 
@@ -98,17 +92,11 @@ def _error_rows(errors: Errors, methods: Sequence[str], horizon: str) -> Iterato
     ratios = []
     for dataset in sorted({dataset for dataset, _, _ in errors}):
         values = {method: errors.get((dataset, method, horizon), _ABSENT) for method in methods}
-        fno, strong = (best(values, names) for names in (("fno",), STRONG))
         ours = best(values, WITHOUT_SAMPLING)
-        ratios.append((ratio(ours, fno), ratio(ours, strong)))
+        ratios.append([ratio(ours, best(values, names)) for names in (("fno",), STRONG)])
         yield [dataset, *map(_shown, values.values()), *map(_shown, ratios[-1])]
     means = [geometric_mean([pair[side] for pair in ratios]) for side in (0, 1)]
     yield ["geometric mean", *[""] * len(methods), *map(_shown, means)]
-
-
-def _cost_rows(costs: dict[str, dict[str, float]]) -> Iterator[list[str]]:
-    for method, cost in costs.items():
-        yield [method, *(_shown(cost[column]) for column in COSTS)]
 
 
 def _frame_rows(frames: dict[str, dict[str, float]]) -> Iterator[list[str]]:
@@ -127,12 +115,10 @@ def draw_comparison(errors: Errors) -> Figure:
     panels = figure.subplots(len(HORIZONS), 1, sharex=True)
     for panel, (horizon, title) in zip(panels, HORIZON_TITLES.items(), strict=True):
         for position, method in enumerate(methods):
-            values = [errors.get((dataset, method, horizon)) for dataset in datasets]
-            offset = (position - (len(methods) - 1) / 2) / (len(methods) + 2)
-            places = [place + offset for place, value in enumerate(values) if value is not None]
+            values = [errors.get((dataset, method, horizon), np.nan) for dataset in datasets]
+            places = np.arange(len(datasets)) + (position - (len(methods) - 1) / 2) / (len(methods) + 2)
             style = {"marker": "o" if method in OURS else "s", "markersize": 5, "linestyle": "none"}
-            known = [value for value in values if value is not None]
-            panel.plot(places, known, color=colour_of(method), label=method, **style)
+            panel.plot(places, values, color=colour_of(method), label=method, **style)
         for edge in range(1, len(datasets)):
             panel.axvline(edge - 0.5, color="#e4e4e4", linewidth=0.6)
         panel.set(yscale="log", ylabel="nRMSE", title=title)
@@ -157,8 +143,6 @@ def _shown(value: float | None) -> str:
     return "" if value == _ABSENT else number(value)
 
 
-BOOTSTRAP_SEED = 0
-INTERVAL_COLUMNS = ("dataset", "trajectories", *(title.lower() for title in HORIZON_TITLES.values()))
 INTERVAL_NOTE = (
     "nRMSE of ours over that of the better of FNO and U-Net, with the 95 % bootstrap interval of the ratio: test "
     "trajectories are resampled with replacement, the same for both. It covers the choice of test trajectories alone; "
@@ -173,7 +157,8 @@ def intervals_text(metrics: Records, baseline_metrics: Records) -> str:
         for r in (*metrics, *baseline_metrics)
         if r["metric"] == "nRMSE"
     }
-    rows = table(INTERVAL_COLUMNS, _interval_rows(errors))
+    columns = ["dataset", "trajectories", *(title.lower() for title in HORIZON_TITLES.values())]
+    rows = table(columns, _interval_rows(errors))
     return "\n".join(["## Intervals over test trajectories", "", INTERVAL_NOTE, "", rows, ""])
 
 
@@ -181,10 +166,8 @@ def _interval_rows(errors: dict[tuple[str, str, str], list[float | None]]) -> It
     for dataset in sorted({dataset for dataset, _, _ in errors}):
         cells = []
         for horizon in HORIZONS:
-            ours, strong = (
-                [errors[key] for name in names if (key := (dataset, name, horizon)) in errors]
-                for names in (WITHOUT_SAMPLING, STRONG)
-            )
+            found = {method: errors.get((dataset, method, horizon)) for method in (*WITHOUT_SAMPLING, *STRONG)}
+            ours, strong = ([found[m] for m in names if found[m] is not None] for names in (WITHOUT_SAMPLING, STRONG))
             cells.append(_cell(_smallest(ours), _smallest(strong)))
         yield [dataset, str(len(ours[0])), *cells]
 
@@ -198,7 +181,7 @@ def _smallest(candidates: list[list[float | None]]) -> Tensor | None:
 def _cell(ours: Tensor | None, strong: Tensor | None) -> str:
     if ours is None or strong is None:
         return number(None)
-    ends = bootstrap_interval(ours, strong, statistic=_ratio_of_means, seed=BOOTSTRAP_SEED)
+    ends = bootstrap_interval(ours, strong, statistic=_ratio_of_means, seed=0)
     interval = "" if ends is None else f" ({number(ends[0])} to {number(ends[1])})"
     return f"{number(float(_ratio_of_means(ours.numpy(), strong.numpy())))}{interval}"
 
@@ -207,7 +190,6 @@ def _ratio_of_means(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
     return a.mean(axis) / b.mean(axis)
 
 
-ENSEMBLES = ("diffusion", "consistency")
 UNCERTAINTY_COLUMNS = ("dataset", "method", "horizon", "CRPS", "nRMSE", "high band", "spread-skill", "coverage")
 UNCERTAINTY_NOTE = (
     "CRPS over the MAE of the operator, which is the CRPS of a single prediction; nRMSE and error in the highest band "
@@ -230,12 +212,9 @@ def uncertainty_text(records: Records) -> str:
 def _uncertainty_rows(
     values: dict[tuple[str, str, str, str], float | None], families: dict[str, str]
 ) -> Iterator[list[str]]:
-    for dataset, family in sorted(families.items()):
-        for method in ENSEMBLES:
-            for horizon in HORIZONS:
-                own, alone = (dataset, method, horizon), (dataset, plain_method(family), horizon)
-                if (*own, "CRPS") in values:
-                    pairs = (("CRPS", "MAE"), ("nRMSE", "nRMSE"), (HIGH_BAND, HIGH_BAND))
-                    ratios = [ratio(values[*own, ours], values[*alone, theirs]) for ours, theirs in pairs]
-                    absolute = [values[*own, metric] for metric in ("spread_skill", "coverage")]
-                    yield [*own, *map(number, (*ratios, *absolute))]
+    pairs = (("CRPS", "MAE"), ("nRMSE", "nRMSE"), (HIGH_BAND, HIGH_BAND))
+    for dataset, method, horizon in product(sorted(families), ("diffusion", "consistency"), HORIZONS):
+        own, alone = (dataset, method, horizon), (dataset, plain_method(families[dataset]), horizon)
+        if (*own, "CRPS") in values:
+            ratios = [ratio(values[*own, ours], values[*alone, theirs]) for ours, theirs in pairs]
+            yield [*own, *map(number, (*ratios, values[*own, "spread_skill"], values[*own, "coverage"]))]

@@ -1,22 +1,162 @@
-"""The choice of the corrector: for each family whether and how residuals are sampled, from its validation split."""
+"""The choice of the corrector: for each family whether and how residuals are sampled, from its validation split.
+
+Candidates, ways to sample residuals, are scored on validation trajectories relative to the plain model.
+"""
 
 import math
 from collections import defaultdict
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ups.config import CorrectorConfig
 from ups.config.evaluation import StudentConfig
-from ups.evaluation.candidates import Candidate, Validation
-from ups.evaluation.scores import TrajectorySet, held_out
+from ups.diffusion.samplers import antithetic
+from ups.evaluation.predictions import HORIZONS, Stepper, corrected_stepper, latent_states, predict_horizons, targets
+from ups.evaluation.scores import TrajectorySet, batches, held_out
+from ups.evaluation.tables import finite
+from ups.evaluation.timing import in_turns
+from ups.metrics.suite import ScoreSuite, Truth
 from ups.runs.progress import ProgressBar
-from ups.surrogate.surrogate import Correction
+from ups.surrogate.surrogate import Correction, Surrogate
 from ups.surrogate.trained import OFF, Trained
 
+HIGH_BAND = "band_error_4"  # error in the highest of four bands of wavenumbers
+METRICS = ("nRMSE", "MAE", "CRPS", "spread_skill", HIGH_BAND)
+COMPAT_BATCH_SIZE = 1  # affects metrics that are not used here
+TIMED_ROUNDS = 5
 MARGIN = 1.25  # the error grows with the residual scale too, so that spread-skill grows by less than that factor
+STRIDE = 3  # one step is scored from every third snapshot, because neighbouring snapshots are alike
+
+Scores = dict[str, dict[str, dict[str, float]]]
+"""Dataset -> horizon -> metric -> value."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A correction of one method and its scores, summarised over datasets and horizons relative to the plain model.
+
+    - `crps`: largest ratio of the CRPS to the plain model's MAE, which is the CRPS of a single prediction
+    - `mean_crps`: geometric mean of these ratios
+    - `nrmse`, `high_band`: largest ratio of the ensemble mean's nRMSE, and error in the highest band, to the plain
+      model's
+    - `miscalibration`: mean of |log spread_skill|, 0 for a calibrated ensemble
+    - `exceeded`: the limits of `CorrectorConfig` that are exceeded
+    """
+
+    method: str
+    correction: Correction
+    scores: Scores
+    crps: float
+    mean_crps: float
+    nrmse: float
+    high_band: float
+    miscalibration: float
+    exceeded: list[str]
+
+    @property
+    def qualifies(self) -> bool:
+        """Whether all limits hold, so that the correction is better than none."""
+        return not self.exceeded
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """Sort key, best first: those that qualify, then by mean CRPS ratio to two decimals, then by calibration."""
+        values = (round(self.mean_crps, 2), self.miscalibration)
+        crps, miscalibration = (math.inf if math.isnan(value) else value for value in values)
+        return not self.qualifies, crps, miscalibration
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Validation trajectories of one family, as many per dataset as `CorrectorConfig` allows, and the models."""
+
+    surrogate: Surrogate
+    sets: list[TrajectorySet]
+    config: CorrectorConfig
+    device: torch.device
+
+    @cached_property
+    def num_trajectories(self) -> int:
+        """Number of trajectories that are scored, over all datasets."""
+        return sum(len(each.indices) for each in self._scored)
+
+    @cached_property
+    def plain(self) -> Scores:
+        """Scores of the operator or the steady model, without corrector."""
+        return self._scores(Stepper(self.surrogate.plain_step, 1))
+
+    def candidate(self, method: str, correction: Correction) -> Candidate:
+        """Score a correction; all candidates are sampled with the same random numbers."""
+        scores = self._scores(self._stepper(method, correction))
+        config, reference = self.config, self.plain
+        crps = _values(scores, "CRPS") / _values(reference, "MAE")
+        worst_crps, worst_nrmse = float(crps.max()), worst_ratio(scores, reference, "nRMSE")
+        worst_high_band = worst_ratio(scores, reference, HIGH_BAND)
+        miscalibration = _values(scores, "spread_skill").log().abs()
+        holds = {  # false for NaN too: scores of a diverged rollout exceed every limit
+            "max_crps": worst_crps <= config.max_crps,
+            "max_nrmse": worst_nrmse <= config.max_nrmse,
+            "max_high_band": worst_high_band <= config.max_high_band,
+            "max_miscalibration": float(miscalibration.max()) <= math.log(config.max_miscalibration),
+        }
+        ratios = worst_crps, float(crps.log().mean().exp()), worst_nrmse, worst_high_band
+        exceeded = [limit for limit, is_kept in holds.items() if not is_kept]
+        return Candidate(method, correction, scores, *ratios, float(miscalibration.mean()), exceeded)
+
+    @torch.no_grad()
+    def wall_time_ratio(self, first: Candidate, second: Candidate) -> float:
+        """Median seconds of one step of the first candidate over those of the second, measured alternately."""
+        u_ref, setting = next(batches(self.surrogate, self._scored[0], self.config.batch_tokens, self.device))
+        z = latent_states(self.surrogate, u_ref[:, :1], setting.family)[:, 0]
+        contenders = {}
+        for name, candidate in (("first", first), ("second", second)):
+            stepper = self._stepper(candidate.method, candidate.correction)
+            contenders[name] = partial(stepper.start(setting), z.repeat(stepper.num_members, 1, 1))
+        seconds = in_turns(contenders, TIMED_ROUNDS, self.device)
+        return seconds["first"] / seconds["second"]
+
+    def _stepper(self, method: str, correction: Correction) -> Stepper:
+        generator = torch.Generator(self.device).manual_seed(self.config.seed)
+        return corrected_stepper(self.surrogate, method, correction, self.config.ensemble_size, antithetic(generator))
+
+    @cached_property
+    def _scored(self) -> list[TrajectorySet]:
+        counts = [max(self.config.min_trajectories, self.config.num_tokens // each.num_tokens) for each in self.sets]
+        return [replace(each, indices=each.indices[:count]) for each, count in zip(self.sets, counts, strict=True)]
+
+    @torch.no_grad()
+    def _scores(self, stepper: Stepper) -> Scores:
+        """Scores of one step and of whole rollouts, in physical units."""
+        scores: Scores = {}
+        for each in self._scored:
+            num_dims, seed = len(each.dataset.grid), self.config.seed
+            suites = {horizon: ScoreSuite(num_dims, COMPAT_BATCH_SIZE, (), seed) for horizon in HORIZONS}
+            for u_ref, setting in batches(self.surrogate, each, self.config.batch_tokens, self.device):
+                z_ref, target = latent_states(self.surrogate, u_ref, setting.family), targets(u_ref, setting.family)
+                truth = {"one_step": target[:, ::STRIDE], "rollout": target}
+                for horizon, of in predict_horizons(self.surrogate, stepper, setting, target, z_ref, STRIDE).items():
+                    suites[horizon].update(of.u, Truth(truth[horizon]), ensemble=of.ensemble)
+            scores[each.dataset.name] = {
+                horizon: {name: score.value for name, score in suite.compute().items() if name in METRICS}
+                for horizon, suite in suites.items()
+            }
+        return scores
+
+
+def _values(scores: Scores, metric: str) -> Tensor:
+    """One value per dataset and horizon."""
+    values = [of_horizon[metric] for of_dataset in scores.values() for of_horizon in of_dataset.values()]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def worst_ratio(scores: Scores, reference: Scores, metric: str) -> float:
+    """Largest ratio of a metric to that of the reference, over datasets and horizons."""
+    return float((_values(scores, metric) / _values(reference, metric)).max())
 
 
 def choose(trained: Trained, config: CorrectorConfig, device: str, raw: Path) -> dict[str, Any]:
@@ -57,8 +197,8 @@ def choose_for_family(validation: Validation) -> tuple[dict[str, Any], dict[str,
         choice["consistency"] = _correction_or_off(student)
         report["accept"] = compare_with_teacher(validation, teacher, student)
         tried += students
-    candidates = [_finite(asdict(candidate)) for candidate in tried]
-    return choice, report | {"plain": _finite(validation.plain), "candidates": candidates}
+    candidates = [finite(asdict(candidate)) for candidate in tried]
+    return choice, report | {"plain": finite(validation.plain), "candidates": candidates}
 
 
 def try_diffusion(validation: Validation) -> list[Candidate]:
@@ -89,48 +229,37 @@ def try_consistency(validation: Validation, teacher: Candidate) -> list[Candidat
 
 def _with_residual_scales(validation: Validation, unscaled: Candidate) -> list[Candidate]:
     """The same correction with the residual scales that may calibrate it: its spread-skill about grows with them."""
-    config = validation.config
-    limit = MARGIN * config.max_miscalibration
-    lowest, highest = unscaled.spread_skill
-    fitting = [s for s in config.residual_scales if s != 1.0 and 1 / limit <= s * lowest and s * highest <= limit]
+    limit = MARGIN * validation.config.max_miscalibration
+    lowest, highest = _values(unscaled.scores, "spread_skill").aminmax()
+    scales = [scale for scale in validation.config.residual_scales if scale != 1.0]
+    fitting = [scale for scale in scales if 1 / limit <= scale * lowest and scale * highest <= limit]
     corrections = [replace(unscaled.correction, residual_scale=scale) for scale in fitting]
     return [validation.candidate(unscaled.method, correction) for correction in corrections]
 
 
 def _student_rank(student: Candidate, teacher: Candidate, limits: StudentConfig) -> tuple[bool, int, tuple]:
     """Sort key, best first: as good as the teacher, of these the fewest evaluations; then by rank."""
-    is_as_good = (
-        student.qualifies
-        and student.worst_ratio_to(teacher, "nRMSE") <= limits.max_nrmse
-        and student.worst_ratio_to(teacher, "CRPS") <= limits.max_crps
-    )
+    is_as_good = student.qualifies and _is_within(_errors_over(teacher, student), limits)
     return not is_as_good, student.correction.num_steps * is_as_good, student.rank
+
+
+def _errors_over(teacher: Candidate, student: Candidate) -> dict[str, float]:
+    return {metric: worst_ratio(student.scores, teacher.scores, metric) for metric in ("nRMSE", "CRPS")}
+
+
+def _is_within(errors: dict[str, float], limits: StudentConfig) -> bool:
+    return errors["nRMSE"] <= limits.max_nrmse and errors["CRPS"] <= limits.max_crps
 
 
 def compare_with_teacher(validation: Validation, teacher: Candidate, student: Candidate) -> dict[str, Any]:
     """Ratios of errors, student over teacher, and of costs, teacher over student, and whether all limits hold."""
-    limits = validation.config.student
-    ratios = {
-        "nRMSE": student.worst_ratio_to(teacher, "nRMSE"),
-        "CRPS": student.worst_ratio_to(teacher, "CRPS"),
-        "evaluations": teacher.correction.num_steps / student.correction.num_steps,
-        "wall_time": validation.wall_time_ratio(teacher, student),
-    }
-    accepted = (
-        ratios["nRMSE"] <= limits.max_nrmse
-        and ratios["CRPS"] <= limits.max_crps
-        and ratios["evaluations"] >= limits.min_evaluations_ratio
-        and ratios["wall_time"] >= limits.min_wall_time_ratio
-    )
-    return _finite(ratios) | {"num_steps": student.correction.num_steps, "accepted": accepted}
+    limits, num_steps = validation.config.student, student.correction.num_steps
+    errors = _errors_over(teacher, student)
+    evaluations, wall_time = teacher.correction.num_steps / num_steps, validation.wall_time_ratio(teacher, student)
+    is_faster = evaluations >= limits.min_evaluations_ratio and wall_time >= limits.min_wall_time_ratio
+    ratios = finite(errors | {"evaluations": evaluations, "wall_time": wall_time})
+    return ratios | {"num_steps": num_steps, "accepted": _is_within(errors, limits) and is_faster}
 
 
 def _correction_or_off(candidate: Candidate) -> dict[str, Any]:
     return asdict(candidate.correction) if candidate.qualifies else {"mode": OFF}
-
-
-def _finite(content: Any) -> Any:
-    """The same nested dictionaries with None for numbers that are not finite, which JSON cannot hold."""
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    return None if isinstance(content, float) and not math.isfinite(content) else content

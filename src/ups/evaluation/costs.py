@@ -5,6 +5,7 @@ Times are measured alternately on the same trajectories, together with the numer
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,7 @@ from torch import Tensor
 from ups.data.latent_cache import LatentCache
 from ups.diffusion.samplers import independent
 from ups.evaluation.external import baseline_surrogate
-from ups.evaluation.predictions import (
-    corrected_stepper,
-    initial_state,
-    plain_method,
-    plain_stepper,
-    targets,
-    trained_correctors,
-)
+from ups.evaluation.predictions import Stepper, latent_states, steppers, targets
 from ups.evaluation.scores import TrajectorySet, batches, held_out
 from ups.evaluation.tables import geometric_mean
 from ups.evaluation.timing import in_turns
@@ -29,7 +23,7 @@ from ups.files import WEIGHTS
 from ups.models.weights import load
 from ups.runs.run import training_seconds
 from ups.solvers import SIMULATED_FAMILIES, sample_initial_states, solve
-from ups.surrogate.surrogate import Setting, Surrogate, rollout
+from ups.surrogate.surrogate import Surrogate, rollout
 from ups.surrogate.trained import PLAIN_STAGES, Trained
 from ups.training.stages import stages_behind
 
@@ -37,7 +31,7 @@ NUM_ROUNDS = 5
 NUM_TRAJECTORIES = 4
 ALL_AT_ONCE = 2**62  # tokens: all trajectories in one batch
 FRAME = "milliseconds_per_frame"
-METHODS = ("operator", "diffusion", "consistency", "steady")
+OURS = ("operator", "diffusion", "consistency", "steady")
 
 Run = Callable[[], object]
 
@@ -80,39 +74,30 @@ def total_costs(
         frames[name] = milliseconds_per_frame(ours, trajectory_set, of_family, on_grid[name], where)
     folders = {name: [trained.data_root / r["path"] for r in receipts.values()] for name, receipts in baselines.items()}
     known = {n: trained.data_root / r["path"] for n, r in trained.stages.items()}
-    folders |= {method: [known[s] for s in known if s in stages_behind(method)] for method in METHODS}
+    folders |= {method: [known[s] for s in known if s in stages_behind(method)] for method in OURS}
     methods = {
         method: {
-            "training_seconds": _seconds(paths),
-            "parameters": sum(_num_parameters(folder) for folder in paths),
+            "training_seconds": sum(map(training_seconds, paths)),
+            "parameters": sum(v.numel() for folder in paths for v in load(folder / WEIGHTS)["weights"].values()),
             **frame_costs(method, [times for times in frames.values() if method in times]),
         }
         for method, paths in folders.items()
         if any(method in times for times in frames.values())
     }
-    seconds = {"ours": _seconds([known[stage] for stage in PLAIN_STAGES if stage in known])}
-    seconds |= {kind: _seconds(folders[kind]) for kind in baselines}
+    paths_of = {"ours": [known[stage] for stage in PLAIN_STAGES if stage in known]} | {k: folders[k] for k in baselines}
+    seconds = {name: sum(map(training_seconds, paths)) for name, paths in paths_of.items()}
     return {"methods": methods, "training_seconds": seconds, FRAME: frames, "compiled": compiled}
-
-
-def _seconds(folders: list[Path]) -> float:
-    return sum(training_seconds(folder) for folder in folders)
 
 
 def frame_costs(method: str, frames: list[dict[str, float]]) -> dict[str, float | None]:
     """Geometric means over the datasets that a method predicts; ratios are of times on the same dataset."""
+    speed_ups = [times["solver"] / times[method] for times in frames if "solver" in times]
     return {
         "datasets": len(frames),
         FRAME: geometric_mean([times[method] for times in frames]),
         "over_fno": geometric_mean([times[method] / times["fno"] for times in frames]),
-        "speed_up_over_solver": geometric_mean(
-            [times["solver"] / times[method] for times in frames if "solver" in times]
-        ),
+        "speed_up_over_solver": geometric_mean(speed_ups),
     }
-
-
-def _num_parameters(folder: Path) -> int:
-    return sum(value.numel() for value in load(folder / WEIGHTS)["weights"].values())
 
 
 @torch.no_grad()
@@ -140,18 +125,16 @@ def milliseconds_per_frame(
 def _rollouts(name: str, surrogate: Surrogate, trajectory_set: TrajectorySet, device: torch.device) -> dict[str, Run]:
     """A rollout of each method of a surrogate; that of a baseline gets its own `name`."""
     u_ref, setting = next(batches(surrogate, trajectory_set, ALL_AT_ONCE, device))
-    z_0, num_steps = initial_state(surrogate, u_ref, setting.family), targets(u_ref, setting.family).shape[1]
-    steppers = {name or plain_method(setting.family): plain_stepper(surrogate)}
-    for method in trained_correctors(surrogate):
-        correction = surrogate.corrections.get((method, setting.family))
-        if correction is not None:
-            generator = torch.Generator(device).manual_seed(0)
-            steppers[method] = corrected_stepper(surrogate, method, correction, 1, independent(generator))
+    z_0 = latent_states(surrogate, u_ref[:, :1], setting.family)[:, 0]
+    num_steps = targets(u_ref, setting.family).shape[1]
 
-    def rolling(step_of: Callable[[Setting], Callable[[Tensor], Tensor]]) -> Run:
-        return lambda: surrogate.decode(rollout(step_of(setting), z_0, num_steps)[:, 1:], setting.family)
+    def run(stepper: Stepper) -> Tensor:
+        return surrogate.decode(rollout(stepper.start(setting), z_0, num_steps)[:, 1:], setting.family)
 
-    return {method: rolling(stepper.step_of) for method, stepper in steppers.items()}
+    normal = independent(torch.Generator(device).manual_seed(0))
+    return {
+        name or method: partial(run, each) for method, each in steppers(surrogate, setting.family, 1, normal).items()
+    }
 
 
 def _solution(trajectory_set: TrajectorySet) -> Run:

@@ -45,21 +45,18 @@ def score_external(
 
 
 def _external_set(folder: Path, dataset: Dataset, codec: Codec, cache: LatentCache) -> TrajectorySet:
-    group = _field_group(folder, dataset, codec)
-    if any(n % group.patch for n in dataset.grid):
-        what = f"grid {' x '.join(map(str, dataset.grid))} is not divided by the codec's patch of {group.patch} points"
-        raise file_fault(
-            folder / dataset.files[0], what, f"choose files with multiples of {group.patch} points per axis"
-        )
-    token_grid = tuple(n // group.patch for n in dataset.grid)
-    domain = Domain(dataset.family, token_grid, _periodic(dataset, cache))
-    everything = tuple(range(dataset.num_trajectories))
-    return TrajectorySet(folder, dataset, everything, condition_features(dataset), domain)
+    path = folder / dataset.files[0]
+    patch = _field_group(path, dataset, codec).patch
+    if any(n % patch for n in dataset.grid):
+        what = f"grid {' x '.join(map(str, dataset.grid))} is not divided by the codec's patch of {patch} points"
+        raise file_fault(path, what, f"choose files with multiples of {patch} points per axis")
+    domain = Domain(dataset.family, tuple(n // patch for n in dataset.grid), _periodic(dataset, cache))
+    return TrajectorySet(folder, dataset, tuple(range(dataset.num_trajectories)), condition_features(dataset), domain)
 
 
-def _field_group(folder: Path, dataset: Dataset, codec: Codec) -> FieldGroup:
+def _field_group(path: Path, dataset: Dataset, codec: Codec) -> FieldGroup:
     """The codec's part for the dataset's fields, which must be those of training."""
-    path, name = folder / dataset.files[0], group_name(dataset.family, "fields")
+    name = group_name(dataset.family, "fields")
     if name not in codec.groups:
         known = ", ".join(sorted({group.partition("/")[0] for group in codec.groups}))
         raise file_fault(path, f"the model was not trained on {dataset.family} but on {known}", "leave the file out")
@@ -85,7 +82,6 @@ def score_operators(
     """Records of several operators, each under the name of its method; arrays for figures: `folder/<method>`."""
     records = []
     for method, trained in operators.items():
-        (folder / method).mkdir(exist_ok=True)
         scored = score_sets(folder / method, trained.surrogate(device), sets, config, device)
         records += [record | {"method": method} for record in scored if record["method"] == "operator"]
     return {"records": records}
@@ -105,13 +101,11 @@ def score_baselines(
 
     `identity_codec` is the receipt of the codec with one token per grid point, on which baselines are trained.
     """
-    records = []
-    sets = held_out(cache, raw, "test")
+    records, sets = [], held_out(cache, raw, "test")
     for kind, by_family in receipts.items():
         for family, receipt in by_family.items():
             surrogate = baseline_surrogate(family, receipt, identity_codec, device, data_root)
             own = [each for each in sets if each.dataset.family == family]
-            (folder / kind).mkdir(exist_ok=True)
             scored = score_sets(folder / kind, surrogate, own, config, device)
             # The evaluation of the trained models has the scores of codec and persistence.
             records += [record | {"method": kind} for record in scored if record["method"] == plain_method(family)]

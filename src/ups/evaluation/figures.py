@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
@@ -94,12 +93,10 @@ def plot_snapshots(
 
 
 def _lines_and_errors(fields: tuple[str, ...], times: np.ndarray, u_ref: np.ndarray, predictions: Arrays) -> Figure:
-    num_blocks = 2 if len(times) > 1 else 1
-    figure = new_figure(10, 0.9 + num_blocks * (0.5 + 1.5 * len(fields)))
-    blocks = figure.subfigures(num_blocks, 1, squeeze=False)[:, 0]
-    _draw_lines(blocks[0], fields, times, u_ref, predictions)
-    if num_blocks == 2:
-        _draw_space_time(blocks[1], fields, times, u_ref, predictions)
+    draws = [_draw_lines, _draw_space_time] if len(times) > 1 else [_draw_lines]
+    figure = new_figure(10, 0.9 + len(draws) * (0.5 + 1.5 * len(fields)))
+    for draw, block in zip(draws, figure.subfigures(len(draws), 1, squeeze=False)[:, 0], strict=True):
+        draw(block, fields, times, u_ref, predictions)
     common_legend(figure)
     return figure
 
@@ -116,7 +113,9 @@ def _draw_lines(
             panel.plot(x, u_ref[index, row], color=colour_of("truth"), linewidth=2.6, label="truth")
             for method, u_pred in predictions.items():
                 panel.plot(x, u_pred[index, row], color=colour_of(method), linewidth=1.2, label=method)
-        panels[row, 0].set_ylim(*_padded_range(u_ref[shown, row]))
+        values = u_ref[shown, row]
+        margin = 0.15 * float(np.ptp(values)) or 1.0
+        panels[row, 0].set_ylim(float(values.min()) - margin, float(values.max()) + margin)
         panels[row, 0].set_ylabel(field, fontsize=NORMAL)
     for column, index in enumerate(shown):
         panels[0, column].set_title(f"t = {times[index]:.3g}" if len(times) > 1 else "", fontsize=NORMAL)
@@ -134,11 +133,10 @@ def _draw_space_time(
         _draw_truth(panels[row, :1], [truth], place)
         _draw_errors(panels[row, 1:], truth, [u_pred[:, row] for u_pred in predictions.values()], place)
         panels[row, 0].set_ylabel(f"{field}\ntime", fontsize=SMALL)
-        for panel, method in zip(panels[row, 1:], predictions, strict=True):
-            panel.set_title(f"nRMSE {scores[method][row]:.3g}", fontsize=SMALL)
+        for panel, (method, score) in zip(panels[row, 1:], scores.items(), strict=True):
+            title = "" if row else f"{method} \N{MINUS SIGN} truth\n"
+            panel.set_title(f"{title}nRMSE {score[row]:.3g}", fontsize=SMALL)
     panels[0, 0].set_title("truth", fontsize=SMALL)
-    for panel, method in zip(panels[0, 1:], predictions, strict=True):
-        panel.set_title(f"{method} \N{MINUS SIGN} truth\n{panel.get_title()}", fontsize=SMALL)
     for panel in panels.flat:
         tidy(panel)
     for panel in panels[-1]:
@@ -157,10 +155,10 @@ def _images_and_errors(fields: tuple[str, ...], u_ref: np.ndarray, predictions: 
         planes = [_last_plane(u_pred, channel) for u_pred in predictions.values()]
         _draw_truth(above, [truth, *planes], {})
         _draw_errors(below[1:], truth, planes, {})
-        for panel, title in zip(above, ["truth", *predictions], strict=True):
-            panel.set_title(title, fontsize=NORMAL)
-        for panel, method in zip(below[1:], predictions, strict=True):
-            panel.set_title(f"nRMSE {scores[method][channel]:.3g}", fontsize=SMALL)
+        above[0].set_title("truth", fontsize=NORMAL)
+        for upper, lower, (method, score) in zip(above[1:], below[1:], scores.items(), strict=True):
+            upper.set_title(method, fontsize=NORMAL)
+            lower.set_title(f"nRMSE {score[channel]:.3g}", fontsize=SMALL)
         above[0].set_ylabel(field, fontsize=NORMAL)
         below[0].set_axis_off()
         below[0].text(0.95, 0.5, "prediction\n\N{MINUS SIGN} truth", ha="right", va="center", fontsize=SMALL)
@@ -171,8 +169,7 @@ def _images_and_errors(fields: tuple[str, ...], u_ref: np.ndarray, predictions: 
 
 def _draw_truth(panels: Sequence[Axes], planes: Sequence[np.ndarray], place: dict) -> None:
     """Truth first, then predictions, on the truth's colour scale."""
-    low, high = planes[0].min(), planes[0].max()
-    _draw_images(panels, planes, {"cmap": "viridis", "vmin": low, "vmax": high, **place})
+    _draw_images(panels, planes, {"cmap": "viridis", "vmin": planes[0].min(), "vmax": planes[0].max(), **place})
 
 
 def _draw_errors(panels: Sequence[Axes], truth: np.ndarray, planes: Sequence[np.ndarray], place: dict) -> None:
@@ -208,9 +205,7 @@ def panel_grid(names: list[str], xlabel: str, ylabel: str) -> tuple[Figure, dict
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, width and height in inches."""
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
 
 
 def common_legend(figure: Figure) -> None:
@@ -251,11 +246,6 @@ def _positive(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values) & (values > 0), values, np.nan)
 
 
-def _padded_range(values: np.ndarray) -> tuple[float, float]:
-    margin = 0.15 * float(np.ptp(values)) or 1.0
-    return float(values.min()) - margin, float(values.max()) + margin
-
-
 def _last_plane(u: np.ndarray, channel: int) -> np.ndarray:
     """One field of the last snapshot as an image (Y, X); of a volume the middle plane of z."""
     field = u[-1, channel]
@@ -270,17 +260,14 @@ def _scores(u_pred: np.ndarray, u_ref: np.ndarray) -> np.ndarray:
 def draw_figures(folder: Path, datasets: dict[str, str]) -> dict[str, bytes]:
     """File name -> PNG, from the arrays in `folder`; `datasets` maps the name of each dataset to its family."""
     arrays = {name: dict(np.load(folder / f"{name}.npz")) for name in datasets}
-    transient = {name: content for name, content in arrays.items() if not FAMILIES[datasets[name]].steady}
     figures = {"spectra.png": plot_spectra({name: _part(content, "spectrum") for name, content in arrays.items()})}
-    if transient:
-        curves = {name: _part(content, "curve") for name, content in transient.items()}
-        figures["errors.png"] = plot_errors(curves, {name: content["times"][1:] for name, content in transient.items()})
+    if transient := [name for name in datasets if not FAMILIES[datasets[name]].steady]:
+        curves = {name: _part(arrays[name], "curve") for name in transient}
+        figures["errors.png"] = plot_errors(curves, {name: arrays[name]["times"][1:] for name in transient})
     for name, content in arrays.items():
-        rollouts = _part(content, "rollout")
-        fields = FAMILIES[datasets[name]].fields
-        figures[f"snapshots_{name}.png"] = plot_snapshots(
-            name, fields, content["times"], rollouts.pop("truth"), rollouts
-        )
+        rollouts, fields = _part(content, "rollout"), FAMILIES[datasets[name]].fields
+        figure = plot_snapshots(name, fields, content["times"], rollouts.pop("truth"), rollouts)
+        figures[f"snapshots_{name}.png"] = figure
     return {name: png(figure) for name, figure in figures.items()}
 
 

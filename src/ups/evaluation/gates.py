@@ -39,20 +39,14 @@ def _by_key(records: Sequence[dict]) -> dict[Key, float | None]:
 
 
 def _verdict(gate: Gate, family: str, value: float | None) -> dict:
-    return {
-        "name": gate.name,
-        "family": family,
-        "value": value,
-        "threshold": gate.at_most,
-        "passed": value is not None and value <= gate.at_most,
-    }
+    passed = value is not None and value <= gate.at_most
+    return {"name": gate.name, "family": family, "value": value, "threshold": gate.at_most, "passed": passed}
 
 
 def _worst(gate: Gate, datasets: Sequence[str], values: dict[Key, float | None]) -> float | None:
     """Largest value over the datasets of a family; None where one has none, or there is no dataset."""
     found = [_value(gate, dataset, values) for dataset in datasets]
-    known = [value for value in found if value is not None]
-    return max(known) if known and len(known) == len(found) else None
+    return None if None in found else max(found, default=None)
 
 
 def _value(gate: Gate, dataset: str, values: dict[Key, float | None]) -> float | None:

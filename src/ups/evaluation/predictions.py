@@ -10,7 +10,7 @@ from ups.config import EvaluationConfig
 from ups.data.pdebench import FAMILIES
 from ups.diffusion.samplers import Normal, antithetic
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
-from ups.surrogate.surrogate import Correction, Setting, Surrogate, rollout
+from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout
 from ups.surrogate.trained import OFF
 
 HORIZONS = ("one_step", "rollout")
@@ -39,22 +39,30 @@ class Stepper:
     step_of: Callable[[Setting], Callable[[Tensor], Tensor]]
     num_members: int
 
+    def start(self, setting: Setting) -> NoisyStep:
+        """The step of all M members of B trajectories, (M B, N, D), with noise that does not continue earlier one."""
+        return self.step_of(setting.repeated(self.num_members))
+
 
 def predict(
     surrogate: Surrogate, u_ref: Tensor, setting: Setting, config: EvaluationConfig, generator: torch.Generator
 ) -> Predictions:
-    """Predictions of every method for trajectories u_ref (B, T, C, *grid).
+    """Predictions of every method for trajectories u_ref (B, T, C, *grid); a corrector that is off adds nothing.
 
     Besides the trained models: `codec` decodes the encoded reference, `persistence` repeats the snapshot before.
     """
-    z_ref, target = latent_states(surrogate, u_ref, setting.family), targets(u_ref, setting.family)
-    decoded = Prediction(surrogate.decode(z_ref[:, 1:], setting.family))
+    family = setting.family
+    z_ref, target = latent_states(surrogate, u_ref, family), targets(u_ref, family)
+    decoded = Prediction(surrogate.decode(z_ref[:, 1:], family))
     methods = {"codec": dict.fromkeys(HORIZONS, decoded)}
-    if not FAMILIES[setting.family].steady:
+    if not FAMILIES[family].steady:
         first = Prediction(u_ref[:, :1].expand_as(target))
         methods["persistence"] = {"one_step": Prediction(u_ref[:, :-1]), "rollout": first}
-    if surrogate.model(setting.family) is not None:
-        methods |= _by_models(surrogate, setting, target, z_ref, config.ensemble_size, generator)
+    if surrogate.model(family) is not None:
+        active = steppers(surrogate, family, config.ensemble_size, antithetic(generator))
+        predicted = {name: predict_horizons(surrogate, each, setting, target, z_ref) for name, each in active.items()}
+        plain = plain_method(family)
+        methods |= {m: predicted.get(m, predicted[plain]) for m in (plain, *trained_correctors(surrogate))}
     return {(method, horizon): both[horizon] for method, both in methods.items() for horizon in HORIZONS}
 
 
@@ -67,25 +75,6 @@ def latent_states(surrogate: Surrogate, u_ref: Tensor, family: str) -> Tensor:
     """Latents (B, T, N, D) of trajectories u_ref (B, T, C, *grid); a steady solution is one step from z = 0."""
     z_ref = surrogate.encode(u_ref, family)
     return torch.cat([torch.zeros_like(z_ref), z_ref], 1) if FAMILIES[family].steady else z_ref
-
-
-def initial_state(surrogate: Surrogate, u_ref: Tensor, family: str) -> Tensor:
-    """The first of the latent states (B, N, D), without encoding the others."""
-    return latent_states(surrogate, u_ref[:, :1], family)[:, 0]
-
-
-def _by_models(
-    surrogate: Surrogate, setting: Setting, target: Tensor, z_ref: Tensor, num_members: int, generator: torch.Generator
-) -> dict[str, dict[str, Prediction]]:
-    plain = _both_horizons(surrogate, plain_stepper(surrogate), setting, target, z_ref)
-    methods = {plain_method(setting.family): plain}
-    for method in trained_correctors(surrogate):
-        methods[method] = plain
-        correction = surrogate.corrections.get((method, setting.family))
-        if correction is not None:
-            stepper = corrected_stepper(surrogate, method, correction, num_members, antithetic(generator))
-            methods[method] = _both_horizons(surrogate, stepper, setting, target, z_ref)
-    return methods
 
 
 def plain_method(family: str) -> str:
@@ -107,52 +96,49 @@ def corrector_mode(surrogate: Surrogate, method: str, family: str) -> str | None
     return OFF if correction is None else correction.mode
 
 
-def plain_stepper(surrogate: Surrogate) -> Stepper:
-    """The step of the operator or of the steady model, without corrector."""
-    return Stepper(surrogate.plain_step, 1)
+def steppers(surrogate: Surrogate, family: str, num_members: int, normal: Normal) -> dict[str, Stepper]:
+    """The steps of a family's methods: without corrector, and with each corrector that is trained and not off."""
+    found = {plain_method(family): Stepper(surrogate.plain_step, 1)}
+    for method in trained_correctors(surrogate):
+        if correction := surrogate.corrections.get((method, family)):
+            found[method] = corrected_stepper(surrogate, method, correction, num_members, normal)
+    return found
 
 
 def corrected_stepper(
     surrogate: Surrogate, method: str, correction: Correction, num_members: int, normal: Normal
 ) -> Stepper:
-    """The same step plus residuals sampled by the denoiser (`diffusion`) or by the student (`consistency`)."""
+    """The plain step plus residuals sampled by the denoiser (`diffusion`) or by the student (`consistency`)."""
     make = surrogate.diffusion_step if method == "diffusion" else surrogate.consistency_step
     return Stepper(lambda setting: make(setting, correction, normal), num_members)
 
 
-def _both_horizons(
-    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_ref: Tensor
+def ensemble_rollouts(step: Callable[[Tensor], Tensor], z_0: Tensor, num_steps: int, num_members: int) -> Tensor:
+    """Rollouts (M, B, num_steps + 1, ...) of M members from the same z_0 (B, ...), which they begin with."""
+    z = rollout(step, torch.cat([z_0] * num_members), num_steps)
+    return z.unflatten(0, (num_members, -1))
+
+
+def predict_horizons(
+    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_ref: Tensor, stride: int = 1
 ) -> dict[str, Prediction]:
-    return {
-        "one_step": predict_one_step(surrogate, stepper, setting, target, z_ref[:, :-1]),
-        "rollout": predict_rollout(surrogate, stepper, setting, target, z_ref[:, 0]),
-    }
+    """From latents z_ref (B, T + 1, N, D) a rollout over target (B, T, C, *grid), and every `stride`-th single step."""
 
+    def predicted(step: NoisyStep, z_0: Tensor, u_ref: Tensor) -> Prediction:
+        z_pred = ensemble_rollouts(step, z_0, u_ref.shape[1], stepper.num_members)[:, :, 1:]
+        return _prediction(surrogate.decode(z_pred, setting.family), u_ref)
 
-def predict_one_step(
-    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_ref: Tensor
-) -> Prediction:
-    """Advance every snapshot z_ref (B, T, N, D) by one step; target (B, T, C, *grid) holds what follows each."""
-    step, parts = stepper.step_of(setting.repeated(stepper.num_members)), []
-    for t in range(target.shape[1]):  # one snapshot at a time, of all members, bounds the memory
-        u = surrogate.decode(step(z_ref[:, t].repeat(stepper.num_members, 1, 1)), setting.family)
-        parts.append(_prediction(u[:, None], target[:, t : t + 1]))
+    step, times = stepper.start(setting), range(0, target.shape[1], stride)
+    # One snapshot at a time, of all members, bounds the memory.
+    parts = [predicted(step, z_ref[:, t], target[:, t : t + 1]) for t in times]
     errors = [part.ensemble for part in parts if part.ensemble is not None]
-    return Prediction(torch.cat([part.u for part in parts], 1), EnsembleErrors.joined(errors) if errors else None)
+    joined = EnsembleErrors.joined(errors) if errors else None
+    one_step = Prediction(torch.cat([part.u for part in parts], 1), joined)
+    return {"one_step": one_step, "rollout": predicted(stepper.start(setting), z_ref[:, 0], target)}
 
 
-def predict_rollout(
-    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_0: Tensor
-) -> Prediction:
-    """Roll out from z_0 (B, N, D) over the T snapshots of target (B, T, C, *grid)."""
-    step = stepper.step_of(setting.repeated(stepper.num_members))
-    z_pred = rollout(step, z_0.repeat(stepper.num_members, 1, 1), target.shape[1])[:, 1:]
-    return _prediction(surrogate.decode(z_pred, setting.family), target)
-
-
-def _prediction(u: Tensor, target: Tensor) -> Prediction:
-    """From M members (M B, T, C, *grid), which are compared with the target (B, T, C, *grid) one snapshot at a time."""
-    members = u.unflatten(0, (-1, len(target)))
+def _prediction(members: Tensor, target: Tensor) -> Prediction:
+    """From members (M, B, T, C, *grid), which are compared with the target (B, T, C, *grid) one snapshot at a time."""
     if len(members) == 1:
         return Prediction(members[0])
     halves, times = members.chunk(2), [slice(t, t + 1) for t in range(target.shape[1])]

@@ -3,6 +3,7 @@
 import logging
 import math
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
 from ups.data.trajectories import TrajectoryReader
-from ups.evaluation.predictions import Predictions, corrector_mode, predict, targets
+from ups.evaluation.predictions import Predictions, corrector_mode, predict, targets, trained_correctors
 from ups.evaluation.tables import finite
 from ups.metrics.errors import EPS
 from ups.metrics.spectra import radial_spectrum
@@ -57,8 +58,7 @@ def held_out(cache: LatentCache, raw: Path, split: Literal["valid", "test"] = "t
     """The test or validation split of every dataset in the cache."""
     domain_of, sets = domains(cache), []
     for _, entry in sorted(cache.datasets.items()):
-        dataset = Dataset.from_json(entry["dataset"])
-        indices = tuple(entry["split"][split])
+        dataset, indices = Dataset.from_json(entry["dataset"]), tuple(entry["split"][split])
         sets.append(TrajectorySet(raw, dataset, indices, entry["condition"], domain_of[dataset.family]))
     return sets
 
@@ -86,60 +86,51 @@ def score_sets(
         "trajectories", the error of each in order. A number that is not finite is None. Methods with a corrector have
         its "mode": with "off" they have the scores of the operator or the steady model.
     """
+    folder.mkdir(exist_ok=True)
     records = []
     with ProgressBar("evaluate", sum(len(each.indices) for each in sets), "trajectories") as bar:
-        for trajectory_set in sets:
-            records += _score_set(folder, surrogate, trajectory_set, config, torch.device(device), bar)
+        for each in sets:
+            records += _score_set(folder, surrogate, each, config, device, bar)
     return records
 
 
 def _score_set(
-    folder: Path,
-    surrogate: Surrogate,
-    trajectory_set: TrajectorySet,
-    config: EvaluationConfig,
-    device: torch.device,
-    bar: ProgressBar,
+    folder: Path, surrogate: Surrogate, scored: TrajectorySet, config: EvaluationConfig, device: str, bar: ProgressBar
 ) -> list[dict[str, Any]]:
-    dataset, steady = trajectory_set.dataset, FAMILIES[trajectory_set.dataset.family].steady
-    suites: Suites = {}
+    dataset, family = scored.dataset, FAMILIES[scored.dataset.family]
+    num_dims, conserved = len(dataset.grid), conserved_channels(dataset)
+    suites: Suites = defaultdict(lambda: ScoreSuite(num_dims, family.pdebench_batch_size, conserved, config.seed))
     example: dict[str, np.ndarray] = {}
+    modes = {m: corrector_mode(surrogate, m, family.name) for m in trained_correctors(surrogate)}
+    off = [m for m, mode in modes.items() if mode == OFF]  # not in the figures: their curves equal the operator's
     # The dataset's name is part of the seed: its samples do not depend on which other datasets are scored.
     generator = torch.Generator(device).manual_seed(config.seed + zlib.crc32(dataset.name.encode()))
     on_grid = replace(surrogate, codec=surrogate.codec.on_grid(dataset.family, dataset.grid))
-    for u_ref, setting in batches(on_grid, trajectory_set, config.batch_tokens, device):
+    for u_ref, setting in batches(on_grid, scored, config.batch_tokens, torch.device(device)):
         predictions = predict(on_grid, u_ref, setting, config, generator)
         truth = Truth(targets(u_ref, dataset.family))
         for (method, horizon), prediction in predictions.items():
-            suite = suites.setdefault((method, horizon), _suite(dataset, config.seed))
-            u_0 = u_ref[:, 0] if horizon == "rollout" and not steady else None
-            suite.update(prediction.u, truth, u_0, prediction.ensemble)
-        example = example or _example(u_ref, _without_off(predictions, surrogate, dataset.family))
+            u_0 = u_ref[:, 0] if horizon == "rollout" and not family.steady else None
+            suites[method, horizon].update(prediction.u, truth, u_0, prediction.ensemble)
+        example = example or _example(u_ref, {key: predictions[key] for key in predictions if key[0] not in off})
         bar.advance(len(u_ref))
     if clamped := suites["codec", "rollout"].corrected.clamped:
-        log.warning(
-            "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there",
-            dataset.name,
-            clamped,
-            EPS,
-            EPS,
-        )
-    arrays = example | _curves_and_ranks(_without_off(suites, surrogate, dataset.family))
+        message = "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there"
+        log.warning(message, dataset.name, clamped, EPS, EPS)
+    arrays = example | _curves_and_ranks({key: suite for key, suite in suites.items() if key[0] not in off})
     np.savez_compressed(folder / f"{dataset.name}.npz", times=np.array(dataset.times), **arrays)
-    records = []
-    for (method, horizon), suite in suites.items():
-        mode = corrector_mode(surrogate, method, dataset.family)
-        marked = {} if mode is None else {"mode": mode}
-        records += [record | marked for record in _records(dataset, method, horizon, suite)]
-    return records
+    return [
+        record | ({"mode": modes[method]} if method in modes else {})
+        for (method, horizon), suite in suites.items()
+        for record in _records(dataset, method, horizon, suite)
+    ]
 
 
-def _suite(dataset: Dataset, seed: int) -> ScoreSuite:
-    """Metrics of a dataset; no field counts as conserved unless all boundary conditions are the family's own."""
+def conserved_channels(dataset: Dataset) -> list[int]:
+    """Channels whose integral over space is constant; none where a boundary condition is not the family's own."""
     family = FAMILIES[dataset.family]
     is_closed = all(boundary == family.boundary for boundary in dataset.boundary)
-    conserved = tuple(family.fields.index(field) for field in family.conserved) if is_closed else ()
-    return ScoreSuite(len(dataset.grid), family.pdebench_batch_size, conserved, seed)
+    return [family.fields.index(name) for name in family.conserved] if is_closed else []
 
 
 def batches(
@@ -160,13 +151,6 @@ def batches(
             yield u_ref, Setting(family.name, trajectory_set.domain, coefficients, condition)
 
 
-def _without_off(
-    by_method: dict[tuple[str, str], Any], surrogate: Surrogate, family: str
-) -> dict[tuple[str, str], Any]:
-    """Arrays for figures, without methods whose corrector is off: their curves equal the operator's."""
-    return {key: value for key, value in by_method.items() if corrector_mode(surrogate, key[0], family) != OFF}
-
-
 def _example(u_ref: Tensor, predictions: Predictions) -> dict[str, np.ndarray]:
     """The first trajectory: reference, rollouts with their initial state, spectra of the last snapshot."""
     first = {"truth": u_ref[:1]}
@@ -174,10 +158,9 @@ def _example(u_ref: Tensor, predictions: Predictions) -> dict[str, np.ndarray]:
         if horizon == "rollout":
             initial = u_ref[:1, : u_ref.shape[1] - prediction.u.shape[1]]
             first[method] = torch.cat([initial, prediction.u[:1]], 1)
-    example = {f"rollout/{name}": u[0].cpu().numpy() for name, u in first.items()}
-    return example | {
-        f"spectrum/{name}": radial_spectrum(u[:, -1:])[0, 0].sum(0).cpu().numpy() for name, u in first.items()
-    }
+    arrays = {f"rollout/{name}": u[0] for name, u in first.items()}
+    arrays |= {f"spectrum/{name}": radial_spectrum(u[:, -1:])[0, 0].sum(0) for name, u in first.items()}
+    return {name: values.cpu().numpy() for name, values in arrays.items()}
 
 
 def _curves_and_ranks(suites: Suites) -> dict[str, np.ndarray]:
@@ -190,15 +173,9 @@ def _curves_and_ranks(suites: Suites) -> dict[str, np.ndarray]:
 
 def _records(dataset: Dataset, method: str, horizon: str, suite: ScoreSuite) -> Iterator[dict[str, Any]]:
     for metric, score in suite.compute().items():
-        record = {
-            "family": dataset.family,
-            "dataset": dataset.name,
-            "method": method,
-            "metric": metric,
-            "horizon": horizon,
-            "value": finite(score.value),
-            "num_trajectories": suite.corrected.num_trajectories,
-        }
+        record = {"family": dataset.family, "dataset": dataset.name, "method": method, "metric": metric}
+        record |= {"horizon": horizon, "value": finite(score.value)}
+        record["num_trajectories"] = suite.corrected.num_trajectories
         if metric == "nRMSE":
             record["trajectories"] = [finite(value) for value in suite.of_trajectories(metric).tolist()]
         interval = {} if score.interval is None else dict(zip(("low", "high"), score.interval, strict=True))

@@ -11,30 +11,18 @@ import torch
 from torch import Tensor
 
 from ups.config import SelectionConfig
+from ups.data.families import Dataset
 from ups.diffusion.samplers import independent
+from ups.evaluation.predictions import corrected_stepper, ensemble_rollouts
 from ups.evaluation.timing import now
-from ups.evaluation.violations import (
-    Physics,
-    PhysicsScore,
-    fit_weights,
-    log_ratios,
-    mean_reference,
-    rank_correlation,
-    ratios_to_reference,
-    violations,
-)
+from ups.evaluation.violations import PhysicsScore, fit_score, rank_correlation, violations
 from ups.metrics.errors import nRMSE
 from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout
 
 DIVERGED = 1e3  # the nRMSE assigned to rollouts above it or not finite, so that means over trajectories stay finite
+StepScore = Callable[[Tensor, Tensor, int], Tensor]
 Batch = tuple[Tensor, Setting]  # reference (B, T + 1, C, *grid)
 Key = tuple[str, int]  # search method or rival, number of members
-
-
-def ensemble_rollouts(step: NoisyStep, z_0: Tensor, num_steps: int, num_members: int) -> Tensor:
-    """Rollouts (K, B, num_steps + 1, ...) of K members from the same z_0 (B, ...), which they begin with."""
-    z = rollout(step, z_0.repeat(num_members, *[1] * (z_0.ndim - 1)), num_steps)
-    return z.unflatten(0, (num_members, -1))
 
 
 def best_of(members: Tensor, scores: Tensor) -> Tensor:
@@ -55,13 +43,7 @@ def weighted_mean(members: Tensor, scores: Tensor) -> Tensor:
 
 
 def beam_search(
-    step: NoisyStep,
-    score: Callable[[Tensor, Tensor, int], Tensor],
-    z_0: Tensor,
-    num_steps: int,
-    *,
-    width: int,
-    num_successors: int,
+    step: NoisyStep, score: StepScore, z_0: Tensor, num_steps: int, *, width: int, num_successors: int
 ) -> Tensor:
     """Rollouts (B, num_steps + 1, ...) with the smallest sum of scores that a beam of `width` states finds.
 
@@ -70,11 +52,9 @@ def beam_search(
     always gets W K B states, trajectories innermost, and the rows of its previous output that they come from: the noise
     of a successor continues that of the state it succeeds.
     """
-    num_trajectories = len(z_0)
-    rows = torch.arange(num_trajectories, device=z_0.device)
+    num_trajectories, rows = len(z_0), torch.arange(len(z_0), device=z_0.device)
     states, totals = torch.stack([z_0] * width), torch.zeros(width, num_trajectories, device=z_0.device)
-    history: list[tuple[Tensor, Tensor]] = []
-    origins: Tensor | None = None
+    history, origins = [], None
     for t in range(num_steps):
         z = states.repeat_interleave(num_successors, dim=0).flatten(0, 1)
         z_next = step(z, origins)
@@ -94,22 +74,6 @@ def _backtrack(history: list[tuple[Tensor, Tensor]], rows: Tensor) -> list[Tenso
         path.append(states[place, rows])
         place = parents[place, rows]
     return path[::-1]
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """Makes the noisy step for a setting; `evaluations` of networks per step and member."""
-
-    step_of: Callable[[Setting, torch.Generator], NoisyStep]
-    evaluations: int
-
-
-def sampler_of(surrogate: Surrogate, name: str, correction: Correction) -> Sampler:
-    """The operator with residuals sampled by the denoiser, `diffusion`, or by the student, `consistency`."""
-    make = surrogate.diffusion_step if name == "diffusion" else surrogate.consistency_step
-    return Sampler(
-        lambda setting, generator: make(setting, correction, independent(generator)), 1 + correction.num_steps
-    )
 
 
 @dataclass
@@ -139,8 +103,8 @@ class DatasetSearch:
     """
 
     surrogate: Surrogate
-    physics: Physics
-    sampler: Sampler
+    dataset: Dataset
+    correction: Correction
     config: SelectionConfig
     device: torch.device
 
@@ -151,14 +115,14 @@ class DatasetSearch:
 
     def members(self, u_ref: Tensor, setting: Setting, generator: torch.Generator) -> Tensor:
         """Decoded members (K, B, T + 1, C, *grid), each beginning with the decoded initial state."""
-        step = self.sampler.step_of(setting.repeated(self.num_members), generator)
         z_0 = self.surrogate.encode(u_ref[:, 0], setting.family)
+        step = self._step(setting, self.num_members, generator)
         z = ensemble_rollouts(step, z_0, u_ref.shape[1] - 1, self.num_members)
         return self.surrogate.decode(z, setting.family)
 
     def violations(self, members: Tensor, u_ref: Tensor) -> dict[str, Tensor]:
         """Violations (K, B, T, C_r) of the members."""
-        values = violations(self.physics, members.flatten(0, 1), _repeated(u_ref[:, 0], len(members)))
+        values = violations(self.dataset, members.flatten(0, 1), torch.cat([u_ref[:, 0]] * len(members)))
         return {name: value.unflatten(0, members.shape[:2]) for name, value in values.items()}
 
     def fit(self, batches: Iterable[Batch]) -> tuple[PhysicsScore, dict[str, float | None]]:
@@ -167,14 +131,11 @@ class DatasetSearch:
         generator = self._generator(0)
         for u_ref, setting in batches:
             members = self.members(u_ref, setting, generator)
-            truth.append(violations(self.physics, u_ref, u_ref[:, 0]))
+            truth.append(violations(self.dataset, u_ref, u_ref[:, 0]))
             predicted.append(self.violations(members, u_ref))
             errors.append(_member_errors(members, u_ref))
         joined = {name: torch.cat([values[name] for values in predicted], dim=1) for name in predicted[0]}
-        reference = mean_reference(truth)
-        terms = {name: term.mean(-1) for name, term in log_ratios(joined, reference).items()}
-        weights = fit_weights(terms, torch.cat(errors, dim=1))
-        return PhysicsScore(reference, weights), ratios_to_reference(joined, reference)
+        return fit_score(truth, joined, torch.cat(errors, dim=1))
 
     def run(self, batches: Iterable[Batch], score: PhysicsScore) -> SearchResults:
         """Errors and costs of all search methods and rivals, on members with other noise than in `fit`."""
@@ -188,14 +149,17 @@ class DatasetSearch:
     def _generator(self, stream: int) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(2 * self.config.seed + stream)
 
+    def _step(self, setting: Setting, num_members: int, generator: torch.Generator) -> NoisyStep:
+        sampler, normal = self.config.sampler, independent(generator)
+        return corrected_stepper(self.surrogate, sampler, self.correction, num_members, normal).start(setting)
+
     # Comparisons with the reference stay outside the timed parts: in use there is no reference.
 
     def _run_operator(self, results: SearchResults, u_ref: Tensor, setting: Setting) -> None:
         started = now(self.device)
         z_0 = self.surrogate.encode(u_ref[:, 0], setting.family)
         z = rollout(self.surrogate.plain_step(setting), z_0, u_ref.shape[1] - 1)
-        u = self.surrogate.decode(z, setting.family)
-        seconds = now(self.device) - started
+        u, seconds = self.surrogate.decode(z, setting.family), now(self.device) - started
         results.add(("operator", 1), trajectory_error(u, u_ref), seconds)
 
     def _run_members(
@@ -222,17 +186,16 @@ class DatasetSearch:
     ) -> None:
         beam, started = self.config.beam, now(self.device)
         size = beam.width * beam.successors
-        u_0 = _repeated(u_ref[:, 0], size)
+        u_0 = torch.cat([u_ref[:, 0]] * size)
 
         def score_step(z: Tensor, z_next: Tensor, t: int) -> Tensor:
             u = self.surrogate.decode(torch.stack((z, z_next), dim=1), setting.family)
-            return score(violations(self.physics, u, u_0), t)[:, 0]
+            return score(violations(self.dataset, u, u_0), t)[:, 0]
 
-        step = self.sampler.step_of(setting.repeated(size), generator)
+        step = self._step(setting, size, generator)
         z_0, num_steps = self.surrogate.encode(u_ref[:, 0], setting.family), u_ref.shape[1] - 1
         z = beam_search(step, score_step, z_0, num_steps, width=beam.width, num_successors=beam.successors)
-        u = self.surrogate.decode(z, setting.family)
-        seconds = now(self.device) - started
+        u, seconds = self.surrogate.decode(z, setting.family), now(self.device) - started
         results.add(("beam", size), trajectory_error(u, u_ref), seconds)
 
 
@@ -245,7 +208,3 @@ def trajectory_error(u: Tensor, u_ref: Tensor) -> Tensor:
 def _member_errors(members: Tensor, u_ref: Tensor) -> Tensor:
     """Errors (K, B) of members (K, B, T + 1, C, *grid)."""
     return torch.stack([trajectory_error(u, u_ref) for u in members])
-
-
-def _repeated(u: Tensor, times: int) -> Tensor:
-    return u.repeat(times, *[1] * (u.ndim - 1))

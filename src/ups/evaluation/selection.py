@@ -1,9 +1,9 @@
-"""Whether choosing ensemble members by physics lowers the error: decision per family, and a report.
+"""Whether choosing ensemble members by their violations of physics lowers the error: decision per family, and a report.
 
-Decided on the validation split, confirmed once on the test split. Datasets that share initial
-conditions count as one sample.
+Decided on the validation split, confirmed once on the test split. Datasets with the same initial conditions are pooled.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +20,9 @@ from ups.data.trajectories import TrajectoryReader
 from ups.evaluation.figures import common_legend, panel_grid
 from ups.evaluation.predictions import corrector_mode
 from ups.evaluation.scores import TrajectorySet, batches, held_out
-from ups.evaluation.search import Batch, DatasetSearch, Key, SearchResults, sampler_of
+from ups.evaluation.search import Batch, DatasetSearch, Key, SearchResults
 from ups.evaluation.tables import number, table
-from ups.evaluation.violations import Physics, PhysicsScore
+from ups.evaluation.violations import PhysicsScore
 from ups.metrics.bootstrap import MIN_TRAJECTORIES, bootstrap_interval
 from ups.metrics.errors import EPS
 from ups.runs.progress import ProgressBar
@@ -47,30 +47,27 @@ def select_all(trained: Trained, config: SelectionConfig, device: str, raw: Path
     """
     surrogate, cache = trained.surrogate(device), trained.cache()
     valid, test = (_transient(held_out(cache, raw, split), config.max_trajectories) for split in ("valid", "test"))
-    scores: dict[str, PhysicsScore] = {}
-    errors: dict[str, list[DatasetErrors]] = {}
-    datasets: dict[str, Any] = {}
-    records: list[dict[str, Any]] = []
+    errors, test_errors = defaultdict(list), defaultdict(list)
+    scores, datasets, records = {}, {}, []
     with ProgressBar("select", len(valid) + len(test), "datasets") as bar:
         for each in valid:
             name, family, search = each.dataset.name, each.dataset.family, _search(each, surrogate, config, device)
             scores[name], ratios = search.fit(_batches(each, search))
             results = search.run(_batches(each, search), scores[name])
-            errors.setdefault(family, []).append((initial_conditions(each), results.errors))
+            errors[family].append((initial_conditions(each), results.errors))
             sampled = {"sampler": config.sampler, "corrector": corrector_mode(surrogate, config.sampler, family)}
             datasets[name] = sampled | _score_quality(results, scores[name], ratios, config.seed)
             records += _records(each, "valid", results, search)
             bar.advance(1)
         families = {family: decide(by_initial_condition(some), config.seed) for family, some in errors.items()}
-        test_errors: dict[str, list[DatasetErrors]] = {}
         for each in test:
-            decision, search = families[each.dataset.family], _search(each, surrogate, config, device)
-            if decision["is_on"]:
-                results = search.run(_batches(each, search), scores[each.dataset.name])
-                test_errors.setdefault(each.dataset.family, []).append((initial_conditions(each), results.errors))
+            name, family, search = each.dataset.name, each.dataset.family, _search(each, surrogate, config, device)
+            if families[family]["is_on"]:
+                results = search.run(_batches(each, search), scores[name])
+                test_errors[family].append((initial_conditions(each), results.errors))
                 # Of the test split only the chosen method and its rivals are reported: nothing is chosen on it.
-                size = decision["num_members"]
-                shown = {(decision["method"], size), ("mean", size), ("single", 1), ("operator", 1)}
+                chosen = families[family]["method"], families[family]["num_members"]
+                shown = (chosen, *_rivals(chosen))
                 found = _records(each, "test", results, search)
                 records += [record for record in found if (record["method"], record["num_members"]) in shown]
             bar.advance(1)
@@ -94,13 +91,9 @@ def decide(errors: dict[Key, Tensor], seed: int) -> dict[str, Any]:
         return {"is_on": False, "num_initial_conditions": count}
     method, size = min(options, key=lambda key: float(errors[key].mean()))
     gains = _gains(errors, (method, size), seed)
-    return {
-        "is_on": all("low" in gain and gain["low"] > 0 for gain in gains.values()),
-        "method": method,
-        "num_members": size,
-        "gains": gains,
-        "num_initial_conditions": count,
-    }
+    is_on = all("low" in gain and gain["low"] > 0 for gain in gains.values())
+    chosen = {"is_on": is_on, "method": method, "num_members": size}
+    return chosen | {"gains": gains, "num_initial_conditions": count}
 
 
 def initial_conditions(trajectory_set: TrajectorySet) -> list[InitialCondition]:
@@ -133,11 +126,17 @@ def by_initial_condition(parts: list[DatasetErrors]) -> dict[Key, Tensor]:
 
 def _gains(errors: dict[Key, Tensor], chosen: Key, seed: int) -> dict[str, dict[str, float]]:
     """Mean of the paired difference in error to each rival, with its 95 % interval."""
-    gains = {}
-    for rival in RIVALS:
-        difference = errors[rival, chosen[1] if rival == "mean" else 1] - errors[chosen]
-        gains[rival] = {"value": float(difference.mean()), **_interval(difference, seed)}
-    return gains
+    rivals = zip(RIVALS, _rivals(chosen), strict=True)
+    return {name: _mean_with_interval(errors[rival] - errors[chosen], seed) for name, rival in rivals}
+
+
+def _rivals(chosen: Key) -> list[Key]:
+    """What a search method must beat: the mean of as many members, a single member, the operator alone."""
+    return [(name, chosen[1] if name == "mean" else 1) for name in RIVALS]
+
+
+def _mean_with_interval(values: Tensor, seed: int) -> dict[str, float]:
+    return {"value": float(values.mean()), **_interval(values, seed)}
 
 
 def _interval(values: Tensor, seed: int) -> dict[str, float]:
@@ -156,8 +155,7 @@ def _search(trajectory_set: TrajectorySet, surrogate: Surrogate, config: Selecti
     start = config.if_corrector_off
     otherwise = Correction("sample", start.sigma, config.sigma_min, start.num_steps, 1.0, 0.0)
     correction = surrogate.corrections.get((config.sampler, trajectory_set.dataset.family), otherwise)
-    sampler = sampler_of(surrogate, config.sampler, correction)
-    return DatasetSearch(surrogate, Physics.of(trajectory_set.dataset), sampler, config, torch.device(device))
+    return DatasetSearch(surrogate, trajectory_set.dataset, correction, config, torch.device(device))
 
 
 def _batches(trajectory_set: TrajectorySet, search: DatasetSearch) -> Iterator[Batch]:
@@ -170,28 +168,22 @@ def _score_quality(
     """Rank correlation of score and error with its interval; per violation its weight and ratio to the reference's."""
     rho = torch.cat(results.rank_correlations)
     parts = {name: {"weight": score.weights[name], "ratio_to_reference": ratio} for name, ratio in ratios.items()}
-    return {"rank_correlation": {"value": float(rho.mean()), **_interval(rho, seed)}, "violations": parts}
+    return {"rank_correlation": _mean_with_interval(rho, seed), "violations": parts}
 
 
 def _records(
     trajectory_set: TrajectorySet, split: str, results: SearchResults, search: DatasetSearch
 ) -> list[dict[str, Any]]:
     """One record per search method and rival; `evaluations` of networks and `seconds` are per trajectory."""
-    num_steps, records = len(trajectory_set.dataset.times) - 1, []
+    dataset, per_member = trajectory_set.dataset, 1 + search.correction.num_steps
+    where = {"family": dataset.family, "dataset": dataset.name, "split": split}
+    records = []
     for (method, size), errors in results.errors.items():
-        record = {
-            "family": trajectory_set.dataset.family,
-            "dataset": trajectory_set.dataset.name,
-            "split": split,
-            "method": method,
-            "num_members": size,
-            "evaluations": num_steps * (1 if method == "operator" else size * search.sampler.evaluations),
-            "seconds": results.seconds[method, size] / len(errors),
-            "nRMSE": float(errors.mean()),
-            **_interval(errors, search.config.seed),
-            "num_trajectories": len(errors),
-        }
-        records.append(record)
+        evaluations = (len(dataset.times) - 1) * (1 if method == "operator" else size * per_member)
+        costs = {"evaluations": evaluations, "seconds": results.seconds[method, size] / len(errors)}
+        error = {"nRMSE": float(errors.mean()), **_interval(errors, search.config.seed)}
+        way = {"method": method, "num_members": size}
+        records.append(where | way | costs | error | {"num_trajectories": len(errors)})
     return records
 
 
@@ -215,9 +207,8 @@ STYLES = {  # colour, marker
 def selection_text(found: dict[str, Any]) -> str:
     """Markdown: the decisions, the quality of the score, and the numbers behind the figure."""
     decisions, scores = _decision_table(found["families"]), _score_table(found["datasets"])
-    parts = [DECISION_NOTE, decisions, SCORE_NOTE, scores, _error_table(found["records"])]
-    title, figure = "# Choosing ensemble members by physics", "![curves](selection/selection.png)"
-    return "\n\n".join([title, *parts, figure]) + "\n"
+    parts = ["# Choosing ensemble members by physics", DECISION_NOTE, decisions, SCORE_NOTE, scores]
+    return "\n\n".join([*parts, _error_table(found["records"]), "![curves](selection/selection.png)"]) + "\n"
 
 
 def selection_figure(records: list[dict[str, Any]]) -> Figure:
@@ -261,11 +252,10 @@ def _score_table(datasets: dict[str, Any]) -> str:
 
 def _error_table(records: list[dict[str, Any]]) -> str:
     columns = ("dataset", "split", "method", "members", "evaluations", "seconds", "nRMSE")
-    rows = [
-        [*(r[key] for key in ("dataset", "split", "method", "num_members", "evaluations"))]
-        + [f"{r['seconds']:.2g}", f"{r['nRMSE']:.4g}{_interval_text(r, '.4g')}"]
-        for r in records
-    ]
+    rows = []
+    for r in records:
+        names = [r[key] for key in ("dataset", "split", "method", "num_members", "evaluations")]
+        rows.append([*names, f"{r['seconds']:.2g}", f"{r['nRMSE']:.4g}{_interval_text(r, '.4g')}"])
     return table(columns, rows, num_names=3)
 
 

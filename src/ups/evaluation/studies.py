@@ -19,7 +19,6 @@ from ups.evaluation.tables import geometric_mean, number, ratio, table
 from ups.files import read_json
 from ups.surrogate.trained import Trained
 
-METRIC, METHOD = "nRMSE", "operator"
 ABLATION_NOTE = (
     "Validation split, physical units. First table: geometric mean over families of the nRMSE divided by that of the "
     "variant base with the same seed, below 1 is better; milliseconds per training step, mean over a run, all variants "
@@ -42,7 +41,7 @@ def _by_family(records: list[dict[str, Any]], horizon: str) -> dict[str, float |
     """Mean nRMSE over the datasets of each family; None where one is not finite."""
     values = defaultdict(list)
     for record in records:
-        if (record["method"], record["metric"], record["horizon"]) == (METHOD, METRIC, horizon):
+        if (record["method"], record["metric"], record["horizon"]) == ("operator", "nRMSE", horizon):
             values[record["family"]].append(record["value"])
     return {family: None if None in found else fmean(found) for family, found in values.items()}
 
@@ -54,25 +53,20 @@ def compare(rows: list[dict[str, Any]], seconds_per_step: dict[str, float]) -> l
     same seed}, None if one is not finite.
     """
     bases = {row["seed"]: row for row in rows if row["variant"] == BASE}
-    return [
-        row
-        | {"relative": {horizon: _relative(row[horizon], bases[row["seed"]][horizon]) for horizon in HORIZONS}}
-        | {"milliseconds_per_step": 1000 * seconds_per_step[row["variant"]]}
-        for row in rows
-    ]
-
-
-def _relative(errors: dict[str, float | None], base: dict[str, float | None]) -> float | None:
-    return geometric_mean([ratio(errors[family], base[family]) for family in base])
+    compared = []
+    for row in rows:
+        pairs = {horizon: (row[horizon], bases[row["seed"]][horizon]) for horizon in HORIZONS}
+        relative = {h: geometric_mean([ratio(own[f], base[f]) for f in base]) for h, (own, base) in pairs.items()}
+        compared.append(row | {"relative": relative, "milliseconds_per_step": 1000 * seconds_per_step[row["variant"]]})
+    return compared
 
 
 def ablation_text(rows: list[dict[str, Any]]) -> str:
     """Markdown: one row per variant and seed, over all families, then family by family."""
-    lines = ["# Ablation of the operator", "", ABLATION_NOTE, ""]
     columns = ["variant", "changed", "seed", "one step", "rollout", "parameters", "ms per step"]
-    lines += [table(columns, map(_summary, rows), num_names=2), ""]
-    families = list(rows[0]["one_step"])
-    return "\n".join([*lines, table(["variant", "seed", *families], map(_errors, rows))]) + "\n"
+    summary = table(columns, map(_summary, rows), num_names=2)
+    errors = table(["variant", "seed", *rows[0]["one_step"]], map(_errors, rows))
+    return "\n\n".join(["# Ablation of the operator", ABLATION_NOTE, summary, errors]) + "\n"
 
 
 def _summary(row: dict[str, Any]) -> list[str]:
@@ -127,8 +121,9 @@ def seeds_text(runs: dict[str, Errors]) -> str:
     for name, found in zip(runs, datasets, strict=True):
         if found != datasets[0]:
             raise DataFault(f"{name} has the datasets {', '.join(found)}, not {', '.join(datasets[0])}: same --env?")
+    ours = {name: {k: v for k, v in errors.items() if k[1] in WITHOUT_SAMPLING} for name, errors in runs.items()}
     for one, other in combinations(runs, 2):
-        if _ours(runs[one]) == _ours(runs[other]):
+        if ours[one] == ours[other]:
             raise DataFault(f"{one} and {other} have the same errors: run one of them anew with --params seed=N")
     lines = [f"# Comparison over {len(runs)} seeds", "", SEEDS_NOTE, ""]
     for horizon, title in HORIZON_TITLES.items():
@@ -140,28 +135,18 @@ def seeds_text(runs: dict[str, Errors]) -> str:
 def _seed_rows(runs: list[Errors], datasets: list[str], horizon: str) -> Iterator[list[str]]:
     ratios_of = []
     for dataset in datasets:
-        values = [_nrmse(errors, dataset, horizon) for errors in runs]
-        ratios = [ratio(each["ours"], best(each, STRONG)) for each in values]
+        values = [{m: errors.get((dataset, m, horizon)) for m in (*STRONG, *WITHOUT_SAMPLING)} for errors in runs]
+        ours = [best(each, WITHOUT_SAMPLING) for each in values]
+        ratios = [ratio(own, best(each, STRONG)) for own, each in zip(ours, values, strict=True)]
         ratios_of.append([*ratios, geometric_mean(ratios)])
-        statistics = [_mean_and_std([each[method] for each in values]) for method in (*STRONG, "ours")]
-        yield [dataset, *statistics, *map(number, ratios_of[-1])]
+        strong = [_mean_and_std([each[method] for each in values]) for method in STRONG]
+        yield [dataset, *strong, _mean_and_std(ours), *map(number, ratios_of[-1])]
     means = [geometric_mean(column) for column in zip(*ratios_of, strict=True)]
     yield ["geometric mean", "", "", "", *map(number, means)]
 
 
-def _ours(errors: Errors) -> Errors:
-    """The errors of the operator and the steady model."""
-    return {key: value for key, value in errors.items() if key[1] in WITHOUT_SAMPLING}
-
-
-def _nrmse(errors: Errors, dataset: str, horizon: str) -> dict[str, float | None]:
-    values = {method: errors.get((dataset, method, horizon)) for method in (*STRONG, *WITHOUT_SAMPLING)}
-    return values | {"ours": best(values, WITHOUT_SAMPLING)}
-
-
 def _mean_and_std(values: list[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    if None in values:
         return number(None)
-    one_digit = float(f"{stdev(known):.1g}")
-    return f"{number(mean(known))} ± {number(one_digit)}"
+    one_digit = float(f"{stdev(values):.1g}")
+    return f"{number(mean(values))} ± {number(one_digit)}"

@@ -18,9 +18,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], num_names: int 
     return tabulate(rows, columns, tablefmt="pipe", colalign=alignment, disable_numparse=True)
 
 
-def finite(value: float | None) -> float | None:
-    """The value, or None where it is not finite, which JSON has no number for."""
-    return value if value is not None and isfinite(value) else None
+def finite(content: Any) -> Any:
+    """A number, or nested dictionaries of numbers; None where one is not finite, which JSON has no number for."""
+    if isinstance(content, dict):
+        return {key: finite(value) for key, value in content.items()}
+    return None if isinstance(content, float) and not isfinite(content) else content
 
 
 def number(value: float | None) -> str:
@@ -57,12 +59,10 @@ def score_table(records: list[dict[str, Any]], metric: str, scored: str) -> Tabl
         shown.add_column(method, justify="right")
     for dataset in sorted({dataset for dataset, _, _ in values}):
         keys = {method: [(dataset, method, horizon) for horizon in HORIZONS] for method in methods}
-        cells = {method: "\n".join(_cell(values, key) for key in keys[method]) for method in methods}
+        cells = {method: "\n".join(_cell(values[key]) for key in keys[method] if key in values) for method in methods}
         shown.add_row(dataset, *(OFF if (dataset, method) in off else cells[method] for method in methods))
     return shown
 
 
-def _cell(values: dict[tuple[str, str, str], float | None], key: tuple[str, str, str]) -> str:
-    if key not in values:
-        return ""
-    return "not finite" if (value := values[key]) is None else f"{value:.2g}"
+def _cell(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.2g}"

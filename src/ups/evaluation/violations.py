@@ -4,7 +4,6 @@ Every violation is dimensionless, at least 0 and of shape (B, T, C_r): one numbe
 and field or equation.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,47 +11,20 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from ups.data.families import Dataset, Family
+from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
+from ups.evaluation.scores import conserved_channels
+from ups.evaluation.tables import finite
 from ups.metrics.errors import EPS, conservation_drift, rms
 from ups.solvers.families import equation_of
 from ups.solvers.numerics import wall_divergence
 from ups.solvers.sorption import INFLOW, D
 
 
-@dataclass(frozen=True)
-class Physics:
-    """The equation behind a dataset: family, parameters, time step; boundary condition and cell length per axis."""
-
-    family: Family
-    parameters: dict[str, float]
-    boundary: tuple[str, ...]
-    spacing: tuple[float, ...]
-    dt: float
-
-    @classmethod
-    def of(cls, dataset: Dataset) -> "Physics":
-        """The physics of a dataset; its snapshots are equidistant in time."""
-        spacing = tuple(length / points for length, points in zip(dataset.lengths, dataset.grid, strict=True))
-        dt = dataset.times[1] - dataset.times[0]
-        return cls(FAMILIES[dataset.family], dataset.parameters, dataset.boundary, spacing, dt)
-
-    @property
-    def conserved(self) -> list[int]:
-        """Channels whose integral over space is constant; none where a boundary condition is not the family's own."""
-        is_closed = all(boundary == self.family.boundary for boundary in self.boundary)
-        return [self.family.fields.index(name) for name in self.family.conserved] if is_closed else []
-
-    @property
-    def non_negative(self) -> list[int]:
-        """Channels of quantities that cannot be negative, such as densities and concentrations."""
-        return [self.family.fields.index(name) for name in (*self.family.positive, *self.family.non_negative)]
-
-
-def violations(physics: Physics, u: Tensor, u_0: Tensor) -> dict[str, Tensor]:
+def violations(dataset: Dataset, u: Tensor, u_0: Tensor) -> dict[str, Tensor]:
     """Violations of the last T snapshots of u (B, T + 1, C, *grid), which begins with the state they start from.
 
-    Those that apply to the family, by name, relative to the initial state u_0 (B, C, *grid) of the trajectory:
+    Those that apply to the dataset, by name, relative to the initial state u_0 (B, C, *grid) of the trajectory:
 
     - `conservation`: |sum over space of u - u_0| / sum of |u_0|, of fields that boundaries and equation conserve
     - `positivity`: mean over space of max(-u, 0) / RMS of u_0, of fields that cannot be negative
@@ -60,52 +32,58 @@ def violations(physics: Physics, u: Tensor, u_0: Tensor) -> dict[str, Tensor]:
     - `residual`: dt RMS of the equation's residual / RMS of the initial quantity, see `ups.solvers.numerics.Evolution`
     - `divergence`: longest cell edge times RMS of div v / RMS of v_0, of incompressible flow
     """
+    family, spacing, dt = FAMILIES[dataset.family], _spacing(dataset), dataset.times[1] - dataset.times[0]
+    conserved, velocity = conserved_channels(dataset), [family.fields.index(name) for name in family.divergence_free]
+    non_negative = [family.fields.index(name) for name in (*family.positive, *family.non_negative)]
     found: dict[str, Tensor] = {}
-    if physics.conserved:
-        found["conservation"] = conservation_drift(u[:, 1:, physics.conserved], u_0[:, physics.conserved])
-    if physics.non_negative:
-        negative = (-u[:, 1:, physics.non_negative]).clamp(min=0).flatten(3).mean(-1)
-        found["positivity"] = negative / _size(u_0[:, physics.non_negative])
-    if any(boundary != "periodic" for boundary in physics.boundary):
-        found["boundary"] = boundary_mismatch(physics, u[:, 1:]) / _size(u_0)
-    equation = equation_of(physics.family.name, physics.parameters, physics.spacing, physics.boundary[0])
+    if conserved:
+        found["conservation"] = conservation_drift(u[:, 1:, conserved], u_0[:, conserved])
+    if non_negative:
+        found["positivity"] = (-u[:, 1:, non_negative]).clamp(min=0).flatten(3).mean(-1) / _size(u_0[:, non_negative])
+    if any(boundary != "periodic" for boundary in dataset.boundary):
+        found["boundary"] = boundary_mismatch(dataset, u[:, 1:]) / _size(u_0)
+    equation = equation_of(dataset.family, dataset.parameters, spacing, dataset.boundary[0])
     if equation is not None:
-        found["residual"] = physics.dt * rms(equation.residual(u, physics.dt)) / _size(equation.quantity(u_0))
-    if physics.family.divergence_free:
-        velocity = [physics.family.fields.index(name) for name in physics.family.divergence_free]
-        divergence = wall_divergence(u[:, 1:, velocity].flatten(0, 1), physics.spacing).unflatten(0, (len(u), -1))
+        found["residual"] = dt * rms(equation.residual(u, dt)) / _size(equation.quantity(u_0))
+    if velocity:
+        divergence = wall_divergence(u[:, 1:, velocity].flatten(0, 1), spacing).unflatten(0, (len(u), -1))
         speed = u_0[:, velocity].square().sum(1).flatten(1).mean(-1).sqrt()
-        found["divergence"] = max(physics.spacing) * rms(divergence[:, :, None]) / speed.clamp_min(EPS)[:, None, None]
+        found["divergence"] = max(spacing) * rms(divergence[:, :, None]) / speed.clamp_min(EPS)[:, None, None]
     return found
 
 
-def boundary_mismatch(physics: Physics, u: Tensor) -> Tensor:
+def boundary_mismatch(dataset: Dataset, u: Tensor) -> Tensor:
     """RMS over the faces of (extrapolated - required) value of the ghost cell: (B, T, C, *grid) -> (B, T, C).
 
     Extrapolated by the parabola through the last three cells, 3 u_1 - 3 u_2 + u_3. Required by the boundary condition:
     u_1 (zero gradient), -u_1 (zero on the wall), or PDEBench's ghost values of diffusion-sorption.
     """
     faces = []
-    for axis, boundary in enumerate(physics.boundary):
+    for axis, boundary in enumerate(dataset.boundary):
         for line in (u, u.flip(axis + 3)):
             if boundary != "periodic":
-                cells = [line.select(axis + 3, i)[..., None] for i in range(3)]
-                required = _ghost(physics, axis, cells[0], cells[1], is_low=line is u)
-                faces.append((3 * cells[0] - 3 * cells[1] + cells[2] - required).flatten(3))
+                first, second, third = (line.select(axis + 3, i)[..., None] for i in range(3))
+                required = _ghost(dataset, axis, first, second, is_low=line is u)
+                faces.append((3 * first - 3 * second + third - required).flatten(3))
     return rms(torch.cat(faces, dim=-1))
 
 
-def _ghost(physics: Physics, axis: int, first: Tensor, second: Tensor, *, is_low: bool) -> Tensor:
+def _ghost(dataset: Dataset, axis: int, first: Tensor, second: Tensor, *, is_low: bool) -> Tensor:
     """Value of the boundary condition's ghost cell, from the outermost cell (`first`) and its inner neighbour."""
-    match physics.boundary[axis]:
+    match dataset.boundary[axis]:
         case "cauchy":
-            return torch.full_like(first, INFLOW) if is_low else D * (second - first) / physics.spacing[axis]
+            return torch.full_like(first, INFLOW) if is_low else D * (second - first) / _spacing(dataset)[axis]
         case "dirichlet":
             return -first
         case "wall":  # no slip for velocities, zero gradient for transported fields
-            signs = [-1.0 if name.startswith("V") else 1.0 for name in physics.family.fields]
+            signs = [-1.0 if name.startswith("V") else 1.0 for name in FAMILIES[dataset.family].fields]
             return first * first.new_tensor(signs).reshape(-1, *[1] * (first.ndim - 3))
     return first
+
+
+def _spacing(dataset: Dataset) -> tuple[float, ...]:
+    """Length of a cell along each axis."""
+    return tuple(length / points for length, points in zip(dataset.lengths, dataset.grid, strict=True))
 
 
 def _size(u_0: Tensor) -> Tensor:
@@ -140,11 +118,8 @@ def mean_reference(truth: Sequence[Violations]) -> Violations:
 
 def log_ratios(values: Violations, reference: Violations, start: int = 0) -> dict[str, Tensor]:
     """<log(1 + v_r / v_r*)>_c of each violation: (..., T, C_r) -> (..., T)."""
-    terms = {}
-    for name, value in values.items():
-        usual = reference[name][start : start + value.shape[-2]]
-        terms[name] = (value / usual).log1p().mean(dim=-1)
-    return terms
+    usual = {name: reference[name][start : start + value.shape[-2]] for name, value in values.items()}
+    return {name: (value / usual[name]).log1p().mean(dim=-1) for name, value in values.items()}
 
 
 def ratios_to_reference(values: Violations, reference: Violations) -> dict[str, float | None]:
@@ -154,9 +129,17 @@ def ratios_to_reference(values: Violations, reference: Violations) -> dict[str, 
     """
     ratios = {}
     for name, value in values.items():
-        ratio = float((value / reference[name]).mean())
-        ratios[name] = ratio if math.isfinite(ratio) and (reference[name] > EPS).all() else None
+        ratios[name] = finite(float((value / reference[name]).mean())) if (reference[name] > EPS).all() else None
     return ratios
+
+
+def fit_score(
+    truth: Sequence[Violations], predicted: Violations, errors: Tensor
+) -> tuple[PhysicsScore, dict[str, float | None]]:
+    """The score from batches of reference violations, and (K, B, T, C_r), (K, B) of members; `ratios_to_reference`."""
+    reference = mean_reference(truth)
+    terms = {name: term.mean(-1) for name, term in log_ratios(predicted, reference).items()}
+    return PhysicsScore(reference, fit_weights(terms, errors)), ratios_to_reference(predicted, reference)
 
 
 def fit_weights(terms: dict[str, Tensor], errors: Tensor) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Scores of ensembles: accuracy, and calibration (whether the reference is distributed as the members are)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,17 +25,13 @@ class EnsembleErrors:
     @classmethod
     def joined(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
         """Join consecutive times."""
-        return cls._of(parts, lambda values: torch.cat(values, dim=1))
+        return cls(*(torch.cat(values, dim=1) for values in zip(*(vars(part).values() for part in parts), strict=True)))
 
     @classmethod
     def mean(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
         """Average ensembles of one size that predict the same reference."""
-        return cls._of(parts, lambda values: torch.stack(values).mean(dim=0))
-
-    @classmethod
-    def _of(cls, parts: Sequence["EnsembleErrors"], combine: Callable[[list[Tensor]], Tensor]) -> "EnsembleErrors":
-        names = cls.__dataclass_fields__
-        return cls(**{name: combine([getattr(part, name) for part in parts]) for name in names})
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*(torch.stack(values).mean(dim=0) for values in columns))
 
 
 def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
@@ -43,12 +39,8 @@ def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
     axes = tuple(range(3, u_ref.ndim))
     mean = members.mean(dim=0)
     variance = sum((member - mean).square() for member in members) / (len(members) - 1)
-    return EnsembleErrors(
-        crps=fair_crps(members, u_ref).mean(dim=axes),
-        variance=variance.mean(dim=axes),
-        squared_error=(mean - u_ref).square().mean(dim=axes),
-        ranks=rank_histogram(members, u_ref),
-    )
+    crps, squared_error = fair_crps(members, u_ref), (mean - u_ref).square()
+    return EnsembleErrors(*(u.mean(dim=axes) for u in (crps, variance, squared_error)), rank_histogram(members, u_ref))
 
 
 def fair_crps(members: Tensor, u_ref: Tensor) -> Tensor:
@@ -72,9 +64,8 @@ def rank_histogram(members: Tensor, u_ref: Tensor) -> Tensor:
     highest = below + sum((member == u_ref).to(torch.int16) for member in members)
     weight = 1 / (highest - below + 1).to(u_ref.dtype)
     axes = tuple(range(3, u_ref.ndim))
-    shares = [
-        torch.where((below <= rank) & (rank <= highest), weight, 0).mean(dim=axes) for rank in range(len(members) + 1)
-    ]
+    ranks = range(len(members) + 1)
+    shares = [torch.where((below <= rank) & (rank <= highest), weight, 0).mean(dim=axes) for rank in ranks]
     is_finite = (members.sum(dim=0) + u_ref).isfinite().flatten(3).all(dim=-1)
     return torch.stack(shares, dim=-1).masked_fill(~is_finite[..., None], torch.nan)
 

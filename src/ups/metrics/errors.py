@@ -1,23 +1,14 @@
 """Errors of predicted snapshots and trajectories against the reference, each defined once.
 
-With e = u_pred - u_ref, <.>_x the mean over the cells of the grid and <.>_b the mean over test trajectories:
-
-- RMSE = sqrt(<e^2>_x), MAE = <|e|>_x
-- nRMSE = RMSE / max(sqrt(<u_ref^2>_x), EPS), per trajectory, time and channel
-- VRMSE = RMSE / sqrt(<(u_ref - <u_ref>_x)^2>_x + 1e-7), The Well (arXiv:2412.00568)
-- L2RE = sqrt(<e^2>_xt) / sqrt(<u_ref^2>_xt), over the whole rollout, DPOT (arXiv:2403.03542)
-- bRMSE = RMSE over the boundary cells, cRMSE = sqrt(<<e>_x^2>_b), max error, and fRMSE over bands of wavenumbers:
-  see `ups.metrics.pdebench`
-
-RMSE, nRMSE, cRMSE, bRMSE, fRMSE and max error are those of PDEBench (Takamoto et al. 2022, arXiv:2210.07182). Its code
-has no EPS and averages over batches; what else differs is listed at `ups.metrics.pdebench.CompatSuite`.
+RMSE, nRMSE, cRMSE, bRMSE, fRMSE and max error are those of PDEBench (Takamoto et al. 2022, arXiv:2210.07182): RMSE is
+`rms` of u_pred - u_ref, bRMSE its `boundary_rms`, and `ups.metrics.pdebench` has cRMSE, fRMSE and max error. PDEBench's
+code has no EPS and averages over batches; what else differs is listed at `ups.metrics.pdebench.CompatSuite`.
 """
 
 import torch
 from torch import Tensor
 
 EPS = 1e-6  # the float32 round-off of a field of order ten: a weaker reference holds no signal
-VARIANCE_EPS = 1e-7  # of The Well
 
 
 def nRMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
@@ -38,7 +29,7 @@ def VRMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
 
     The Well (arXiv:2412.00568). Not meaningful where the reference is constant in space.
     """
-    return rms(u_pred - u_ref) / (rms(centred(u_ref)).square() + VARIANCE_EPS).sqrt()
+    return rms(u_pred - u_ref) / (rms(centred(u_ref)).square() + 1e-7).sqrt()
 
 
 def L2RE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
@@ -46,7 +37,8 @@ def L2RE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
 
     DPOT (arXiv:2403.03542). The RMS of the reference is at least EPS, as in nRMSE.
     """
-    return over_time(rms(u_pred - u_ref)) / over_time(rms(u_ref)).clamp_min(EPS)
+    error, reference = (rms(u).square().mean(dim=1).sqrt() for u in (u_pred - u_ref, u_ref))
+    return error / reference.clamp_min(EPS)
 
 
 def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -104,11 +96,6 @@ def centred(u: Tensor) -> Tensor:
     return u - u.mean(dim=tuple(range(3, u.ndim)), keepdim=True)
 
 
-def over_time(values: Tensor) -> Tensor:
-    """Root mean square over time: (B, T, C) -> (B, C)."""
-    return values.square().mean(dim=1).sqrt()
-
-
 def _spatial_mean(u: Tensor) -> Tensor:
     return u.mean(dim=tuple(range(3, u.ndim)))
 
@@ -124,17 +111,20 @@ class SampleMeans:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, samples: dict[str, Tensor]) -> None:
-        """Add the samples of one batch."""
+        """Add the samples of one batch.
+
+        Raises:
+            ValueError: a sample has another shape than in the batches before.
+        """
         for name, values in samples.items():
             total = values.double().sum(dim=0)
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
+            before = self._sums.get(name, torch.zeros_like(total))
+            if total.shape != before.shape:
+                raise ValueError(f"{name}: expected samples of shape {tuple(before.shape)}, got {tuple(total.shape)}")
+            self._sums[name] = before + total
         self.num_samples += len(next(iter(samples.values())))
 
     def __getitem__(self, name: str) -> Tensor:
         if not self.num_samples:
             raise ValueError("expected at least one trajectory, got none: call update() before asking for metrics")
         return self._sums[name] / self.num_samples
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Shape of one sample of `name`; None before the first."""
-        return tuple(self._sums[name].shape) if name in self._sums else None

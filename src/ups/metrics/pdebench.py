@@ -45,15 +45,8 @@ def snapshot_errors(u_pred: Tensor, u_ref: Tensor) -> SnapshotErrors:
     error = u_pred - u_ref
     axes = tuple(range(3, error.ndim))
     radial, corner = error_spectra(error)
-    return SnapshotErrors(
-        rms=rms(error),
-        rms_ref=rms(u_ref),
-        boundary_rms=boundary_rms(error),
-        mean=error.mean(dim=axes),
-        maximum=error.abs().amax(dim=axes),
-        radial=radial,
-        corner=corner,
-    )
+    mean, maximum = error.mean(dim=axes), error.abs().amax(dim=axes)
+    return SnapshotErrors(rms(error), rms(u_ref), boundary_rms(error), mean, maximum, radial, corner)
 
 
 class MetricSuite:
@@ -83,18 +76,8 @@ class MetricSuite:
         Raises:
             ValueError: another number of times or channels than in the batches before.
         """
-        shape, before = tuple(errors.rms.shape[1:]), self._means.shape("RMSE")
-        if before not in (None, shape):
-            raise ValueError(f"expected {before} times and channels as before, got {shape}")
-        self._means.add(
-            {
-                "nRMSE": errors.nRMSE,
-                "RMSE": errors.rms,
-                "bRMSE": errors.boundary_rms,
-                "squared_mean": errors.mean.square(),
-                "spectrum": errors.radial,
-            }
-        )
+        samples = {"nRMSE": errors.nRMSE, "RMSE": errors.rms, "bRMSE": errors.boundary_rms}
+        self._means.add(samples | {"squared_mean": errors.mean.square(), "spectrum": errors.radial})
         self._max_error = torch.maximum(self._max_error.to(errors.maximum.device), errors.maximum.amax())
         self._clamped = self._clamped.to(errors.rms_ref.device) + (errors.rms_ref < EPS).sum()
 
@@ -103,14 +86,11 @@ class MetricSuite:
         # Modes k and -k of a real field have equal energy: half of each shell above 0 is independent.
         independent = self._means["spectrum"].clone()
         independent[..., 1:] /= 2
-        metrics = {
-            "nRMSE": self._means["nRMSE"].mean(),
-            "RMSE": self._means["RMSE"].mean(),
-            "max_error": self._max_error,
-            "cRMSE": self._means["squared_mean"].sqrt().mean(),
-            "bRMSE": self._means["bRMSE"].mean(),
-        }
-        metrics |= {f"fRMSE_{name}": _band_mean(independent.sqrt(), *band) for name, band in BANDS.items()}
+        metrics = {name: self._means[name].mean() for name in ("nRMSE", "RMSE")} | {"max_error": self._max_error}
+        metrics |= {"cRMSE": self._means["squared_mean"].sqrt().mean(), "bRMSE": self._means["bRMSE"].mean()}
+        for name, band in BANDS.items():
+            amplitudes = independent.sqrt()[..., slice(*band)]
+            metrics[f"fRMSE_{name}"] = amplitudes.mean() if amplitudes.shape[-1] else 0.0
         return {name: float(value) for name, value in metrics.items()}
 
     def curve(self) -> Tensor:
@@ -125,11 +105,6 @@ class MetricSuite:
     def clamped(self) -> int:
         """Number of reference snapshots, counted per channel, whose RMS is below EPS."""
         return int(self._clamped)
-
-
-def _band_mean(amplitudes: Tensor, start: int, stop: int | None) -> Tensor:
-    band = amplitudes[..., start:stop]
-    return band.mean() if band.shape[-1] else band.new_zeros(())
 
 
 class CompatSuite:
@@ -157,14 +132,9 @@ class CompatSuite:
 
     def add(self, errors: SnapshotErrors) -> None:
         """Add the trajectories of one batch, without the initial snapshots."""
-        boundary = errors.boundary_rms
-        samples = {
-            "nRMSE": errors.rms / errors.rms_ref,
-            "RMSE": errors.rms,
-            "bRMSE": boundary if self.num_dims < 3 else boundary.square().sum(-1).sqrt(),
-            "squared_mean": errors.mean.square(),
-            "spectrum": errors.corner,
-        }
+        boundary = errors.boundary_rms if self.num_dims < 3 else errors.boundary_rms.square().sum(-1).sqrt()
+        samples = {"nRMSE": errors.rms / errors.rms_ref, "RMSE": errors.rms, "bRMSE": boundary}
+        samples |= {"squared_mean": errors.mean.square(), "spectrum": errors.corner}
         start = 0
         while start < len(errors.rms):
             stop = start + self.batch_size - self._open.num_samples
@@ -185,12 +155,8 @@ class CompatSuite:
     def _batch_metrics(self) -> dict[str, Tensor]:
         amplitudes = self._open["spectrum"].sqrt()
         num_times = len(amplitudes)
+        values = {name: self._open[name] for name in ("nRMSE", "RMSE")} | {"max_error": self._maximum.double()}
+        values |= {"cRMSE": self._open["squared_mean"].sqrt(), "bRMSE": self._open["bRMSE"]}
         bands = {f"fRMSE_{name}": amplitudes[..., slice(*band)] for name, band in BANDS.items()}
-        values = {
-            "nRMSE": self._open["nRMSE"],
-            "RMSE": self._open["RMSE"],
-            "max_error": self._maximum.double(),
-            "cRMSE": self._open["squared_mean"].sqrt(),
-            "bRMSE": self._open["bRMSE"],
-        } | {name: band for name, band in bands.items() if band.shape[-1]}
+        values |= {name: band for name, band in bands.items() if band.shape[-1]}
         return {name: value.mean() * num_times / (num_times + self.num_initial) for name, value in values.items()}

@@ -18,7 +18,8 @@ def radial_spectrum(u: Tensor) -> Tensor:
     min(grid) / 2; the corners of the spectrum beyond are left out. A field without energy there has sum_k E_k equal to
     the mean of u^2 (Parseval). Shell 0 holds the mean of the field alone.
     """
-    return _radial_sums(_mode_energy(u), tuple(u.shape[3:]))
+    num_shells, shells, multiplicity, _ = _shells(tuple(u.shape[3:]), u.device)
+    return _sum_by_shell(_mode_energy(u) * multiplicity, shells, num_shells)
 
 
 def error_spectra(error: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,12 +28,10 @@ def error_spectra(error: Tensor) -> tuple[Tensor, Tensor]:
     PDEBench's shells, floor(|k|) < min(grid) / 2, hold only modes with 0 <= k_i < n_i / 2 in every axis: a quadrant in
     2D, an octant in 3D. In 1D each mode 0, 1, ..., n / 2 is a shell of its own, Nyquist's included.
     """
-    grid = tuple(error.shape[3:])
+    num_shells, shells, multiplicity, corner = _shells(tuple(error.shape[3:]), error.device)
     energy = _mode_energy(error)
-    if len(grid) == 1:
-        return _radial_sums(energy, grid), energy
-    bins, num_shells = _corner_shells(grid, error.device)
-    return _radial_sums(energy, grid), _sum_by_bin(energy, bins, num_shells)
+    radial = _sum_by_shell(energy * multiplicity, shells, num_shells)
+    return radial, energy if error.ndim == 4 else _sum_by_shell(energy, corner, num_shells)
 
 
 def log_bands(num_shells: int) -> dict[int, tuple[int, int]]:
@@ -68,47 +67,24 @@ def _mode_energy(u: Tensor) -> Tensor:
     return u_hat.real.square() + u_hat.imag.square()
 
 
-def _radial_sums(energy: Tensor, grid: tuple[int, ...]) -> Tensor:
-    bins, multiplicity, num_shells = _radial_shells(grid, energy.device)
-    return _sum_by_bin(energy * multiplicity, bins, num_shells)
-
-
-def _sum_by_bin(energy: Tensor, bins: Tensor, num_shells: int) -> Tensor:
-    """Sums over the modes (..., modes) of each shell; the last bin holds the modes beyond all shells and is dropped."""
-    shells = energy.new_zeros(*energy.shape[:-1], num_shells + 1)
-    return shells.index_add_(-1, bins, energy)[..., :num_shells]
+def _sum_by_shell(energy: Tensor, shells: Tensor, num_shells: int) -> Tensor:
+    """Sums over the modes (..., modes) of each shell; modes beyond all shells have the number K and are dropped."""
+    sums = energy.new_zeros(*energy.shape[:-1], num_shells + 1)
+    return sums.index_add_(-1, shells, energy)[..., :num_shells]
 
 
 @lru_cache(maxsize=32)
-def _radial_shells(grid: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, int]:
-    """Bins, multiplicities (both flat over rfftn's modes) and the number of shells; the last bin is the rest.
+def _shells(grid: tuple[int, ...], device: torch.device) -> tuple[int, Tensor, Tensor, Tensor]:
+    """The number of shells K and, flat over rfftn's modes: radial shells, multiplicities, PDEBench's shells.
 
-    The multiplicity counts the modes of the full spectrum that one mode of the half spectrum stands for.
+    A mode that is in no shell has the number K. The multiplicity counts the modes of the full spectrum that one mode of
+    the half spectrum stands for.
     """
-    modes = _modes(grid, device)
-    num_shells = (min(grid) + 1) // 2
-    bins = _norms(modes).clamp_max(num_shells)
-    single = (modes[-1] == 0) | (2 * modes[-1] == grid[-1])
-    return bins.flatten(), torch.where(single, 1.0, 2.0).flatten(), num_shells
-
-
-@lru_cache(maxsize=32)
-def _corner_shells(grid: tuple[int, ...], device: torch.device) -> tuple[Tensor, int]:
-    """Bins of PDEBench's shells, flat over rfftn's modes, and their number; the last bin is the rest."""
-    modes = _modes(grid, device)
-    num_shells = (min(grid) + 1) // 2
-    inside = torch.stack([(k >= 0) & (2 * k < n) for k, n in zip(modes, grid, strict=True)]).all(dim=0)
-    bins = torch.where(inside, _norms(modes).clamp_max(num_shells), num_shells)
-    return bins.flatten(), num_shells
-
-
-def _modes(grid: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Integer wave vectors of rfftn's modes, one tensor per axis."""
     axes = [torch.fft.fftfreq(n, d=1 / n, device=device).round().long() for n in grid[:-1]]
-    last = torch.arange(grid[-1] // 2 + 1, device=device)
-    return torch.meshgrid(*axes, last, indexing="ij")
-
-
-def _norms(modes: tuple[Tensor, ...]) -> Tensor:
-    """floor(|k|) of each mode."""
-    return torch.stack(modes).square().sum(dim=0).double().sqrt().floor().long()
+    modes = torch.meshgrid(*axes, torch.arange(grid[-1] // 2 + 1, device=device), indexing="ij")
+    num_shells = (min(grid) + 1) // 2
+    shells = torch.stack(modes).square().sum(dim=0).double().sqrt().floor().long().clamp_max(num_shells)
+    single = (modes[-1] == 0) | (2 * modes[-1] == grid[-1])
+    in_corner = torch.stack([(k >= 0) & (2 * k < n) for k, n in zip(modes, grid, strict=True)]).all(dim=0)
+    corner = torch.where(in_corner, shells, num_shells)
+    return num_shells, shells.flatten(), torch.where(single, 1.0, 2.0).flatten(), corner.flatten()

@@ -1,6 +1,7 @@
 """All metrics of one method and horizon, over a stream of batches."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,7 +49,7 @@ class ScoreSuite:
     - for ensembles the scores of `EnsembleSuite`
     """
 
-    def __init__(self, num_dims: int, batch_size: int, conserved: tuple[int, ...], seed: int) -> None:
+    def __init__(self, num_dims: int, batch_size: int, conserved: Sequence[int], seed: int) -> None:
         self.corrected = MetricSuite()
         self.conserved, self.seed = list(conserved), seed
         self._compat = CompatSuite(num_dims, batch_size)
@@ -89,18 +90,15 @@ class ScoreSuite:
 
     def compute(self) -> dict[str, Score]:
         """Return the scores of all samples so far."""
-        trajectories = {name: self.of_trajectories(name) for name in self._trajectories}
-        intervals = {
-            name: bootstrap_interval(each, statistic=np.median if name in MEDIANS else np.mean, seed=self.seed)
-            for name, each in trajectories.items()
-        }
-        values = {
-            name: float(each.quantile(0.5) if name in MEDIANS else each.mean()) for name, each in trajectories.items()
-        }
+        values, intervals = {}, {}
+        for name in self._trajectories:
+            each, is_median = self.of_trajectories(name), name in MEDIANS
+            values[name] = float(each.quantile(0.5) if is_median else each.mean())
+            intervals[name] = bootstrap_interval(each, statistic=np.median if is_median else np.mean, seed=self.seed)
         spectra = [self._spectra[name].sum(dim=0) for name in ("error", "prediction", "reference")]
         values |= self.corrected.compute() | band_scores(*spectra)
         values |= {f"{COMPAT}{name}": value for name, value in self._compat.compute().items()}
-        if "CRPS" in trajectories:
+        if "CRPS" in self._trajectories:
             values |= self._ensemble.compute()
         return {name: Score(value, intervals.get(name)) for name, value in values.items()}
 
