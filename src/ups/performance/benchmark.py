@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -54,7 +53,7 @@ def measure(run: Run, config: BenchmarkConfig, num_gpus: int) -> list[Record]:
     threads = run.launch.threads_per_process or os.cpu_count() or 1
     # The learning rate is low, so that no setup diverges in a million steps.
     run = replace(run, config=run.config | ENDLESS | {"learning_rate": 1e-4, "log_every": run.config["log_every"]})
-    single = switch_comparisons(families) | checkpoint_comparison(families, threads)
+    single = switch_comparisons(families) | {CHECKPOINTS: checkpoint_comparison(families, threads)}
     large = all_switches_comparison(families, config.large_model.model_dump(), config.large_batch_tokens)
     data = data_comparisons(config.loading_dataset.family, threads)
     timings = _time(run, "single", config, single | data | large)
@@ -80,11 +79,10 @@ def switch_comparisons(families: list[str]) -> dict[str, Comparison]:
         "bfloat16_over_float32": {"config": PLAIN_CONFIG | {"precision": "bfloat16"}},
         "compile_over_eager": {"launch": PLAIN_LAUNCH | {"compile": True}},
         "muon_over_adamw": {"config": PLAIN_CONFIG | {"optimizer": "muon"}},
-        CHECKPOINTING: {"launch": PLAIN_LAUNCH | {"activation_checkpointing": True}},
     }
-    comparisons = {name: {"value": off | change, "baseline": dict(off)} for name, change in on.items()}
-    for setup in comparisons[CHECKPOINTING].values():
-        setup["measure_memory"] = True
+    comparisons = {name: {"value": off | change, "baseline": off} for name, change in on.items()}
+    measured, checkpointing = off | {"measure_memory": True}, PLAIN_LAUNCH | {"activation_checkpointing": True}
+    comparisons[CHECKPOINTING] = {"value": measured | {"launch": checkpointing}, "baseline": measured}
     comparisons["fused_over_foreach"] = {"value": off, "baseline": off | {"foreach_adamw": True}}
     comparisons["prefetch_over_none"] = {"value": off, "baseline": off | {"prefetch": False}}
     return comparisons
@@ -98,10 +96,10 @@ def all_switches_comparison(families: list[str], model: dict[str, Any], batch_to
     return {ALL_SWITCHES: {"value": off | on, "baseline": off | {"foreach_adamw": True}}}
 
 
-def checkpoint_comparison(families: list[str], threads: int) -> dict[str, Comparison]:
+def checkpoint_comparison(families: list[str], threads: int) -> Comparison:
     """Training steps with and without the checkpoint and the metrics of one checkpoint interval."""
     usual = {"families": families, "threads": threads}
-    return {CHECKPOINTS: {"value": usual | {"save_and_log": True}, "baseline": usual}}
+    return {"value": usual | {"save_and_log": True}, "baseline": usual}
 
 
 def data_comparisons(family: str, threads: int) -> dict[str, Comparison]:
@@ -143,7 +141,7 @@ def _time(run: Run, name: str, config: BenchmarkConfig, comparisons: dict[str, C
 
 
 class _FirstStepDone(Exception):
-    """Ends the job whose first step was waited for."""
+    """Ends the job whose first step was waited for; its argument is the time of that step."""
 
 
 def _starts(run: Run, config: BenchmarkConfig) -> list[Record]:
@@ -151,51 +149,36 @@ def _starts(run: Run, config: BenchmarkConfig) -> list[Record]:
     run = replace(run, folder=run.folder / "start", config=run.config | ENDLESS)
     imports, firsts, resumes = [], [], []
     for _ in range(config.num_launches):
-        imports.append(import_seconds())
-        first, resumed = start_seconds(run)
-        firsts.append(first)
-        resumes.append(resumed)
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        imports.append(time.perf_counter() - started)
+        shutil.rmtree(run.folder, ignore_errors=True)
+        run.folder.mkdir(parents=True)
+        run.write()
+        # The first job is asked to stop after its first step, which it saves; the second one goes on with the next.
+        firsts.append(_seconds_to_next_step(run))
+        resumes.append(_seconds_to_next_step(run))
     return [
         record("first_step_over_import_torch", median(firsts), "s", median(imports)),
         record("resume_seconds", median(resumes), "s", median(firsts)),
     ]
 
 
-def import_seconds() -> float:
-    """Seconds in which Python starts, imports torch and exits."""
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    return time.perf_counter() - started
-
-
-def start_seconds(run: Run) -> tuple[float, float]:
-    """Seconds from the launch of a job to the end of its first step; then the same for the job that resumes it.
-
-    The first job is asked to stop after its first step, which it saves; the second one goes on with the next step.
-    """
-    shutil.rmtree(run.folder, ignore_errors=True)
-    run.folder.mkdir(parents=True)
-    run.write()
-    return _seconds_to_next_step(run), _seconds_to_next_step(run)
-
-
 def _seconds_to_next_step(run: Run) -> float:
+    """Seconds from the launch of a job to the end of its first step."""
     remove_leftovers(run.folder)
     started = time.time()
 
     def stop_after_step() -> None:
-        if _metrics_since(run.folder, started):
-            raise _FirstStepDone
+        for metrics in map(json.loads, metric_lines(run.folder)):
+            if metrics["time"] > started:
+                raise _FirstStepDone(metrics["time"])
 
     try:
         run_job(WORKER, run, stop_after_step)
-    except _FirstStepDone:
-        return _metrics_since(run.folder, started)[0]["time"] - started
+    except _FirstStepDone as done:
+        return done.args[0] - started
     raise LostWorker(f"a start of {run.stage} ended before its first step; its output is in {run.folder}")
-
-
-def _metrics_since(folder: Path, started: float) -> list[dict[str, Any]]:
-    return [metrics for metrics in map(json.loads, metric_lines(folder)) if metrics["time"] > started]
 
 
 def record(name: str, value: float, unit: str, baseline: float | None = None) -> Record:

@@ -7,39 +7,30 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from ups.evaluation.figures import NORMAL, SMALL, new_figure
+from ups.evaluation.tables import number, table
 from ups.performance.benchmark import Record
 
 BLUE, GREEN, RED, GREY = "#1f77b4", "#2ca02c", "#d62728", "#8c8c8c"
 LOWER_IS_BETTER = ("activation_checkpointing_memory_over_plain",)
 NEUTRAL = ("first_step_over_import_torch", "resume_seconds")  # the baseline is a unit of time, not a competing setup
+BENCHMARK_NOTE = (
+    "Both setups of a comparison alternate in one job. Numbers are medians over rounds; ratio = value / baseline."
+)
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 MEBIBYTE = 2**20
-
-
-def _markdown(header: list[str], rows: list[list[str]], text: tuple[str, ...]) -> str:
-    """A Markdown table of formatted cells: columns `text` aligned to the left, the others to the right."""
-    align = ["left" if name in text else "right" for name in header]
-    return tabulate(rows, header, tablefmt="pipe", colalign=align, disable_numparse=True)
 
 
 def benchmark_text(benchmark: dict[str, Any]) -> str:
     """Markdown: the machine, then one line per record."""
     machine = [[name, "" if value is None else str(value)] for name, value in benchmark["machine"].items()]
-    records = [
-        [entry["name"], *(_number(entry[key]) for key in ("value", "baseline", "ratio")), entry["unit"]]
+    numbers = ["value", "baseline", "ratio"]
+    rows = [
+        [entry["name"], *("" if entry[key] is None else number(entry[key]) for key in numbers), entry["unit"]]
         for entry in benchmark["records"]
     ]
-    note = (
-        "Both setups of a comparison alternate in one job. Numbers are medians over rounds; ratio = value / baseline."
-    )
-    return "\n\n".join(
-        [
-            "# Benchmark",
-            _markdown(["machine", ""], machine, ("machine", "")),
-            _markdown(["record", "value", "baseline", "ratio", "unit"], records, ("record", "unit")),
-            f"{note}\n",
-        ]
-    )
+    columns, sides = ["record", *numbers, "unit"], ["left", "right", "right", "right", "left"]
+    records = tabulate(rows, columns, tablefmt="pipe", colalign=sides, disable_numparse=True)
+    return "\n\n".join(["# Benchmark", table(["machine", ""], machine, num_names=2), records, f"{BENCHMARK_NOTE}\n"])
 
 
 def benchmark_figure(benchmark: dict[str, Any]) -> Figure:
@@ -52,7 +43,7 @@ def benchmark_figure(benchmark: dict[str, Any]) -> Figure:
     machine = benchmark["machine"]
     gpu = f", {machine['gpu']}" if machine["gpu"] else ""
     panel.set_title(f"{machine['cpu']}, {machine['cores']} cores{gpu}, torch {machine['torch']}", fontsize=NORMAL)
-    text = "\n".join(f"{entry['name']} = {_number(entry['value'])} {entry['unit']}" for entry in others)
+    text = "\n".join(f"{entry['name']} = {number(entry['value'])} {entry['unit']}" for entry in others)
     figure.supxlabel(text, fontsize=SMALL, x=0.02, ha="left")
     return figure
 
@@ -61,10 +52,9 @@ def _draw_ratios(panel: Axes, records: list[Record]) -> None:
     ratios = [entry["ratio"] for entry in records]
     panel.barh(range(len(ratios)), [r - 1 for r in ratios], left=1, color=[_colour(r) for r in records], height=0.7)
     for row, entry in enumerate(records):
-        both = f"{_number(entry['value'])} against {_number(entry['baseline'])} {entry['unit']}"
-        panel.text(
-            1.05 * max(1.0, entry["ratio"]), row, f"{entry['ratio']:.2f}   ({both})", fontsize=SMALL, va="center"
-        )
+        both = f"{number(entry['value'])} against {number(entry['baseline'])} {entry['unit']}"
+        label = f"{entry['ratio']:.2f}   ({both})"
+        panel.text(1.05 * max(1.0, entry["ratio"]), row, label, fontsize=SMALL, va="center")
     low, high = min(0.5, 0.8 * min(ratios)), max(2.0, *ratios)
     # The axis is twice as long as the bars need, in decades: their labels stand to the right of them.
     panel.set(xscale="log", xlim=(low, high * (high / low)), xlabel="ratio of value to baseline")
@@ -82,52 +72,35 @@ def _colour(entry: Record) -> str:
     return GREEN if (entry["ratio"] > 1) != (entry["name"] in LOWER_IS_BETTER) else RED
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
 def profile_text(profile: dict[str, Any], stage: str) -> str:
     """Markdown: time and peak memory of each part of a step, then the operators with the largest time of their own."""
-    total = step_seconds(profile)
+    total = _step_seconds(profile)
     parts = [
-        [
-            part["part"],
-            f"{1e3 * part['seconds']:.2f}",
-            f"{part['seconds'] / total:.1%}",
-            f"{part['peak_bytes'] / MEBIBYTE:.1f}" if part["peak_bytes"] else "",
-        ]
+        [part["part"], *_times(part, total), f"{part['peak_bytes'] / MEBIBYTE:.1f}" if part["peak_bytes"] else ""]
         for part in profile["parts"]
     ]
     operators = [
-        [
-            f"`{entry['operator']}`",
-            f"{entry['calls']:.0f}",
-            f"{1e3 * entry['seconds']:.2f}",
-            f"{entry['seconds'] / total:.1%}",
-            f"{entry['bytes'] / MEBIBYTE:.1f}",
-        ]
+        [f"`{entry['operator']}`", f"{entry['calls']:.0f}", *_times(entry, total), f"{entry['bytes'] / MEBIBYTE:.1f}"]
         for entry in profile["operators"]
     ]
     notes = ["Peaks are above the memory in use at the start of a step."]
     if profile["world_size"] > 1:
         seconds = f"Collectives take {1e3 * profile['collectives']:.2f} ms per step"
         notes.append(f"{seconds}; those of gradients overlap with the backward pass.")
-    return "\n\n".join(
-        [
-            f"# A training step of {stage}",
-            _conditions(profile),
-            _markdown(["part", "ms", "share", "peak MiB"], [*parts, ["step", f"{1e3 * total:.2f}", "", ""]], ("part",)),
-            " ".join(notes),
-            _markdown(["operator", "calls", "ms", "share", "MiB"], operators, ("operator",)) + "\n",
-        ]
-    )
+    columns, step = ["part", "ms", "share", "peak MiB"], ["step", f"{1e3 * total:.2f}", "", ""]
+    tables = table(columns, [*parts, step]), table(["operator", "calls", "ms", "share", "MiB"], operators)
+    heading = f"# A training step of {stage}"
+    return "\n\n".join([heading, _conditions(profile), tables[0], " ".join(notes), tables[1] + "\n"])
+
+
+def _times(entry: dict[str, Any], total: float) -> list[str]:
+    """Milliseconds per step, and their share of a step of `total` seconds."""
+    return [f"{1e3 * entry['seconds']:.2f}", f"{entry['seconds'] / total:.1%}"]
 
 
 def profile_figure(profile: dict[str, Any], stage: str) -> Figure:
     """The same as bars: parts by time and by memory, operators by time."""
-    total, parts, operators = step_seconds(profile), profile["parts"], profile["operators"]
+    total, parts, operators = _step_seconds(profile), profile["parts"], profile["operators"]
     figure = new_figure(11, 7)
     time, memory, below = figure.subplot_mosaic([["time", "memory"], ["below", "below"]], height_ratios=[2, 4]).values()
     names = [part["part"] for part in parts]
@@ -163,8 +136,7 @@ def _tidy(panel: Axes) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def step_seconds(profile: dict[str, Any]) -> float:
-    """Seconds per step."""
+def _step_seconds(profile: dict[str, Any]) -> float:
     return sum(part["seconds"] for part in profile["parts"])
 
 

@@ -14,6 +14,7 @@ from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentBatch, LatentSamples, domains
 from ups.data.trajectories import TrajectoryReader
+from ups.evaluation.timing import now
 from ups.models.codec import Codec, codec_from, group_name
 from ups.models.weights import load_model
 from ups.performance.profile import events_of, peak_bytes, record
@@ -44,7 +45,7 @@ class Setup:
     - `measure_memory`: the peak memory of a step is measured after the last round
     """
 
-    families: tuple[str, ...]
+    families: list[str]
     threads: int
     config: dict[str, Any] = field(default_factory=dict)
     launch: dict[str, Any] = field(default_factory=dict)
@@ -88,8 +89,7 @@ class TimedTraining:
         started = time.perf_counter()
         for _ in range(NUM_WARMUP_STEPS):
             self._take_step()
-        self._synchronize()
-        return (time.perf_counter() - started) / NUM_WARMUP_STEPS
+        return (now(self.ranks.device) - started) / NUM_WARMUP_STEPS
 
     def round(self, num_steps: int) -> dict[str, float]:
         """Take `num_steps` steps.
@@ -111,9 +111,9 @@ class TimedTraining:
             if self.interval and outcome:
                 self.interval.after_step(share, outcome, done, num_steps)
         if self.interval:
-            self.interval.end()
-        self._synchronize()
-        return {"seconds": time.perf_counter() - started, "waited": waited, "samples": samples, "steps": num_steps}
+            self.interval.checkpoints.wait()  # until the checkpoint is on disk
+        seconds = now(self.ranks.device) - started
+        return {"seconds": seconds, "waited": waited, "samples": samples, "steps": num_steps}
 
     def peak_bytes(self) -> int:
         """Peak memory of a step above what is in use before it: weights, averages and optimizer states."""
@@ -134,30 +134,21 @@ class TimedTraining:
             return None
         return self.update(share, self.config.learning_rate, stop=False, save=False)
 
-    def _synchronize(self) -> None:
-        if self.ranks.device.type == "cuda":
-            torch.cuda.synchronize()
-
 
 class ForeachAdamW:
     """The AdamW of the training, but with `foreach=True`, which cannot skip a step."""
 
     def __init__(self, fused: Iterable[torch.optim.Optimizer]) -> None:
         options = ("params", "lr", "betas", "eps", "weight_decay")
-        groups = [[{name: group[name] for name in options} for group in one.param_groups] for one in fused]
-        self.optimizers = [torch.optim.AdamW(group, foreach=True) for group in groups]
+        groups = [{name: group[name] for name in options} for one in fused for group in one.param_groups]
+        self.optimizer = torch.optim.AdamW(groups, foreach=True)
+        self.zero_grad = self.optimizer.zero_grad
 
     def step(self, learning_rate: float, skip: torch.Tensor) -> None:
-        """One step of every optimizer; `skip` is ignored."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
-            optimizer.step()
-
-    def zero_grad(self) -> None:
-        """Release all gradients."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        """One step; `skip` is ignored."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
 
 
 class CheckpointInterval:
@@ -182,31 +173,15 @@ class CheckpointInterval:
             metrics = self.progress.metrics(training.update, training.config, training.ranks)
             append_metrics(training.run.folder, share.step, metrics)
 
-    def end(self) -> None:
-        """Wait until the checkpoint is on disk."""
-        self.checkpoints.wait()
-
 
 class RawSteps:
     """The samples of `steps`, but read from raw files, normalized and encoded when a batch is loaded."""
 
     def __init__(self, steps: LatentSamples, codec: Codec, raw: Path, datasets: dict[str, Any]) -> None:
         self.steps, self.codec = steps, codec
-        described = {name: Dataset.from_json(entry) for name, entry in datasets.items()}
-        self._readers = {name: TrajectoryReader(raw, dataset) for name, dataset in described.items()}
+        self.num_samples, self.draw, self.dataset = steps.num_samples, steps.draw, steps.dataset
+        self._readers = {name: TrajectoryReader(raw, Dataset.from_json(entry)) for name, entry in datasets.items()}
         self._domains = domains(steps.cache)
-
-    @property
-    def num_samples(self) -> dict[str, int]:
-        return self.steps.num_samples
-
-    def draw(self, family: str, size: int, rng: np.random.Generator) -> np.ndarray:
-        """The random samples that `steps` would take, (size,)."""
-        return self.steps.draw(family, size, rng)
-
-    def dataset(self, family: str, sample: int) -> str:
-        """The dataset of a sample."""
-        return self.steps.dataset(family, sample)
 
     @torch.no_grad()
     def load(self, family: str, samples: np.ndarray) -> LatentBatch:

@@ -32,8 +32,7 @@ def time_comparisons(_: Stage, __: TrainingSection, run: Run, ranks: Ranks) -> N
     question = read_json(run.folder / REQUEST)
     answer = {}
     for name, comparison in question["comparisons"].items():
-        setups = [Setup(**comparison[side] | {"families": tuple(comparison[side]["families"])}) for side in SIDES]
-        answer[name] = _time_both(setups, question, run, ranks)
+        answer[name] = _time_both([Setup(**comparison[side]) for side in SIDES], question, run, ranks)
     if ranks.rank == 0:
         write_json(run.folder / RESULT, answer)
     ranks.barrier()
@@ -41,9 +40,7 @@ def time_comparisons(_: Stage, __: TrainingSection, run: Run, ranks: Ranks) -> N
 
 def _time_both(setups: list[Setup], question: dict[str, Any], run: Run, ranks: Ranks) -> dict[str, Any]:
     """Rounds of both setups with the same number of steps; their order alternates between rounds."""
-    trainings = [
-        TimedTraining(setup, run, ranks) if ranks.rank == 0 or not setup.rank_0_only else None for setup in setups
-    ]
+    trainings = [None if setup.rank_0_only and ranks.rank else TimedTraining(setup, run, ranks) for setup in setups]
     rounds: list[list[dict[str, float]]] = [[], []]
     with ExitStack() as prefetching:
         for training in filter(None, trainings):
@@ -64,20 +61,13 @@ def _time_both(setups: list[Setup], question: dict[str, Any], run: Run, ranks: R
                 training = trainings[position]
                 if training is not None:
                     rounds[position].append(training.round(num_steps))
-        peaks = [
-            training.peak_bytes() if training and training.setup.measure_memory else None for training in trainings
-        ]
+        peaks = [each.peak_bytes() if each and each.setup.measure_memory else None for each in trainings]
     gc.unfreeze()
     if any(training and training.update.eager_because is None for training in trainings):
         torch.compiler.reset()  # graphs of this comparison must not count towards the recompile limit of the next
-    return {
-        side: {
-            "rounds": rounds[position],
-            "peak_bytes": peaks[position],
-            "eager_because": training.update.eager_because if training else None,
-        }
-        for position, (side, training) in enumerate(zip(SIDES, trainings, strict=True))
-    }
+    reasons = [training.update.eager_because if training else None for training in trainings]
+    measured = zip(SIDES, rounds, peaks, reasons, strict=True)
+    return {side: {"rounds": taken, "peak_bytes": peak, "eager_because": why} for side, taken, peak, why in measured}
 
 
 if __name__ == "__main__":

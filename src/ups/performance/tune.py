@@ -9,7 +9,7 @@ import itertools
 import logging
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -54,22 +54,18 @@ def memory_limit(num_bytes: int, device: torch.device) -> Iterator[None]:
     On a CPU the limit is RLIMIT_DATA, on private writable memory: an allocation beyond it raises an error, while
     without the limit Linux would kill some process of the machine.
     """
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        used = torch.cuda.memory_allocated(device)
-        torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(min(1.0, (used + num_bytes) / total), device)
-        try:
-            yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, device)
-        return
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + num_bytes, before[1]))
-    try:
+    with ExitStack() as at_end:
+        if device.type == "cuda":
+            total = torch.cuda.get_device_properties(device).total_memory
+            used = torch.cuda.memory_allocated(device)
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(min(1.0, (used + num_bytes) / total), device)
+            at_end.callback(torch.cuda.set_per_process_memory_fraction, 1.0, device)
+        else:
+            before = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + num_bytes, before[1]))
+            at_end.callback(resource.setrlimit, resource.RLIMIT_DATA, before)
         yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def _data_bytes() -> int:
@@ -149,10 +145,11 @@ def fits(update: Update, share: Share, config: TrainingSection) -> bool:
     """Whether one training step fits into memory."""
     try:
         return update(share, config.learning_rate, stop=False, save=False).loss is not None
-    except OutOfMemory:
-        return False
-    except RuntimeError as error:  # an allocation of the optimizer, which `Update` does not translate
-        if not is_out_of_memory(error):
+    except (
+        OutOfMemory,
+        RuntimeError,
+    ) as error:  # `Update` does not translate a RuntimeError of the optimizer
+        if not isinstance(error, OutOfMemory) and not is_out_of_memory(error):
             raise
         return False
 

@@ -7,6 +7,50 @@
 `studies`: ablation, fine-tuning, selection by physics, seeds.
 `performance`: tune, profile, benchmark.
 
-Every node takes the two folders of a run as parameters, `data_root` and `raw_root`, which `ParameterHooks` has made
-absolute. They are not datasets, because these would add edges to nearly every node of the graph.
+The tables of contents do not repeat `launch` and the two folders of a run, `data_root` and `raw_root`: `step` adds
+them to the inputs of every node whose function has such a parameter. They are parameters, which `ParameterHooks` has
+made absolute paths, and not datasets, because these would add edges to nearly every node of the graph.
 """
+
+from collections.abc import Callable
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from kedro.pipeline import node
+from kedro.pipeline.node import Node
+from pydantic import BaseModel
+
+from ups.runs.stage_cache import Receipt, cached_step, fingerprint
+
+OF_EVERY_RUN = {"launch": "params:launch", "raw": "params:raw_root", "data_root": "params:data_root"}
+
+
+def step(
+    function: Callable[..., Any],
+    inputs: list[str] | dict[str, str],
+    outputs: str | list[str] | None,
+    *,
+    name: str | None = None,
+    tags: str | list[str] | None = None,
+) -> Node:
+    """A node, named after its function unless `name` is given.
+
+    `inputs` are in the order of the function's parameters or by their names; its parameters `launch`, `raw` and
+    `data_root` are added.
+    """
+    parameters = signature(function).parameters
+    named = inputs if isinstance(inputs, dict) else dict(zip(parameters, inputs, strict=False))
+    named = named | {parameter: source for parameter, source in OF_EVERY_RUN.items() if parameter in parameters}
+    return node(function, named, outputs, name=name or function.__name__, tags=tags)
+
+
+def cached(
+    name: str, root: Path, place: str, module: str, config: BaseModel | None, inputs: dict[str, Any]
+) -> Callable[[Callable[[Path], Receipt]], Receipt]:
+    """A function that takes the work of step `name` and returns its receipt: `cached_step` without its last argument.
+
+    The step's folder is below `root/place`, its key made of configuration, inputs and the code behind `module`.
+    """
+    return partial(cached_step, name, root / place, fingerprint(module, config, inputs), root=root)

@@ -6,77 +6,40 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kedro.pipeline import Pipeline, node
+from kedro.pipeline import Pipeline
 
 from ups.config import BaselinesConfig, EvaluationConfig, LaunchConfig
 from ups.config.baselines import BaselineConfig
 from ups.data.pdebench import FAMILIES
 from ups.errors import Diverged
-from ups.pipelines.evaluation import OPTIONS, RAW, STAGES, SURROGATE, trained_stages
+from ups.pipelines import cached, step
+from ups.pipelines.evaluation import STAGES, SURROGATE, trained_stages
 from ups.pipelines.training import encode_latents
 from ups.runs.launcher import train_stage
 from ups.runs.machine import device, limit_threads
 from ups.runs.run import Run, last_validation
-from ups.runs.stage_cache import Receipt, cached_step, fingerprint, trained_receipts
+from ups.runs.stage_cache import Receipt, trained_receipts
 
 KINDS = ("fno", "unet", "linear")
 MODELS = {kind: f"{kind}_receipts" for kind in KINDS}
 OURS = {stage: STAGES[stage] for stage in ("codec", "operator", "steady")}
+GRID = {"fields": "fields", "points": "points_receipt"}
 
 
 def create_pipeline() -> Pipeline:
     """It needs the data, receipts and scores of `full`."""
-    train = ["fields", "pace", "budget", "params:baselines", "params:launch", "params:data_root"]
-    return Pipeline(
-        [
-            node(make_points, ["datasets", "normalization", "params:data_root"], "points_receipt", name="make_points"),
-            node(
-                encode_latents,
-                ["datasets", "points_receipt", "params:latents", "params:launch"]
-                + ["params:raw_root", "params:data_root"],
-                "fields",
-                name="lay_out_fields",
-            ),
-            node(
-                measure_pace,
-                OURS | {"fields": "fields", "config": "params:baselines"} | OPTIONS | RAW,
-                "pace",
-                name="measure_pace",
-            ),
-            node(
-                budget,
-                OURS | {"pace": "pace", "latent_cache": "latent_cache", "data_root": "params:data_root"},
-                "budget",
-                name="budget",
-            ),
-            *(
-                node(baseline_trainer(kind), train, f"{kind}_receipts", name=f"train_{kind}", tags=kind)
-                for kind in KINDS
-            ),
-            node(
-                evaluate_baselines,
-                MODELS
-                | {"fields": "fields", "points": "points_receipt", "config": "params:evaluation"}
-                | OPTIONS
-                | RAW,
-                "baseline_metrics",
-                name="evaluate_baselines",
-            ),
-            node(
-                measure_costs,
-                SURROGATE | MODELS | {"fields": "fields", "points": "points_receipt"} | OPTIONS | RAW,
-                "costs",
-                name="measure_costs",
-            ),
-            node(
-                compare,
-                ["metrics", "baseline_metrics", "costs", "budget"],
-                ["table", "comparison"],
-                name="compare",
-            ),
-        ],
-        tags="baselines",
-    )
+    train = ["fields", "pace", "budget", "params:baselines"]
+    steps = [
+        step(make_points, ["datasets", "normalization"], "points_receipt"),
+        step(encode_latents, ["datasets", "points_receipt", "params:latents"], "fields", name="lay_out_fields"),
+        step(measure_pace, OURS | {"fields": "fields", "config": "params:baselines"}, "pace"),
+        step(budget, OURS | {"pace": "pace", "latent_cache": "latent_cache"}, "budget"),
+        *(step(baseline_trainer(kind), train, f"{kind}_receipts", name=f"train_{kind}", tags=kind) for kind in KINDS),
+        step(evaluate_baselines, MODELS | GRID | {"config": "params:evaluation"}, "baseline_metrics"),
+        step(measure_costs, SURROGATE | MODELS | GRID, "costs"),
+        step(compare, ["metrics", "baseline_metrics", "costs", "budget"], ["table", "comparison"]),
+    ]
+    return Pipeline(steps, tags="baselines")
 
 
 log = logging.getLogger(__name__)
@@ -89,30 +52,19 @@ def make_points(datasets: Receipt, normalization: Receipt, data_root: Path) -> R
     """The identity codec of models on the grid: every grid point is a token, every field a latent channel."""
     from ups.training.stages.codec import write_identity_codec
 
-    return cached_step(
-        "points",
-        data_root / "06_models" / "points",
-        fingerprint("ups.training.stages.codec", None, {"datasets": datasets, "normalization": normalization}),
-        lambda folder: write_identity_codec(folder, datasets, normalization),
-        root=data_root,
-    )
+    inputs = {"datasets": datasets, "normalization": normalization}
+    written = cached("points", data_root, "06_models/points", "ups.training.stages.codec", None, inputs)
+    return written(lambda folder: write_identity_codec(folder, datasets, normalization))
 
 
 def measure_pace(
-    fields: Receipt,
-    config: BaselinesConfig,
-    launch: LaunchConfig,
-    raw: Path,
-    data_root: Path,
-    **ours: Receipt,
+    fields: Receipt, config: BaselinesConfig, launch: LaunchConfig, raw: Path, data_root: Path, **ours: Receipt
 ) -> Receipt:
     """Seconds per training step of our stages and every baseline, alternating, so that other load slows all alike."""
     from ups.performance.pace import seconds_per_step
 
-    stages = {}
-    for receipt in trained_receipts(ours).values():
-        run = Run.read(data_root / receipt["path"])
-        stages[run.stage] = {"stage": run.stage, "config": run.config, "inputs": run.inputs}
+    runs = _runs(ours, data_root)
+    stages = {run.stage: {"stage": run.stage, "config": run.config, "inputs": run.inputs} for run in runs}
     for kind in config.time_shares:
         for family in _families(fields):
             section = config.section(kind, family, PACED_STEPS, min(config.learning_rates))
@@ -123,15 +75,17 @@ def measure_pace(
 
 def budget(pace: Receipt, latent_cache: Receipt, data_root: Path, **ours: Receipt) -> dict[str, float]:
     """Training seconds per family: those of our codec, operator and steady model, shared evenly by their families."""
-    seconds = {
-        receipt["stage"]: Run.read(data_root / receipt["path"]).config["steps"]
-        * pace["seconds_per_step"][receipt["stage"]]
-        for receipt in trained_receipts(ours).values()
-    }
+    runs = _runs(ours, data_root)
+    seconds = {run.stage: run.config["steps"] * pace["seconds_per_step"][run.stage] for run in runs}
     transient, still = latent_cache["transient"], latent_cache["steady"]
     shared = seconds["codec"] / len(transient + still)
     result = {family: shared + seconds["operator"] / len(transient) for family in transient}
     return result | {family: shared + seconds["steady"] / len(still) for family in still}
+
+
+def _runs(ours: dict[str, Receipt], data_root: Path) -> list[Run]:
+    """The runs that trained our stages."""
+    return [Run.read(data_root / receipt["path"]) for receipt in trained_receipts(ours).values()]
 
 
 def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:
@@ -177,76 +131,47 @@ def _validated(section: BaselineConfig, inputs: dict[str, Receipt], launch: Laun
 def evaluate_baselines(
     fields: Receipt,
     points: Receipt,
-    fno: dict[str, Receipt],
-    unet: dict[str, Receipt],
-    linear: dict[str, Receipt],
     config: EvaluationConfig,
     launch: LaunchConfig,
     raw: Path,
     data_root: Path,
+    **baselines: dict[str, Receipt],
 ) -> list[dict[str, Any]]:
     """Score every baseline on the test split, in physical units, with the evaluator of the full pipeline."""
     from ups.data.latent_cache import LatentCache
     from ups.evaluation.external import score_baselines
 
     limit_threads(launch)
-    receipts = {"fno": fno, "unet": unet, "linear": linear}
-    inputs = {"fields": fields, "points": points, **receipts}
-    receipt = cached_step(
-        "evaluate_baselines",
-        data_root / "07_model_output" / "baselines",
-        fingerprint("ups.evaluation.external", config, inputs),
-        lambda folder: {
-            "records": score_baselines(
-                folder,
-                LatentCache.open(data_root / fields["path"], fields["key"]),
-                receipts,
-                points,
-                config,
-                device(launch),
-                raw,
-                data_root,
-            )
-        },
-        root=data_root,
-    )
-    return receipt["records"]
+    inputs, module = {"fields": fields, "points": points, **baselines}, "ups.evaluation.external"
+
+    def work(folder: Path) -> Receipt:
+        cache = LatentCache.open(data_root / fields["path"], fields["key"])
+        return {"records": score_baselines(folder, cache, baselines, points, config, device(launch), raw, data_root)}
+
+    return cached("evaluate_baselines", data_root, "07_model_output/baselines", module, config, inputs)(work)["records"]
 
 
 def measure_costs(
-    latent_cache: Receipt,
-    fields: Receipt,
-    points: Receipt,
-    fno: dict[str, Receipt],
-    unet: dict[str, Receipt],
-    linear: dict[str, Receipt],
-    launch: LaunchConfig,
-    raw: Path,
-    data_root: Path,
-    **stages: Receipt,
+    fields: Receipt, points: Receipt, launch: LaunchConfig, raw: Path, data_root: Path, **models: Receipt
 ) -> dict[str, Any]:
-    """Training seconds, parameters and milliseconds per snapshot of every method and of the numerical solver."""
+    """Training seconds, parameters and milliseconds per snapshot of every method and of the numerical solver.
+
+    `models` are the latent cache, our stages, and for each kind of baseline the receipts by family.
+    """
     from ups.data.latent_cache import LatentCache
     from ups.evaluation.costs import total_costs
 
-    trained = trained_stages(latent_cache, stages, launch, data_root)
-    baselines = {"fno": fno, "unet": unet, "linear": linear}
-    inputs = {"latent_cache": latent_cache, "fields": fields, **stages, **baselines, "compile": launch.compile}
-    receipt = cached_step(
-        "measure_costs",
-        data_root / "07_model_output" / "costs",
-        fingerprint("ups.evaluation.costs", None, inputs),
-        lambda folder: total_costs(
-            trained,
-            baselines,
-            points,
-            LatentCache.open(data_root / fields["path"], fields["key"]),
-            device(launch),
-            raw,
-            compiled=launch.compile and _compiles(device(launch)),
-        ),
-        root=data_root,
-    )
+    baselines = {kind: models[kind] for kind in KINDS}
+    ours = {name: receipt for name, receipt in models.items() if name not in KINDS}
+    trained = trained_stages(ours, launch, data_root)
+
+    def work(_: Path) -> Receipt:
+        cache, where = LatentCache.open(data_root / fields["path"], fields["key"]), device(launch)
+        compiled = launch.compile and _compiles(where)
+        return total_costs(trained, baselines, points, cache, where, raw, compiled=compiled)
+
+    inputs = {"fields": fields, **models, "compile": launch.compile}
+    receipt = cached("measure_costs", data_root, "07_model_output/costs", "ups.evaluation.costs", None, inputs)(work)
     return {name: receipt[name] for name in ("methods", "training_seconds", "milliseconds_per_frame", "compiled")}
 
 
@@ -268,27 +193,22 @@ def compare(
     seconds: dict[str, float],
 ) -> tuple[str, Any]:
     """The tables, and a Matplotlib figure of the errors; refused if a baseline is missing."""
-    from ups.evaluation.comparison import (
-        comparison_text,
-        draw_comparison,
-        errors_of,
-        intervals_text,
-        training_seconds_text,
-        uncertainty_text,
-    )
+    from ups.evaluation import comparison
 
-    errors = errors_of(metrics, baseline_metrics)
+    errors = comparison.errors_of(metrics, baseline_metrics)
+    logged = comparison.training_seconds_text(costs["training_seconds"])
     note = (
         f"Every baseline of a family was trained as long as our codec and model on average per family: "
         f"{min(seconds.values()):.0f} to {max(seconds.values()):.0f} s at the pace that was measured in turns on one "
         f"machine (the linear one for a part of it), which sets the number of steps; trials of learning rates and the "
-        f"compilation of ours come on top. Logged in all, with compilation, without trials: "
-        f"{training_seconds_text(costs['training_seconds'])}; where these differ otherwise, other work slowed "
-        f"some or the pace. "
+        f"compilation of ours come on top. Logged in all, with compilation, without trials: {logged}; where these "
+        f"differ otherwise, other work slowed some or the pace. "
         f"Error: nRMSE of PDEBench, corrected, mean over test trajectories."
     )
-    parts = [comparison_text(errors, costs, note), intervals_text(metrics, baseline_metrics), uncertainty_text(metrics)]
-    return "\n".join(parts), draw_comparison(errors)
+    text = comparison.comparison_text(errors, costs, note)
+    intervals = comparison.intervals_text(metrics, baseline_metrics)
+    parts = [text, intervals, comparison.uncertainty_text(metrics)]
+    return "\n".join(parts), comparison.draw_comparison(errors)
 
 
 def _families(fields: Receipt) -> list[str]:

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from kedro.pipeline import Pipeline, node
+from kedro.pipeline import Pipeline
 
 from ups.config import DownloadConfig, SimulateConfig, SplitConfig
 from ups.data.families import Dataset
@@ -13,54 +13,22 @@ from ups.data.plan import log_plan, make_plan, select
 from ups.data.sources import Files, download_files, list_files, simulate_files
 from ups.data.splits import split
 from ups.data.trajectories import find_single_grid_datasets
+from ups.pipelines import cached, step
 from ups.runs.progress import ProgressBar, TransferBars
-from ups.runs.stage_cache import Receipt, cached_step, code_digest, fingerprint
+from ups.runs.stage_cache import Receipt, code_digest
 
 
 def create_pipeline() -> Pipeline:
     """Of the three nodes that provide raw files only the one named by `source` works; the others return no files."""
-    return Pipeline(
-        [
-            node(
-                simulate_pdebench,
-                inputs=["params:source", "params:simulate", "params:raw_root"],
-                outputs="simulated_files",
-                name="simulate_pdebench",
-            ),
-            node(
-                download_pdebench,
-                inputs=["params:source", "params:download", "params:raw_root"],
-                outputs="downloaded_files",
-                name="download_pdebench",
-            ),
-            node(
-                list_folder,
-                inputs=["params:source", "params:raw_root", "params:data_root"],
-                outputs="listed_files",
-                name="list_folder",
-            ),
-            node(
-                describe_datasets,
-                inputs=["simulated_files", "downloaded_files", "listed_files", "params:split"]
-                + ["params:raw_root", "params:data_root"],
-                outputs="datasets",
-                name="describe_datasets",
-            ),
-            node(
-                fit_normalization,
-                inputs=["datasets", "params:raw_root", "params:data_root"],
-                outputs="normalization",
-                name="fit_normalization",
-            ),
-            node(
-                draw_cards,
-                inputs=["params:source", "datasets", "normalization", "params:raw_root", "params:data_root"],
-                outputs=["data_cards", "data_cards_text"],
-                name="draw_cards",
-            ),
-        ],
-        tags="data",
-    )
+    steps = [
+        step(simulate_pdebench, ["params:source", "params:simulate"], "simulated_files"),
+        step(download_pdebench, ["params:source", "params:download"], "downloaded_files"),
+        step(list_folder, ["params:source"], "listed_files"),
+        step(describe_datasets, ["simulated_files", "downloaded_files", "listed_files", "params:split"], "datasets"),
+        step(fit_normalization, ["datasets"], "normalization"),
+        step(draw_cards, ["params:source", "datasets", "normalization"], ["data_cards", "data_cards_text"]),
+    ]
+    return Pipeline(steps, tags="data")
 
 
 def simulate_pdebench(source: str, config: SimulateConfig, raw: Path) -> Files:
@@ -95,20 +63,15 @@ def describe_datasets(
 ) -> Receipt:
     """Open and check every file; hold out trajectories by initial condition."""
     files = simulated | downloaded | listed
-    families = digests_of(sorted(files))
+    inputs = {"sources": files, "families": digests_of(sorted(files))}
 
     def work(folder: Path) -> Receipt:
         datasets = find_single_grid_datasets(raw, sorted(files))
         splits = split(raw, datasets, config.seed, config.valid_fraction, config.test_fraction)
-        return {
-            "sources": files,
-            "families": families,
-            "datasets": {name: asdict(dataset) for name, dataset in datasets.items()},
-            "splits": splits,
-        }
+        described = {name: asdict(dataset) for name, dataset in datasets.items()}
+        return inputs | {"datasets": described, "splits": splits}
 
-    identity = fingerprint("ups.data.splits", config, {"sources": files, "families": families})
-    return cached_step("describe_datasets", data_root / "04_feature" / "datasets", identity, work, root=data_root)
+    return cached("describe_datasets", data_root, "04_feature/datasets", "ups.data.splits", config, inputs)(work)
 
 
 def fit_normalization(datasets: Receipt, raw: Path, data_root: Path) -> Receipt:
@@ -120,8 +83,8 @@ def fit_normalization(datasets: Receipt, raw: Path, data_root: Path) -> Receipt:
         with ProgressBar("fit_normalization", total, "trajectories") as bar:
             return {"statistics": fit(raw, described, datasets["splits"], bar.advance)}
 
-    identity = fingerprint("ups.data.normalization", None, datasets)
-    return cached_step("fit_normalization", data_root / "04_feature" / "normalization", identity, work, root=data_root)
+    module = "ups.data.normalization"
+    return cached("fit_normalization", data_root, "04_feature/normalization", module, None, datasets)(work)
 
 
 def draw_cards(
@@ -137,8 +100,7 @@ def draw_cards(
         return {"datasets": sorted(datasets["datasets"])}
 
     inputs = {"source": source, "datasets": datasets, "normalization": normalization}
-    identity = fingerprint("ups.data.cards", None, inputs)
-    receipt = cached_step("draw_cards", data_root / "04_feature" / "data_cards", identity, work, root=data_root)
+    receipt = cached("draw_cards", data_root, "04_feature/data_cards", "ups.data.cards", None, inputs)(work)
     place = data_root / receipt["path"]
     pages = {path.name: path.read_bytes() for path in sorted(place.glob("*.png"))}
     return pages, (place / "cards.md").read_text(encoding="utf-8")

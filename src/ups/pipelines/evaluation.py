@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kedro.pipeline import Pipeline, node
+from kedro.pipeline import Pipeline
 from rich import get_console
 
 from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig
@@ -13,103 +13,74 @@ from ups.data.sources import list_files
 from ups.data.trajectories import find_files
 from ups.errors import GateFailed
 from ups.evaluation.gates import judge as judge_records
+from ups.pipelines import cached, step
 from ups.runs.machine import device, limit_threads
-from ups.runs.stage_cache import Receipt, cached_step, fingerprint, trained_receipts
+from ups.runs.stage_cache import Receipt, trained_receipts
 
 if TYPE_CHECKING:
     from ups.surrogate.trained import Trained
 
 STAGES = {stage: f"{stage}_receipt" for stage in ("codec", "operator", "steady", "diffusion", "consistency")}
-SURROGATE = STAGES | {"latent_cache": "latent_cache", "corrector": "corrector"}
-OPTIONS = {"launch": "params:launch", "data_root": "params:data_root"}
-RAW = {"raw": "params:raw_root"}
+TRAINED = STAGES | {"latent_cache": "latent_cache"}
+SURROGATE = TRAINED | {"corrector": "corrector"}
 
 
 def create_pipeline() -> Pipeline:
     """`require_pass` is last: a run that fails its gates has written scores, figures and verdict before."""
-    return Pipeline(
-        [
-            node(
-                choose_corrector,
-                inputs=STAGES | {"latent_cache": "latent_cache", "config": "params:corrector"} | OPTIONS | RAW,
-                outputs=["corrector", "corrector_report"],
-                name="choose_corrector",
-                tags=["diffusion", "consistency"],
-            ),
-            node(
-                evaluate,
-                inputs=SURROGATE | {"config": "params:evaluation"} | OPTIONS | RAW,
-                outputs=["metrics", "rollouts"],
-                name="evaluate",
-            ),
-            node(
-                evaluate_external,
-                inputs=SURROGATE | {"config": "params:evaluation"} | OPTIONS,
-                outputs="external_metrics",
-                name="evaluate_external",
-            ),
-            node(plot, inputs=["rollouts", "params:data_root"], outputs="figures", name="plot"),
-            node(judge, inputs=["metrics", "latent_cache", "params:judge"], outputs="verdict", name="judge"),
-            node(require_pass, inputs=["verdict", "metrics", "figures"], outputs=None, name="require_pass"),
-        ],
-        tags="evaluation",
-    )
+    steps = [
+        step(
+            choose_corrector,
+            TRAINED | {"config": "params:corrector"},
+            ["corrector", "corrector_report"],
+            tags=["diffusion", "consistency"],
+        ),
+        step(evaluate, SURROGATE | {"config": "params:evaluation"}, ["metrics", "rollouts"]),
+        step(evaluate_external, SURROGATE | {"config": "params:evaluation"}, "external_metrics"),
+        step(plot, ["rollouts"], "figures"),
+        step(judge, ["metrics", "latent_cache", "params:judge"], "verdict"),
+        step(require_pass, ["verdict", "metrics", "figures"], None),
+    ]
+    return Pipeline(steps, tags="evaluation")
 
 
 log = logging.getLogger(__name__)
 
 
-def trained_stages(
-    latent_cache: Receipt, stages: dict[str, Receipt], launch: LaunchConfig, data_root: Path
-) -> "Trained":
-    """The stages that were trained, for work in this process with the threads of a training process."""
+def trained_stages(inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> "Trained":
+    """The stages that were trained, for work in this process with the threads of a training process.
+
+    `inputs` are the receipts of stages by name and that of the latent cache, `latent_cache`.
+    """
     from ups.surrogate.trained import Trained
 
     limit_threads(launch)
-    return Trained(latent_cache, trained_receipts(stages), data_root)
+    stages = {name: receipt for name, receipt in inputs.items() if name != "latent_cache"}
+    return Trained(inputs["latent_cache"], trained_receipts(stages), data_root)
 
 
 def choose_corrector(
-    latent_cache: Receipt,
-    config: CorrectorConfig,
-    launch: LaunchConfig,
-    raw: Path,
-    data_root: Path,
-    **stages: Receipt,
+    latent_cache: Receipt, config: CorrectorConfig, launch: LaunchConfig, raw: Path, data_root: Path, **stages: Receipt
 ) -> tuple[Receipt, dict[str, Any]]:
     """Choose on the validation split, per family and denoiser, how residuals are added to predictions, if at all."""
     from ups.evaluation.corrector import choose
 
-    trained = trained_stages(latent_cache, stages, launch, data_root)
-    receipt = cached_step(
-        "choose_corrector",
-        data_root / "06_models" / "corrector",
-        fingerprint("ups.evaluation.corrector", config, {"latent_cache": latent_cache, **stages}),
-        lambda folder: choose(trained, config, device(launch), raw),
-        root=data_root,
-    )
+    inputs = {"latent_cache": latent_cache, **stages}
+    trained = trained_stages(inputs, launch, data_root)
+    chosen = cached("choose_corrector", data_root, "06_models/corrector", "ups.evaluation.corrector", config, inputs)
+    receipt = chosen(lambda _: choose(trained, config, device(launch), raw))
     return {key: receipt[key] for key in ("path", "fingerprint", "families")}, receipt["report"]
 
 
 def evaluate(
-    latent_cache: Receipt,
-    config: EvaluationConfig,
-    launch: LaunchConfig,
-    raw: Path,
-    data_root: Path,
-    **stages: Receipt,
+    latent_cache: Receipt, config: EvaluationConfig, launch: LaunchConfig, raw: Path, data_root: Path, **stages: Receipt
 ) -> tuple[list[dict[str, Any]], Receipt]:
     """Score every method on the test split, in physical units."""
     from ups.evaluation.scores import score_test_split
 
-    trained = trained_stages(latent_cache, stages, launch, data_root)
-    receipt = cached_step(
-        "evaluate",
-        data_root / "07_model_output",
-        fingerprint("ups.evaluation.scores", config, {"latent_cache": latent_cache, **stages}),
-        lambda folder: score_test_split(folder, trained, config, device(launch), raw),
-        root=data_root,
-    )
+    inputs = {"latent_cache": latent_cache, **stages}
+    trained = trained_stages(inputs, launch, data_root)
+    scored = cached("evaluate", data_root, "07_model_output", "ups.evaluation.scores", config, inputs)
+    receipt = scored(lambda folder: score_test_split(folder, trained, config, device(launch), raw))
     return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
 
 
@@ -125,18 +96,15 @@ def evaluate_external(
 
     if not config.folder_correctors:
         stages = {name: stages[name] for name in PLAIN_STAGES}
-    folder, trained = Path(config.folder).resolve(), trained_stages(latent_cache, stages, launch, data_root)
+    inputs = {"latent_cache": latent_cache, **stages}
+    folder, trained = Path(config.folder).resolve(), trained_stages(inputs, launch, data_root)
     sets = external_sets(folder, find_files(folder), trained)
-    files = list_files(folder, data_root / "01_raw" / "checksums.json")
-    receipt = cached_step(
-        "evaluate_external",
-        data_root / "07_model_output" / "external",
-        fingerprint("ups.evaluation.external", config, {"files": files, "latent_cache": latent_cache, **stages}),
-        lambda place: score_external(place, trained, sets, config, device(launch)),
-        root=data_root,
-    )
-    get_console().print(score_table(receipt["records"], "nRMSE", f"all of {folder}"))
-    return receipt["records"]
+    inputs["files"] = list_files(folder, data_root / "01_raw" / "checksums.json")
+    module = "ups.evaluation.external"
+    scored = cached("evaluate_external", data_root, "07_model_output/external", module, config, inputs)
+    records = scored(lambda place: score_external(place, trained, sets, config, device(launch)))["records"]
+    get_console().print(score_table(records, "nRMSE", f"all of {folder}"))
+    return records
 
 
 def plot(rollouts: Receipt, data_root: Path) -> dict[str, bytes]:
@@ -161,9 +129,8 @@ def require_pass(verdict: dict[str, Any], metrics: list[dict[str, Any]], figures
     from ups.evaluation.tables import score_table
 
     get_console().print(score_table(metrics, "nRMSE", "the test split"))
-    failed = [f"{gate['name']} on {gate['family']}: {gate['value']}" for gate in verdict["gates"] if not gate["passed"]]
+    gates = verdict["gates"]
+    failed = [f"{gate['name']} on {gate['family']}: {gate['value']}" for gate in gates if not gate["passed"]]
     if not verdict["passed"]:
-        raise GateFailed(
-            f"{len(failed)} of {len(verdict['gates'])} gates failed ({'; '.join(failed)}); see verdict.json"
-        )
-    log.info("passed all %d gates; figures: %d", len(verdict["gates"]), len(figures))
+        raise GateFailed(f"{len(failed)} of {len(gates)} gates failed ({'; '.join(failed)}); see verdict.json")
+    log.info("passed all %d gates; figures: %d", len(gates), len(figures))

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kedro.pipeline import Pipeline, node
+from kedro.pipeline import Pipeline
 
 from ups.config import (
     BenchmarkConfig,
@@ -21,10 +21,10 @@ from ups.config import (
 )
 from ups.config.training import TrainingSection
 from ups.files import read_json
+from ups.pipelines import step
 from ups.pipelines.data import describe_datasets, fit_normalization, simulate_pdebench
-from ups.pipelines.training import encode_latents, no_datasets, stage_options, train_codec
+from ups.pipelines.training import encode_latents, no_datasets, train_codec
 from ups.runs import machine
-from ups.runs.machine import device, limit_threads
 from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, trained_receipts
 from ups.runs.torchrun import run_query
@@ -36,66 +36,36 @@ BENCHMARK = "benchmark"  # the data root of the benchmark, below that of the run
 
 def create_tune() -> Pipeline:
     """Run `--pipeline data` before it, and `--pipeline training` for the stages that are trained on other stages."""
+    codec = {"datasets": "datasets", "normalization": "normalization"}
     cache = {"latent_cache": "latent_cache_if_any"}
-    operators = cache | {name: f"{name}_receipt_if_any" for name in ("operator", "steady")}
-    codec = {"datasets": "datasets", "normalization": "normalization", "raw": "params:raw_root"}
-    nodes = {
-        tune_codec: stage_options("codec") | codec,
-        tune_operator: stage_options("operator") | cache,
-        tune_diffusion: stage_options("diffusion") | operators,
-        tune_consistency: stage_options("consistency") | operators | {"diffusion": "diffusion_receipt_if_any"},
-        tune_steady: stage_options("steady") | cache,
-    }
-    return Pipeline(
-        [
-            node(tune, inputs=inputs, outputs=f"{tune.__name__.removeprefix('tune_')}_micro_batch", name=tune.__name__)
-            for tune, inputs in nodes.items()
-        ],
-        tags="tune",
-    )
+    operators = cache | {"operator": "operator_receipt_if_any", "steady": "steady_receipt_if_any"}
+    denoiser = operators | {"diffusion": "diffusion_receipt_if_any"}
+    steps = [
+        step(tune_codec, codec | {"config": "params:codec"}, "codec_micro_batch"),
+        step(tune_operator, cache | {"config": "params:operator"}, "operator_micro_batch"),
+        step(tune_diffusion, operators | {"config": "params:diffusion"}, "diffusion_micro_batch"),
+        step(tune_consistency, denoiser | {"config": "params:consistency"}, "consistency_micro_batch"),
+        step(tune_steady, cache | {"config": "params:steady"}, "steady_micro_batch"),
+    ]
+    return Pipeline(steps, tags="tune")
 
 
 def create_profile() -> Pipeline:
     """It needs the latents that `--pipeline training` makes, or `--to-nodes encode_latents`."""
-    return Pipeline(
-        [
-            node(
-                profile_operator,
-                inputs=["latent_cache", "params:operator", "params:profile", "params:launch", "params:data_root"],
-                outputs=["profile_trace", "profile_text", "profile_figure"],
-                name="profile_operator",
-            )
-        ],
-        tags="profile",
-    )
+    inputs = ["latent_cache", "params:operator", "params:profile"]
+    outputs = ["profile_trace", "profile_text", "profile_figure"]
+    return Pipeline([step(profile_operator, inputs, outputs)], tags="profile")
 
 
 def create_benchmark() -> Pipeline:
     """It simulates its own data, so that it needs no other pipeline before it."""
-    sections = ["params:benchmark", "params:split", "params:codec", "params:latents", "params:launch"]
-    return Pipeline(
-        [
-            node(
-                prepare_benchmark,
-                inputs=[*sections, "params:data_root"],
-                outputs="benchmark_data",
-                name="prepare_benchmark",
-            ),
-            node(
-                measure_speed,
-                inputs=["benchmark_data", "params:operator", "params:benchmark", "params:launch", "params:data_root"],
-                outputs="benchmark",
-                name="measure_speed",
-            ),
-            node(
-                report_benchmark,
-                inputs="benchmark",
-                outputs=["benchmark_text", "benchmark_figure"],
-                name="report_benchmark",
-            ),
-        ],
-        tags="benchmark",
-    )
+    sections = ["params:benchmark", "params:split", "params:codec", "params:latents"]
+    steps = [
+        step(prepare_benchmark, sections, "benchmark_data"),
+        step(measure_speed, ["benchmark_data", "params:operator", "params:benchmark"], "benchmark"),
+        step(report_benchmark, ["benchmark"], ["benchmark_text", "benchmark_figure"]),
+    ]
+    return Pipeline(steps, tags="benchmark")
 
 
 Inputs = Receipt | None  # None: its node has not been run yet
@@ -141,7 +111,7 @@ def _tune(
     """The largest micro-batch and the device and processes it was measured on; or why the stage cannot be tuned."""
     if missing := _missing(stage, inputs):
         return {"stage": stage, "untuned": missing}
-    where = device(launch)
+    where = machine.device(launch)
     folder = data_root / "06_models" / stage / "tuning"
     section = config.model_dump(mode="json")
     run = Run(folder, stage, "tuning", section, trained_receipts(inputs), launch, where, data_root, raw)
@@ -168,11 +138,8 @@ def profile_operator(
 
     folder, section = data_root / "06_models/operator/profile", operator.model_dump(mode="json")
     inputs = {"latent_cache": latent_cache}
-    found = run_query(
-        PROFILE_WORKER,
-        Run(folder, "operator", "profile", section, inputs, launch, device(launch), data_root),
-        config.model_dump(mode="json"),
-    )
+    run = Run(folder, "operator", "profile", section, inputs, launch, machine.device(launch), data_root)
+    found = run_query(PROFILE_WORKER, run, config.model_dump(mode="json"))
     return read_json(folder / TRACE), profile_text(found, "operator"), profile_figure(found, "operator")
 
 
@@ -199,26 +166,21 @@ def prepare_benchmark(
 
 
 def measure_speed(
-    data: dict[str, Receipt],
-    operator: OperatorConfig,
-    config: BenchmarkConfig,
-    launch: LaunchConfig,
-    data_root: Path,
+    data: dict[str, Receipt], operator: OperatorConfig, config: BenchmarkConfig, launch: LaunchConfig, data_root: Path
 ) -> dict[str, Any]:
     """Measure on one machine, whatever `launch` gives as processes and nodes."""
     import torch
 
     from ups.performance.benchmark import measure
-    from ups.runs.machine import describe_machine
 
     # One process, as in the reference setups; whole batches, because accumulation would change the measured time.
     launch = launch.model_copy(update={"num_processes": 1, "num_nodes": 1, "micro_batch_tokens": None})
-    limit_threads(launch)
-    where, root = device(launch), data_root / BENCHMARK
+    machine.limit_threads(launch)
+    where, root = machine.device(launch), data_root / BENCHMARK
     section = operator.model_dump(mode="json")
     run = Run(root / "06_models/operator", "operator", "benchmark", section, data, launch, where, root, root / "01_raw")
-    machine = describe_machine(where, launch.threads_per_process or os.cpu_count() or 1, config.seed)
-    return {"machine": machine, "records": measure(run, config, torch.cuda.device_count())}
+    described = machine.describe_machine(where, launch.threads_per_process or os.cpu_count() or 1, config.seed)
+    return {"machine": described, "records": measure(run, config, torch.cuda.device_count())}
 
 
 def report_benchmark(benchmark: dict[str, Any]) -> tuple[str, Any]:

@@ -1,9 +1,10 @@
 """Pipelines `ablation`, `finetune`, `selection` and `seeds`: effects of model and training choices on the error."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from kedro.pipeline import Pipeline, node
+from kedro.pipeline import Pipeline
 from rich import get_console
 
 from ups.config import (
@@ -16,83 +17,48 @@ from ups.config import (
     SelectionConfig,
 )
 from ups.errors import ConfigFault
-from ups.pipelines.evaluation import OPTIONS, RAW, SURROGATE, trained_stages
+from ups.pipelines import cached, step
+from ups.pipelines.evaluation import SURROGATE, trained_stages
 from ups.runs.launcher import train_stage
 from ups.runs.machine import device
-from ups.runs.stage_cache import Receipt, cached_step, fingerprint
+from ups.runs.stage_cache import Receipt
 
 
 def create_ablation() -> Pipeline:
     """It needs the codec and the latents that `--pipeline training` makes, or `--to-nodes encode_latents`."""
-    train = ["latent_cache", "params:operator", "params:ablation", "params:launch", "params:data_root"]
-    return Pipeline(
-        [
-            node(train_variants, inputs=train, outputs="ablation_variants", name="train_variants"),
-            node(measure_variants, inputs=train, outputs="ablation_pace", name="measure_variants"),
-            node(
-                score_variants,
-                inputs=["ablation_variants", "latent_cache", "codec_receipt"]
-                + ["params:evaluation", "params:launch", "params:raw_root", "params:data_root"],
-                outputs="ablation_scores",
-                name="score_variants",
-            ),
-            node(
-                compare_variants,
-                inputs=["ablation_scores", "ablation_pace"],
-                outputs=["ablation", "ablation_text"],
-                name="compare_variants",
-            ),
-        ],
-        tags="ablation",
-    )
+    train = ["latent_cache", "params:operator", "params:ablation"]
+    score = ["ablation_variants", "latent_cache", "codec_receipt", "params:evaluation"]
+    steps = [
+        step(train_variants, train, "ablation_variants"),
+        step(measure_variants, train, "ablation_pace"),
+        step(score_variants, score, "ablation_scores"),
+        step(compare_variants, ["ablation_scores", "ablation_pace"], ["ablation", "ablation_text"]),
+    ]
+    return Pipeline(steps, tags="ablation")
 
 
 def create_finetune() -> Pipeline:
     """It needs the operator that `--pipeline training` makes."""
-    return Pipeline(
-        [
-            node(
-                train_finetune,
-                inputs=["latent_cache", "operator_receipt", "params:finetune", "params:launch", "params:data_root"],
-                outputs="finetune_receipt",
-                name="train_finetune",
-            ),
-            node(
-                score_finetuned,
-                inputs=["latent_cache", "codec_receipt", "operator_receipt", "finetune_receipt", "params:finetune"]
-                + ["params:evaluation", "params:launch", "params:raw_root", "params:data_root"],
-                outputs="finetune_metrics",
-                name="score_finetuned",
-            ),
-        ],
-        tags="finetune",
-    )
+    stages = ["latent_cache", "codec_receipt", "operator_receipt", "finetune_receipt"]
+    steps = [
+        step(train_finetune, ["latent_cache", "operator_receipt", "params:finetune"], "finetune_receipt"),
+        step(score_finetuned, [*stages, "params:finetune", "params:evaluation"], "finetune_metrics"),
+    ]
+    return Pipeline(steps, tags="finetune")
 
 
 def create_selection() -> Pipeline:
     """Decided on the validation split, confirmed once on the test split; `evaluate` uses none of it."""
-    return Pipeline(
-        [
-            node(
-                select,
-                inputs=SURROGATE | {"config": "params:selection"} | OPTIONS | RAW,
-                outputs="selection",
-                name="select",
-            ),
-            node(
-                report_selection,
-                inputs="selection",
-                outputs=["selection_text", "selection_figure"],
-                name="report_selection",
-            ),
-        ],
-        tags="selection",
-    )
+    steps = [
+        step(select, SURROGATE | {"config": "params:selection"}, "selection"),
+        step(report_selection, ["selection"], ["selection_text", "selection_figure"]),
+    ]
+    return Pipeline(steps, tags="selection")
 
 
 def create_seeds() -> Pipeline:
     """Run `full` and `baselines` before it, for every seed in a data root of its own."""
-    return Pipeline([node(compare_seeds, "params:seeds", "seeds_text", name="compare_seeds")], tags="seeds")
+    return Pipeline([step(compare_seeds, ["params:seeds"], "seeds_text")], tags="seeds")
 
 
 def train_variants(
@@ -101,18 +67,12 @@ def train_variants(
     """Train the operator of every variant and seed, each in a run folder of its own."""
     if not latent_cache["transient"]:
         raise ConfigFault("--pipeline ablation compares operators: it needs a dataset of a transient family")
-    return [
-        {
-            "variant": variant.name,
-            "seed": seed,
-            "overrides": variant.overrides,
-            "operator": train_stage(
-                "operator", config.section(variant, seed, operator), {"latent_cache": latent_cache}, launch, data_root
-            ),
-        }
-        for variant in config.variants
-        for seed in config.seeds
-    ]
+    trained = []
+    for variant, seed in product(config.variants, config.seeds):
+        section = config.section(variant, seed, operator)
+        receipt = train_stage("operator", section, {"latent_cache": latent_cache}, launch, data_root)
+        trained.append({"variant": variant.name, "seed": seed, "overrides": variant.overrides, "operator": receipt})
+    return trained
 
 
 def measure_variants(
@@ -121,12 +81,10 @@ def measure_variants(
     """Seconds per training step of every variant, measured alternately, so that other load slows all alike."""
     from ups.performance.pace import seconds_per_step
 
-    inputs = {"latent_cache": latent_cache}
-    sections = {variant.name: config.section(variant, config.seeds[0], operator) for variant in config.variants}
-    stages = {
-        name: {"stage": "operator", "config": section.model_dump(mode="json"), "inputs": inputs}
-        for name, section in sections.items()
-    }
+    stages = {}
+    for variant in config.variants:
+        section = config.section(variant, config.seeds[0], operator).model_dump(mode="json")
+        stages[variant.name] = {"stage": "operator", "config": section, "inputs": {"latent_cache": latent_cache}}
     return seconds_per_step("measure_variants", stages, config, launch, data_root)
 
 
@@ -142,18 +100,13 @@ def score_variants(
     """Score every variant on the validation split, in physical units, with the evaluator of the full pipeline."""
     from ups.evaluation.studies import score_variant
 
-    rows = []
+    rows, shared = [], {"latent_cache": latent_cache, "codec": codec}
     for variant in variants:
-        stages = {"codec": codec, "operator": variant["operator"]}
-        trained = trained_stages(latent_cache, stages, launch, data_root)
-        scored = cached_step(
-            f"score_{variant['variant']}",
-            data_root / "07_model_output" / "ablation",
-            fingerprint("ups.evaluation.studies", config, {"latent_cache": latent_cache, **stages}),
-            lambda folder, trained=trained: score_variant(folder, trained, config, device(launch), raw),
-            root=data_root,
-        )
-        rows.append({key: variant[key] for key in ("variant", "seed", "overrides")} | scored["row"])
+        name, inputs = f"score_{variant['variant']}", shared | {"operator": variant["operator"]}
+        trained = trained_stages(inputs, launch, data_root)
+        scored = cached(name, data_root, "07_model_output/ablation", "ups.evaluation.studies", config, inputs)
+        receipt = scored(lambda folder, trained=trained: score_variant(folder, trained, config, device(launch), raw))
+        rows.append({key: variant[key] for key in ("variant", "seed", "overrides")} | receipt["row"])
     return rows
 
 
@@ -193,46 +146,28 @@ def score_finetuned(
     from ups.evaluation.scores import held_out
     from ups.evaluation.tables import score_table
 
-    operators = {
-        method: trained_stages(latent_cache, {"codec": codec, "operator": receipt}, launch, data_root)
-        for method, receipt in {"operator": operator, "finetuned": finetune}.items()
-    }
-    cache = operators["operator"].cache()
-    sets = [each for each in held_out(cache, raw) if each.dataset.family == chosen.family]
-    receipt = cached_step(
-        "score_finetuned",
-        data_root / "07_model_output" / "finetune",
-        fingerprint(
-            "ups.evaluation.external",
-            config,
-            {"latent_cache": latent_cache, "codec": codec, "operator": operator, "finetune": finetune},
-        ),
-        lambda folder: score_operators(folder, operators, sets, config, device(launch)),
-        root=data_root,
-    )
-    get_console().print(score_table(receipt["records"], "nRMSE", f"the test split of {chosen.family}"))
-    return receipt["records"]
+    shared = {"latent_cache": latent_cache, "codec": codec}
+    before = trained_stages(shared | {"operator": operator}, launch, data_root)
+    after = trained_stages(shared | {"operator": finetune}, launch, data_root)
+    operators = {"operator": before, "finetuned": after}
+    sets = [each for each in held_out(before.cache(), raw) if each.dataset.family == chosen.family]
+    inputs, module = shared | {"operator": operator, "finetune": finetune}, "ups.evaluation.external"
+    scored = cached("score_finetuned", data_root, "07_model_output/finetune", module, config, inputs)
+    records = scored(lambda folder: score_operators(folder, operators, sets, config, device(launch)))["records"]
+    get_console().print(score_table(records, "nRMSE", f"the test split of {chosen.family}"))
+    return records
 
 
 def select(
-    latent_cache: Receipt,
-    config: SelectionConfig,
-    launch: LaunchConfig,
-    raw: Path,
-    data_root: Path,
-    **stages: Receipt,
+    latent_cache: Receipt, config: SelectionConfig, launch: LaunchConfig, raw: Path, data_root: Path, **stages: Receipt
 ) -> dict[str, Any]:
     """Score every way to select among members on validation data, choose one per family, confirm it on test data."""
     from ups.evaluation.selection import select_all
 
-    trained = trained_stages(latent_cache, stages, launch, data_root)
-    receipt = cached_step(
-        "select",
-        data_root / "07_model_output",
-        fingerprint("ups.evaluation.selection", config, {"latent_cache": latent_cache, **stages}),
-        lambda _: select_all(trained, config, device(launch), raw),
-        root=data_root,
-    )
+    inputs = {"latent_cache": latent_cache, **stages}
+    trained = trained_stages(inputs, launch, data_root)
+    selected = cached("select", data_root, "07_model_output", "ups.evaluation.selection", config, inputs)
+    receipt = selected(lambda _: select_all(trained, config, device(launch), raw))
     return {name: receipt[name] for name in ("families", "datasets", "records")}
 
 

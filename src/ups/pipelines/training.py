@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kedro.pipeline import Pipeline, node
+from kedro.pipeline import Pipeline
 
 from ups.config import (
     CodecConfig,
@@ -14,69 +14,27 @@ from ups.config import (
     SteadyConfig,
 )
 from ups.config.training import TrainingSection
+from ups.pipelines import cached, step
 from ups.runs.launcher import train_stage
 from ups.runs.machine import device, limit_threads
 from ups.runs.progress import ProgressBar
-from ups.runs.stage_cache import Receipt, cached_step, fingerprint, trained_receipts, untrained_receipt
+from ups.runs.stage_cache import Receipt, trained_receipts, untrained_receipt
 
 
 def create_pipeline() -> Pipeline:
     """Every stage is trained by torchrun in processes of its own, unless section, inputs and code are unchanged."""
-    operators = {"latent_cache": "latent_cache", "operator": "operator_receipt", "steady": "steady_receipt"}
-    return Pipeline(
-        [
-            node(
-                train_codec,
-                inputs=["datasets", "normalization", "params:codec", "params:launch"]
-                + ["params:raw_root", "params:data_root"],
-                outputs="codec_receipt",
-                name="train_codec",
-                tags="codec",
-            ),
-            node(
-                encode_latents,
-                inputs=["datasets", "codec_receipt", "params:latents", "params:launch"]
-                + ["params:raw_root", "params:data_root"],
-                outputs="latent_cache",
-                name="encode_latents",
-                tags="latents",
-            ),
-            node(
-                train_operator,
-                inputs=stage_options("operator") | {"latent_cache": "latent_cache"},
-                outputs="operator_receipt",
-                name="train_operator",
-                tags="operator",
-            ),
-            node(
-                train_steady,
-                inputs=stage_options("steady") | {"latent_cache": "latent_cache"},
-                outputs="steady_receipt",
-                name="train_steady",
-                tags="steady",
-            ),
-            node(
-                train_diffusion,
-                inputs=stage_options("diffusion") | operators,
-                outputs="diffusion_receipt",
-                name="train_diffusion",
-                tags="diffusion",
-            ),
-            node(
-                train_consistency,
-                inputs=stage_options("consistency") | operators | {"diffusion": "diffusion_receipt"},
-                outputs="consistency_receipt",
-                name="train_consistency",
-                tags="consistency",
-            ),
-        ],
-        tags="training",
-    )
-
-
-def stage_options(stage: str) -> dict[str, str]:
-    """The parameters that every node of a stage takes."""
-    return {"config": f"params:{stage}", "launch": "params:launch", "data_root": "params:data_root"}
+    cache = {"latent_cache": "latent_cache"}
+    operators = cache | {"operator": "operator_receipt", "steady": "steady_receipt"}
+    denoiser = operators | {"diffusion": "diffusion_receipt"}
+    steps = [
+        step(train_codec, ["datasets", "normalization", "params:codec"], "codec_receipt", tags="codec"),
+        step(encode_latents, ["datasets", "codec_receipt", "params:latents"], "latent_cache", tags="latents"),
+        step(train_operator, cache | {"config": "params:operator"}, "operator_receipt", tags="operator"),
+        step(train_steady, cache | {"config": "params:steady"}, "steady_receipt", tags="steady"),
+        step(train_diffusion, operators | {"config": "params:diffusion"}, "diffusion_receipt", tags="diffusion"),
+        step(train_consistency, denoiser | {"config": "params:consistency"}, "consistency_receipt", tags="consistency"),
+    ]
+    return Pipeline(steps, tags="training")
 
 
 def train_codec(
@@ -94,23 +52,15 @@ def encode_latents(
     from ups.data.latent_cache import encode_datasets
 
     limit_threads(launch)
-    key = fingerprint("ups.data.latent_cache", config, {"datasets": datasets, "codec": codec})
+    inputs = {"datasets": datasets, "codec": codec}
     num_trajectories = sum(sum(entry["counts"]) for entry in datasets["datasets"].values())
 
     def encode(folder: Path) -> Receipt:
         with ProgressBar("encode_latents", num_trajectories, "trajectories") as bar:
-            return encode_datasets(
-                folder,
-                datasets,
-                codec,
-                dtype=config.dtype,
-                device=device(launch),
-                raw=raw,
-                data_root=data_root,
-                advance=bar.advance,
-            )
+            how = {"dtype": config.dtype, "device": device(launch), "advance": bar.advance}
+            return encode_datasets(folder, datasets, codec, raw=raw, data_root=data_root, **how)
 
-    return cached_step("encode_latents", data_root / "04_feature" / "latents", key, encode, root=data_root)
+    return cached("encode_latents", data_root, "04_feature/latents", "ups.data.latent_cache", config, inputs)(encode)
 
 
 def train_operator(config: OperatorConfig, launch: LaunchConfig, data_root: Path, **inputs: Receipt) -> Receipt:
