@@ -80,7 +80,8 @@ def metric_lines(folder: Path) -> list[str]:
 
 def last_validation(folder: Path) -> float:
     """The validation loss that a finished training logged last."""
-    return next(value for line in reversed(metric_lines(folder)) if (value := json.loads(line).get("valid_loss")))
+    lines = map(json.loads, reversed(metric_lines(folder)))
+    return next(line["valid_loss"] for line in lines if "valid_loss" in line)
 
 
 def training_seconds(folder: Path) -> float:
