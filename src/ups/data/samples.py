@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
@@ -92,16 +93,14 @@ class _SampleIndex:
 
     def __init__(self) -> None:
         self.ranges: list[_SampleRange] = []
-        self.firsts: list[int] = []
         self.total = 0
 
     def add(self, dataset: str, trajectory: int, length: int) -> None:
         self.ranges.append(_SampleRange(self.total, length, dataset, trajectory))
-        self.firsts.append(self.total)
         self.total += length
 
     def range_of(self, sample: int) -> _SampleRange:
-        return self.ranges[bisect_right(self.firsts, sample) - 1]
+        return self.ranges[bisect_right(self.ranges, sample, key=attrgetter("first")) - 1]
 
     def find(self, sample: int) -> tuple[str, int, int]:
         found = self.range_of(sample)
@@ -121,13 +120,11 @@ class FieldSamples:
         self._index: dict[str, _SampleIndex] = {}
         self._readers = {name: TrajectoryReader(raw, dataset) for name, dataset in datasets.items()}
         for name, dataset in datasets.items():
-            for trajectory in splits[name][split]:
-                self._add(f"{dataset.family}/fields", name, trajectory, len(dataset.times))
-                if FAMILIES[dataset.family].coefficients:
-                    self._add(f"{dataset.family}/coefficients", name, trajectory, 1)
-
-    def _add(self, key: str, name: str, trajectory: int, length: int) -> None:
-        self._index.setdefault(key, _SampleIndex()).add(name, trajectory, length)
+            given = {"coefficients": 1} if FAMILIES[dataset.family].coefficients else {}
+            for kind, length in ({"fields": len(dataset.times)} | given).items():
+                index = self._index.setdefault(f"{dataset.family}/{kind}", _SampleIndex())
+                for trajectory in splits[name][split]:
+                    index.add(name, trajectory, length)
 
     @property
     def num_samples(self) -> dict[str, int]:
@@ -144,13 +141,11 @@ class FieldSamples:
 
     def load(self, key: str, samples: np.ndarray) -> FieldBatch:
         """Read the samples with these numbers from their files."""
-        snapshots = []
+        is_field, snapshots = key.endswith("/fields"), []
         for name, trajectory, time in map(self._index[key].find, samples):
             reader = self._readers[name]
-            is_field = key.endswith("/fields")
-            snapshots.append(
-                reader.read(trajectory, time, time + 1)[0] if is_field else reader.read_coefficients(trajectory)
-            )
+            u = reader.read(trajectory, time, time + 1)[0] if is_field else reader.read_coefficients(trajectory)
+            snapshots.append(u)
         return FieldBatch(key, torch.from_numpy(np.stack(snapshots)))
 
 
@@ -199,9 +194,8 @@ class LatentSamples:
         """
         index = self._index[family]
         steps = rng.integers(index.total, size=size)
-        ranges = [index.range_of(step) for step in steps]
         # p is the distribution of the minimum of two uniform steps of the trajectory.
-        others = [found.first + rng.integers(found.length) for found in ranges]
+        others = [found.first + rng.integers(found.length) for found in map(index.range_of, steps)]
         return np.minimum(steps, others)
 
     def find(self, family: str, sample: int) -> tuple[str, int, int]:
@@ -222,10 +216,8 @@ class LatentSamples:
             windows.append(z[first : first + num_steps + 1])
             offsets.append(time - first)
             conditions.append(self.cache.datasets[name]["condition"])
-            has_coefficients = "coefficients" in self.cache.datasets[name]["arrays"]
-            coefficients.append(
-                self.cache.read(name, "coefficients", trajectory)[0] if has_coefficients else z[0, :, :0]
-            )
+            given = "coefficients" in self.cache.datasets[name]["arrays"]
+            coefficients.append(self.cache.read(name, "coefficients", trajectory)[0] if given else z[0, :, :0])
         window = torch.from_numpy(np.stack(windows).astype(np.float32))
         batch = LatentBatch(
             domain=self._domains[family],
