@@ -83,10 +83,8 @@ def draw_card(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.nda
         figure.text(x / WIDTH, 1 - y / figure.get_figheight(), words, va="top", **style)
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.1)
     _, right = figure.subfigures(1, 2, width_ratios=(TEXT_WIDTH, WIDTH - TEXT_WIDTH))
-    if len(card.dataset.grid) == 1:
-        _draw_lines(right, card, times, u, coefficients)
-    else:
-        _draw_planes(right, card, times, u, coefficients)
+    draw = _draw_lines if len(card.dataset.grid) == 1 else _draw_planes
+    draw(right, card, times, u, coefficients)
     volume = ", middle of z" if len(card.dataset.grid) == 3 else ""
     right.suptitle(f"trajectory {card.splits['train'][0]}, the first of the training split{volume}", fontsize=NORMAL)
     return figure
@@ -164,10 +162,9 @@ def _planes(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarr
     """Images (Y, X) of the coefficients and the snapshots."""
     titles = [f", t = {time:.3g}" if len(times) > 1 else "" for time in times]
     given = {name: [("", values.T)] for name, values in zip(card.family.coefficients, coefficients, strict=True)}
-    fields = {
-        name: [(title, values.T) for title, values in zip(titles, u[:, channel], strict=True)]
-        for channel, name in enumerate(card.family.fields)
-    }
+    fields = {}
+    for name, snapshots in zip(card.family.fields, u.swapaxes(0, 1), strict=True):
+        fields[name] = [(title, values.T) for title, values in zip(titles, snapshots, strict=True)]
     return given | fields if card.family.steady else fields | given
 
 

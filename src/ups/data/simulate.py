@@ -1,6 +1,5 @@
 """Simulated trajectories in PDEBench's file layouts and under its file names: read like downloaded files."""
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from math import inf, isfinite
@@ -14,6 +13,7 @@ import torch
 from ups.data.pdebench import FAMILIES
 from ups.data.simulated_layouts import Plan, create, write_given, write_snapshot
 from ups.errors import ConfigFault, DataFault
+from ups.files import publish
 from ups.solvers import evolve, sample_initial_states
 from ups.solvers.families import problem_of
 from ups.solvers.solution import one_thread
@@ -78,23 +78,19 @@ def simulate(
     appears under its name when it is complete.
     """
     _check_parameters(family, parameters)
-    _check_sizes(family, num_trajectories, resolution, num_snapshots, duration)
-    if seed < 0 or first < 0:
-        raise ConfigFault(f"{family} needs seed >= 0 and first >= 0, got {seed} and {first}")
+    _check_times(family, num_snapshots, duration)
+    sizes = {"num_trajectories": num_trajectories, "resolution": resolution, "seed": seed, "first": first}
+    for name, smallest in {"num_trajectories": 1, "resolution": 4, "seed": 0, "first": 0}.items():
+        if sizes[name] < smallest:
+            raise ConfigFault(f"{family} needs {name} >= {smallest}, got {sizes[name]}")
     problem = problem_of(family)
     indices = range(first, first + num_trajectories)
     grid = (resolution,) * problem.num_axes
     plan = Plan(FAMILIES[family], problem, parameters, indices, grid, num_snapshots, duration)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with h5py.File(partial, "w") as file:
-            _write(file, plan, seed, start, boundary, advance)
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    for left_by_killed_process in path.parent.glob(f".{path.name}.*.tmp"):
+        left_by_killed_process.unlink()
+    with publish(path) as temporary, h5py.File(temporary, "w") as file:
+        _write(file, plan, seed, start, boundary, advance)
 
 
 def _write(
@@ -107,10 +103,8 @@ def _write(
         write_given(file, plan, indices, sampled)
         for time, u in enumerate(evolve(name, u_0, {**plan.parameters, **sampled}, plan.times, boundary=boundary)):
             if not torch.isfinite(u).all():
-                raise DataFault(
-                    f"{name}: snapshot {time} of the trajectories {indices[0]}..{indices[-1]} is not finite; "
-                    f"check the parameters {plan.parameters}"
-                )
+                where = f"snapshot {time} of the trajectories {indices[0]}..{indices[-1]}"
+                raise DataFault(f"{name}: {where} is not finite; check the parameters {plan.parameters}")
             write_snapshot(file, plan, indices, time, u)
             if advance:
                 advance(len(u))
@@ -129,16 +123,10 @@ def _check_parameters(family: str, parameters: dict[str, float]) -> None:
         raise ConfigFault(f"{family} has the parameters {list(expected)}, got {list(parameters)}")
     for name, value in parameters.items():
         if not isfinite(value) or (name != "beta" and value < 0) or (name == "mach" and value == 0):
-            raise ConfigFault(
-                f"{family}: {name} must be finite and, but for beta, not negative, mach above 0; got {value}"
-            )
+            raise ConfigFault(f"{family}: {name} must be finite, not negative (except beta), not 0 (mach); got {value}")
 
 
-def _check_sizes(family: str, num_trajectories: int, resolution: int, num_snapshots: int, duration: float) -> None:
-    if num_trajectories < 1 or resolution < 4:
-        raise ConfigFault(
-            f"{family} needs num_trajectories >= 1 and resolution >= 4, got {num_trajectories} and {resolution}"
-        )
+def _check_times(family: str, num_snapshots: int, duration: float) -> None:
     if FAMILIES[family].steady:
         if num_snapshots != 1:
             raise ConfigFault(f"{family} is steady: num_snapshots must be 1, got {num_snapshots}")

@@ -93,26 +93,17 @@ def _create_arrays(file: h5py.File, plan: Plan) -> None:
 
 def _create_batch(file: h5py.File, plan: Plan, seed: int) -> None:
     """Layout `batch`: vectors in the last axis, one compressed chunk per snapshot, no coordinates of space."""
-    count, num_snapshots = len(plan.indices), plan.num_snapshots
-    shapes = {
-        "velocity": (count, num_snapshots, *plan.grid, 2),
-        "particles": (count, num_snapshots, *plan.grid, 1),
-        "force": (count, *plan.grid, 2),
-    }
+    count = len(plan.indices)
+    scalar = (count, plan.num_snapshots, *plan.grid)
+    shapes = {"velocity": (*scalar, 2), "particles": (*scalar, 1), "force": (count, *plan.grid, 2)}
     for name, shape in shapes.items():
         chunks = tuple(1 if axis < 2 else points for axis, points in enumerate(shape))
         file.create_dataset(name, shape, "f4", chunks=chunks, compression="lzf", shuffle=True, track_times=False)
     _store(file, "t", np.tile(plan.times, (count, 1)))
-    settings = {
-        "sim_name": f"ns_incom_inhom_2d_{plan.grid[0]}",
-        "domain_size": [1, 1],
-        "grid_size": list(plan.grid),
-        "NU": incompressible.NU,
-        "seed": seed,
-        "n_batch": count,
-    }
+    domain = {"sim_name": f"ns_incom_inhom_2d_{plan.grid[0]}", "domain_size": [1, 1], "grid_size": list(plan.grid)}
+    settings = domain | {"NU": incompressible.NU, "seed": seed, "n_batch": count}
     file.attrs["config"] = yaml.safe_dump(settings, sort_keys=False)
-    file.attrs["latestIndex"] = np.int64(num_snapshots - 1)
+    file.attrs["latestIndex"] = np.int64(plan.num_snapshots - 1)
 
 
 def _create_groups(file: h5py.File, plan: Plan, indices: range, sampled: dict[str, Tensor]) -> None:

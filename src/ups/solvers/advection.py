@@ -5,6 +5,7 @@ from math import pi
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ups.solvers.numerics import (
     Box,
@@ -12,8 +13,8 @@ from ups.solvers.numerics import (
     Stepper,
     apply_spectrum,
     central_difference,
+    face_states,
     largest,
-    limited_slope,
     periodic_second_difference,
     wavenumbers,
 )
@@ -30,10 +31,9 @@ def advection(c: dict[str, Tensor], box: Box) -> Stepper:
     beta, dx = c["beta"], box.spacing[0]
 
     def rate(u: Tensor) -> Tensor:
-        difference = u.roll(-1, -1) - u
-        half_slope = 0.5 * limited_slope(difference.roll(1, -1), difference)
-        flux = beta * torch.where(beta > 0, u + half_slope, (u - half_slope).roll(-1, -1))
-        return (flux.roll(1, -1) - flux) / dx
+        u_left, u_right = _periodic_face_states(u)
+        flux = beta * torch.where(beta > 0, u_left, u_right)
+        return (flux[..., :-1] - flux[..., 1:]) / dx
 
     def step(u: Tensor, dt: Tensor) -> Tensor:
         return u + dt * rate(u + 0.5 * dt * rate(u))
@@ -78,11 +78,13 @@ def burgers_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: 
 
 def _inviscid_rate(u: Tensor, dx: float) -> Tensor:
     """-(F_{i+1/2} - F_{i-1/2}) / dx with Godunov's flux F of f = u^2/2 between limited linear states."""
-    difference = u.roll(-1, -1) - u
-    half_slope = 0.5 * limited_slope(difference.roll(1, -1), difference)
-    u_left, u_right = u + half_slope, (u - half_slope).roll(-1, -1)
+    u_left, u_right = _periodic_face_states(u)
     flux = 0.5 * torch.maximum(u_left.clamp(min=0), -u_right.clamp(max=0)) ** 2
-    return (flux.roll(1, -1) - flux) / dx
+    return (flux[..., :-1] - flux[..., 1:]) / dx
+
+
+def _periodic_face_states(u: Tensor) -> tuple[Tensor, Tensor]:
+    return face_states(functional.pad(u, (2, 2), mode="circular"), -1)
 
 
 def finite_volume_heat(u: Tensor, diffused: Tensor, length: float) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigFault
-from ups.solvers.numerics import Box, Evolution, Stepper, central_difference, integrate, largest, limited_slope
+from ups.solvers.numerics import Box, Evolution, Stepper, central_difference, face_states, integrate, largest
 from ups.solvers.random_fields import Sample, fourier_field, rescaled, sines, solenoidal, window
 
 GAMMA = 5 / 3
@@ -92,26 +92,19 @@ def _one_sided_flux(W: Tensor, normal: int, S: Tensor, S_star: Tensor, limited: 
 
 def inviscid_change(W: Tensor, normal: int, dx: float, periodic: bool) -> Tensor:
     """(F_{i+1/2} - F_{i-1/2}) / dx of lines (C, N, ...) with fluxes between limited linear primitive states."""
-    W = with_ghosts(W, 2, periodic)
-    difference = W[:, 1:] - W[:, :-1]
-    half_slope = 0.5 * limited_slope(difference[:, :-1], difference[:, 1:])
-    centre = W[:, 1:-1]
-    flux = hllc((centre + half_slope)[:, :-1], (centre - half_slope)[:, 1:], normal)
-    return (flux[:, 1:] - flux[:, :-1]) / dx
+    return hllc(*face_states(with_ghosts(W, 2, periodic), 1), normal).diff(dim=1) / dx
 
 
 def viscous_change(W: Tensor, dx: float, periodic: bool, viscosity: Tensor) -> Tensor:
     """Change of (rho, E, rho v) of lines (C, N, ...) by the stresses tau = rho viscosity dv/dx on their faces.
 
-    `viscosity` (d, 1, ...) is zeta + 4 eta / 3 for the velocity along the lines, eta for the others; E gains
-    v . tau.
+    `viscosity` (d, 1, ...) is zeta + 4 eta / 3 for the velocity along the lines, eta for the others; E gains v . tau.
     """
     W = with_ghosts(W, 1, periodic)
     mean = 0.5 * (W[:, 1:] + W[:, :-1])
-    stress = mean[:1] * viscosity * (W[2:, 1:] - W[2:, :-1]) / dx
-    work = (mean[2:] * stress).sum(0)
-    flux = torch.cat((torch.zeros_like(work)[None], work[None], stress))
-    return (flux[:, 1:] - flux[:, :-1]) / dx
+    stress = mean[:1] * viscosity * W[2:].diff(dim=1) / dx
+    work = (mean[2:] * stress).sum(0, keepdim=True)
+    return torch.cat((torch.zeros_like(work), work, stress)).diff(dim=1) / dx
 
 
 def compressible(c: dict[str, Tensor], box: Box) -> Stepper:
