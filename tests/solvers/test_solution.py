@@ -110,7 +110,7 @@ def test_a_boundary_that_cannot_be_chosen_is_refused():
         ("wave_1d", {}, [0.0, 1.0], "'wave_1d' cannot be simulated; families that can: advection_1d"),
         ("burgers_1d", {}, [0.0, 1.0], "missing: nu"),
         ("burgers_1d", {"nu": torch.ones(3)}, [0.0, 1.0], "must be a number or 2 values"),
-        ("burgers_1d", {"nu": 1.0}, [0.0, 0.0], "times must increase"),
+        ("burgers_1d", {"nu": 1.0}, [0.0, 0.0], "times must increase and be finite"),
         ("diffusion_reaction_2d", {}, [0.0, 1.0], "needs u_0 of shape"),
         ("darcy_2d", {"nu": 1.0, "beta": 1.0}, [0.0], "permeability"),
     ],

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ups.errors import ConfigFault
 from ups.solvers.families import Problem, problem_of
-from ups.solvers.numerics import Stepper, aligned, integrate
+from ups.solvers.numerics import aligned, integrate
 
 Coefficients = dict[str, float | Tensor]
 
@@ -79,10 +79,11 @@ def solve(
     A steady family has no `u_0` and one snapshot. `advance(n)` is called when `n` more snapshots are done, B * T in
     total. `boundary` is "periodic" or "outflow" for the compressible families, where PDEBench has both.
     """
+    problem, c, times = _checked(family, u_0, coefficients, times, boundary)
     chunks = []
-    for u_0_chunk, c in _chunks(family, u_0, coefficients):
+    for u_0_chunk, c_chunk in _chunks(problem, u_0, c):
         snapshots = []
-        for u in evolve(family, u_0_chunk, c, times, boundary=boundary):
+        for u in _evolve(problem, u_0_chunk, c_chunk, times, boundary):
             snapshots.append(u)
             if advance:
                 advance(len(u))
@@ -91,66 +92,58 @@ def solve(
 
 
 def evolve(
-    family: str,
-    u_0: Tensor | None,
-    coefficients: Coefficients,
-    times: Sequence[float],
-    *,
-    boundary: str | None = None,
+    family: str, u_0: Tensor | None, coefficients: Coefficients, times: Sequence[float], *, boundary: str | None = None
 ) -> Iterator[Tensor]:
     """The snapshots (B, C, *grid) of `solve` one after the other, for trajectories that do not fit into memory."""
-    problem = problem_of(family)
-    _check(family, problem, coefficients, boundary)
-    times = [float(time) for time in times]
-    if not times or not all(map(isfinite, times)) or any(stop <= start for start, stop in pairwise(times)):
-        raise ConfigFault("times must increase")
-    if problem.steady:
-        return iter((problem.steady_solutions(coefficients, problem.high - problem.low),))
-    _check_state(family, problem, u_0)
-    c = {name: aligned(name, coefficients[name], u_0, is_field=name in problem.given_fields) for name in problem.inputs}
-    stepper = problem.stepper(c, problem.box(tuple(u_0.shape[2:]), boundary))
-    return _integrated(problem, stepper, u_0, times)
+    problem, c, times = _checked(family, u_0, coefficients, times, boundary)
+    return _evolve(problem, u_0, c, times, boundary)
 
 
-def _integrated(problem: Problem, stepper: Stepper, u_0: Tensor, times: list[float]) -> Iterator[Tensor]:
+def _evolve(
+    problem: Problem, u_0: Tensor | None, c: Coefficients, times: list[float], boundary: str | None
+) -> Iterator[Tensor]:
     """The stored fields at `times` in the precision of `u_0`."""
+    if problem.steady:
+        yield problem.steady_solutions(c, problem.high - problem.low)
+        return
+    step, limit = problem.stepper(c, problem.box(tuple(u_0.shape[2:]), boundary))
     state = problem.to_state(u_0.double())
     yield u_0
     for start, stop in pairwise(times):
-        state = integrate(*stepper, state, stop - start)
+        state = integrate(step, limit, state, stop - start)
         yield problem.to_fields(state).to(u_0.dtype)
 
 
-def _chunks(
-    family: str, u_0: Tensor | None, coefficients: Coefficients
-) -> Iterator[tuple[Tensor | None, Coefficients]]:
-    """Some trajectories at a time, and their own coefficients."""
-    problem = problem_of(family)
+def _chunks(problem: Problem, u_0: Tensor | None, c: Coefficients) -> Iterator[tuple[Tensor | None, Coefficients]]:
+    """Some trajectories at a time, and their own coefficients; all trajectories of a steady family."""
     if problem.steady:
-        yield u_0, coefficients
+        yield None, c
         return
-    _check_state(family, problem, u_0)
     size = max(1, CHUNK_VALUES // prod(u_0.shape[1:]))
-    values = {name: torch.as_tensor(coefficients[name]) for name in problem.inputs if name in coefficients}
-    axes = {name: 1 + problem.num_axes if name in problem.given_fields else 1 for name in values}
-    own = {name: value for name, value in values.items() if value.ndim == axes[name] and len(value) == len(u_0)}
     for start in range(0, len(u_0), size):
         rows = slice(start, start + size)
-        yield u_0[rows], {**coefficients, **{name: value[rows] for name, value in own.items()}}
+        yield u_0[rows], {name: value if len(value) == 1 else value[rows] for name, value in c.items()}
 
 
-def _check_state(family: str, problem: Problem, u_0: Tensor | None) -> None:
-    if u_0 is None or u_0.ndim != problem.num_axes + 2 or u_0.shape[1] != problem.num_fields or not len(u_0):
-        shape = "nothing" if u_0 is None else tuple(u_0.shape)
-        raise ConfigFault(f"{family} needs u_0 of shape (B, {problem.num_fields}, *grid), got {shape}")
-    if not u_0.is_floating_point() or not u_0.isfinite().all():
-        raise ConfigFault(f"{family} needs a u_0 of finite floating-point numbers; check where it comes from")
-
-
-def _check(family: str, problem: Problem, coefficients: Coefficients, boundary: str | None) -> None:
+def _checked(
+    family: str, u_0: Tensor | None, coefficients: Coefficients, times: Sequence[float], boundary: str | None
+) -> tuple[Problem, Coefficients, list[float]]:
+    """The family's entry, its coefficients (aligned with `u_0` unless steady) and the times; else a ConfigFault."""
+    problem, times = problem_of(family), [float(time) for time in times]
     missing = [name for name in problem.inputs if name not in coefficients]
     if missing:
         raise ConfigFault(f"{family} needs the coefficients {', '.join(problem.inputs)}; missing: {missing[0]}")
     if boundary is not None and boundary not in problem.boundaries:
         choice = f"can be {' or '.join(problem.boundaries)}" if problem.boundaries else "cannot be chosen"
         raise ConfigFault(f"the boundary of {family} {choice}, got {boundary!r}")
+    if not times or not all(map(isfinite, times)) or any(stop <= start for start, stop in pairwise(times)):
+        raise ConfigFault(f"{family}: the times must increase and be finite")
+    if problem.steady:
+        return problem, coefficients, times
+    if u_0 is None or u_0.ndim != problem.num_axes + 2 or u_0.shape[1] != problem.num_fields or not len(u_0):
+        shape = "nothing" if u_0 is None else tuple(u_0.shape)
+        raise ConfigFault(f"{family} needs u_0 of shape (B, {problem.num_fields}, *grid), got {shape}")
+    if not u_0.is_floating_point() or not u_0.isfinite().all():
+        raise ConfigFault(f"{family} needs a u_0 of finite floating-point numbers; check where it comes from")
+    c = {name: aligned(name, coefficients[name], u_0, is_field=name in problem.given_fields) for name in problem.inputs}
+    return problem, c, times
