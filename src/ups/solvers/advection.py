@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from ups.solvers.numerics import (
     Box,
-    Evolution,
     Stepper,
     apply_spectrum,
     central_difference,
@@ -44,9 +43,9 @@ def advection(c: dict[str, Tensor], box: Box) -> Stepper:
     return step, limit
 
 
-def advection_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
+def advection_rate(u: Tensor, c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Tensor:
     """u_t = -beta u_x."""
-    return Evolution(lambda u: -c["beta"] * central_difference(u, 2, spacing[0], "periodic"))
+    return -c["beta"] * central_difference(u, 2, spacing[0], "periodic")
 
 
 def burgers(c: dict[str, Tensor], box: Box) -> Stepper:
@@ -66,14 +65,10 @@ def burgers(c: dict[str, Tensor], box: Box) -> Stepper:
     return step, limit
 
 
-def burgers_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
+def burgers_rate(u: Tensor, c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Tensor:
     """u_t = (nu/pi) u_xx - (u^2/2)_x."""
-    dx, diffusion = spacing[0], c["nu"] / pi
-
-    def rate(u: Tensor) -> Tensor:
-        return diffusion * periodic_second_difference(u, dx) - central_difference(0.5 * u**2, 2, dx, "periodic")
-
-    return Evolution(rate)
+    diffusion = c["nu"] / pi * periodic_second_difference(u, spacing[0])
+    return diffusion - central_difference(0.5 * u**2, 2, spacing[0], "periodic")
 
 
 def _inviscid_rate(u: Tensor, dx: float) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigFault
-from ups.solvers.numerics import Box, Evolution, Stepper, central_difference, face_states, integrate, largest
+from ups.solvers.numerics import Box, Stepper, central_difference, face_states, integrate, largest
 from ups.solvers.random_fields import Sample, fourier_field, rescaled, sines, solenoidal, window
 
 GAMMA = 5 / 3
@@ -146,22 +146,20 @@ def compressible(c: dict[str, Tensor], box: Box) -> Stepper:
     return step, limit
 
 
-def compressible_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
+def conserved_fields(u: Tensor) -> Tensor:
+    """Return rho, E and rho v of stored fields (B, 2 + d, *grid)."""
+    return conserved(u.movedim(1, 0)).movedim(0, 1)
+
+
+def euler_rate(u: Tensor, c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Tensor:
     """Euler's equations of rho, E and rho v; the stress is left out, small with PDEBench's viscosities."""
-
-    def quantity(u: Tensor) -> Tensor:
-        return conserved(u.movedim(1, 0)).movedim(0, 1)
-
-    def rate(u: Tensor) -> Tensor:
-        U, p = quantity(u), u[:, 1:2]
-        change = torch.zeros_like(u)
-        for a, dx in enumerate(spacing):
-            pressure = torch.zeros_like(u)
-            pressure[:, 1:2], pressure[:, 2 + a : 3 + a] = p * u[:, 2 + a : 3 + a], p
-            change -= central_difference(U * u[:, 2 + a : 3 + a] + pressure, a + 2, dx, boundary)
-        return change
-
-    return Evolution(rate, quantity)
+    U, change = conserved_fields(u), torch.zeros_like(u)
+    for axis, dx in enumerate(spacing, start=2):  # also the channel of the velocity along that axis
+        v, p = u[:, axis : axis + 1], u[:, 1:2]
+        pressure = torch.zeros_like(u)
+        pressure[:, 1:2], pressure[:, axis : axis + 1] = p * v, p
+        change -= central_difference(U * v + pressure, axis, dx, boundary)
+    return change
 
 
 def sines_gas(box: Box, generator: np.random.Generator, parameters: dict[str, float]) -> Sample:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ups.solvers.numerics import Box, Evolution, Stepper, central_difference
+from ups.solvers.numerics import Box, Stepper, central_difference
 from ups.solvers.random_fields import Sample, gaussian_field
 
 NU = 0.01
@@ -128,15 +128,15 @@ def incompressible(c: dict[str, Tensor], box: Box) -> Stepper:
     return step, limit
 
 
-def tracer_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
+def particles(u: Tensor) -> Tensor:
+    """Particle density (B, 1, X, Y) of stored fields."""
+    return u[:, 2:]
+
+
+def tracer_rate(u: Tensor, c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Tensor:
     """c_t = -v . grad c; v_t is left out, because the pressure it depends on is not stored."""
-
-    def rate(u: Tensor) -> Tensor:
-        v, particles = u[:, :2], u[:, 2:]
-        gradient = [central_difference(particles, axis, dx, "zero_flux") for axis, dx in enumerate(spacing, start=2)]
-        return -sum(v[:, a : a + 1] * slope for a, slope in enumerate(gradient))
-
-    return Evolution(rate, lambda u: u[:, 2:])
+    gradient = [central_difference(particles(u), axis, dx, "zero_flux") for axis, dx in enumerate(spacing, start=2)]
+    return -sum(u[:, a : a + 1] * slope for a, slope in enumerate(gradient))
 
 
 def gaussian_state(box: Box, generator: np.random.Generator, parameters: dict[str, float]) -> Sample:

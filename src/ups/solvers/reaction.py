@@ -6,7 +6,6 @@ from torch import Tensor
 
 from ups.solvers.numerics import (
     Box,
-    Evolution,
     Stepper,
     apply_spectrum,
     largest,
@@ -39,9 +38,9 @@ def logistic_diffusion(c: dict[str, Tensor], box: Box) -> Stepper:
     return step, limit
 
 
-def logistic_diffusion_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
+def logistic_diffusion_rate(u: Tensor, c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Tensor:
     """u_t = nu u_xx + rho u (1 - u)."""
-    return Evolution(lambda u: c["nu"] * periodic_second_difference(u, spacing[0]) + c["rho"] * u * (1 - u))
+    return c["nu"] * periodic_second_difference(u, spacing[0]) + c["rho"] * u * (1 - u)
 
 
 def heat(u: Tensor, diffused: Tensor, length: float) -> Tensor:
@@ -78,9 +77,9 @@ def fitzhugh_nagumo(c: dict[str, Tensor], box: Box) -> Stepper:
     return step, limit
 
 
-def fitzhugh_nagumo_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
-    """The equation of `fitzhugh_nagumo` with the same Laplacian."""
-    return Evolution(lambda state: _rate(state, *spacing))
+def fitzhugh_nagumo_rate(state: Tensor, c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Tensor:
+    """u_t and v_t of `fitzhugh_nagumo`, of a state (B, 2, X, Y)."""
+    return _rate(state, *spacing)
 
 
 def _rate(state: Tensor, dx: float, dy: float) -> Tensor:

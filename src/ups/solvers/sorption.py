@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.solvers.numerics import Box, Evolution, Stepper
+from ups.solvers.numerics import Box, Stepper
 from ups.solvers.random_fields import Sample
 
 D, POROSITY, RHO_S, K_F, N_F = 5e-4, 0.29, 2880.0, 3.5e-4, 0.874
@@ -59,9 +59,9 @@ def diffusion_sorption(c: dict[str, Tensor], box: Box) -> Stepper:
     return step, limit
 
 
-def diffusion_sorption_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
+def diffusion_sorption_rate(u: Tensor, c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Tensor:
     """u_t = D / R(u) u_xx with PDEBench's ghost values."""
-    return Evolution(lambda u: sorption_rate(u, spacing[0]))
+    return sorption_rate(u, spacing[0])
 
 
 def diffusion_sorption_settings(duration: float, num_snapshots: int) -> dict[str, float]:
