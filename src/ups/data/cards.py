@@ -25,7 +25,6 @@ SMALL, NORMAL, LARGE = 7.5, 8.5, 12  # font sizes in points
 CHARACTER = 0.064  # mean width in inches of a character of size SMALL
 MAX_TIMES = 256  # rows of a space-time image
 GREY = "#666666"
-TEXT = "cards.md"
 
 Images = dict[str, list[tuple[str, np.ndarray]]]  # of each field: titles and planes
 
@@ -49,7 +48,7 @@ def write_cards(
             figure.savefig(temporary, format="png")
         texts.append(f"{card_markdown(card)}\n![{name}](data_cards/{quote(name)}.png)\n")
         advance(1)
-    with publish(folder / TEXT) as temporary:
+    with publish(folder / "cards.md") as temporary:
         temporary.write_text("\n".join(texts), encoding="utf-8")
 
 

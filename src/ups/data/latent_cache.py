@@ -129,7 +129,7 @@ def _checksum_agrees(content: bytes) -> bool:
 
 def write_manifest(
     folder: Path, key: dict[str, Any], datasets: dict[str, Dataset], splits: dict, token_grids: dict[str, list[int]]
-) -> dict[str, Any]:
+) -> None:
     """Read all latents back, compute the statistics of the training split, and write the manifest.
 
     `key` identifies what the latents were made from; `token_grids` has the token grid of every family.
@@ -146,20 +146,13 @@ def write_manifest(
             if (folder / f"{name}.zarr" / kind).is_dir():
                 array = zarr.open_array(folder / f"{name}.zarr" / kind, mode="r")
                 shapes[kind] = {"shape": list(array.shape), "dtype": str(array.dtype)}
-        entries[name] = {
-            "dataset": asdict(dataset),
-            "arrays": shapes,
-            "token_grid": token_grids[dataset.family],
-            "condition": condition_features(dataset),
-            "split": splits[name],
-        }
+        entry = {"dataset": asdict(dataset), "arrays": shapes, "token_grid": token_grids[dataset.family]}
+        entries[name] = entry | {"condition": condition_features(dataset), "split": splits[name]}
     families = [name for name in FAMILIES if any(dataset.family == name for dataset in datasets.values())]
     cache = LatentCache(folder, {"families": families, "datasets": entries})
     for name, entry in entries.items():
         entry["statistics"] = _statistics(cache, name, len(FAMILIES[entry["dataset"]["family"]].fields))
-    manifest = {"key": key, "families": families, "datasets": entries}
-    write_json(folder / MANIFEST, manifest)
-    return manifest
+    write_json(folder / MANIFEST, {"key": key, "families": families, "datasets": entries})
 
 
 def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, list[float]]:

@@ -1,9 +1,9 @@
 """Simulated trajectories in PDEBench's four HDF5 layouts and under its file names: read like downloaded files."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +99,13 @@ def simulate(
     boundary: str | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> None:
-    """Write one file of trajectories first..first+num_trajectories-1; the same arguments give the same bytes.
+    """Write one file of trajectories first..first+num_trajectories-1; the same arguments give the same values.
 
     `resolution` counts points per axis and `duration` ends at the last snapshot; a steady family has one snapshot and
     no duration. Compressible flow also has a `start` (Rand, Shock or Turb) and a `boundary` (periodic or outflow).
     `advance(n)` is called when `n` more snapshots are solved, num_trajectories * num_snapshots in total. The file
-    appears under its name when it is complete.
+    appears under its name when it is complete. The bytes are the same too, except in layout `batch`, because the output
+    of the LZF compressor depends on what its memory held before.
     """
     _check_parameters(family, parameters)
     _check_times(family, num_snapshots, duration)
@@ -130,7 +131,9 @@ def _write(
         _create_batch(file, plan, seed)
     elif plan.family.layout != "groups":
         _create_arrays(file, plan)
-    for indices in _batches(plan):
+    size = max(1, BATCH_VALUES // (plan.problem.num_fields * prod(plan.grid)))
+    for offset in range(0, len(plan.indices), size):
+        indices = plan.indices[offset : offset + size]
         u_0, sampled = sample_initial_states(name, indices, plan.grid, seed, plan.parameters, start=start)
         _write_given(file, plan, indices, sampled)
         for time, u in enumerate(evolve(name, u_0, {**plan.parameters, **sampled}, plan.times, boundary=boundary)):
@@ -140,12 +143,6 @@ def _write(
             _write_snapshot(file, plan, indices, time, u)
             if advance:
                 advance(len(u))
-
-
-def _batches(plan: Plan) -> Iterator[range]:
-    size = max(1, BATCH_VALUES // (plan.problem.num_fields * int(np.prod(plan.grid))))
-    for start in range(0, len(plan.indices), size):
-        yield plan.indices[start : start + size]
 
 
 def _check_parameters(family: str, parameters: dict[str, float]) -> None:

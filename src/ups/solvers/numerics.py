@@ -1,4 +1,4 @@
-"""Shared by the schemes: cells of a box, time steps, limited states, differences, Fourier transforms, residuals.
+"""Shared by the schemes: cells of a box, time steps, limited states, differences, wavenumbers, residuals.
 
 A state `u` is (B, C, *grid) in float64. A time step `dt` has one value per trajectory and the axes of the state, so the
 solution of a trajectory does not depend on the others of its batch.
@@ -99,11 +99,6 @@ def wavenumbers(u: Tensor, length: float) -> Tensor:
     return 2 * pi * torch.fft.rfftfreq(points, length / points, dtype=u.dtype, device=u.device)
 
 
-def apply_spectrum(u: Tensor, factor: Tensor) -> Tensor:
-    """Multiply the Fourier transform of `u` along the last axis by `factor`."""
-    return torch.fft.irfft(factor * torch.fft.rfft(u), n=u.shape[-1])
-
-
 def central_difference(u: Tensor, axis: int, dx: float, boundary: str) -> Tensor:
     """(u_(i+1) - u_(i-1)) / (2 dx), where the cell beyond an end is given by `boundary`.
 
@@ -117,8 +112,8 @@ def central_difference(u: Tensor, axis: int, dx: float, boundary: str) -> Tensor
     return (padded.narrow(axis, 2, u.shape[axis]) - padded.narrow(axis, 0, u.shape[axis])) / (2 * dx)
 
 
-def periodic_second_difference(u: Tensor, dx: float) -> Tensor:
-    """(u_(i+1) - 2 u_i + u_(i-1)) / dx^2 along the last axis."""
+def second_difference(u: Tensor, dx: float) -> Tensor:
+    """(u_(i+1) - 2 u_i + u_(i-1)) / dx^2 along the last axis, periodic."""
     return (u.roll(-1, -1) - 2 * u + u.roll(1, -1)) / dx**2
 
 

@@ -4,15 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.solvers.numerics import (
-    Box,
-    Stepper,
-    apply_spectrum,
-    largest,
-    periodic_second_difference,
-    wavenumbers,
-    zero_flux_laplacian,
-)
+from ups.solvers.numerics import Box, Stepper, largest, second_difference, wavenumbers, zero_flux_laplacian
 from ups.solvers.random_fields import Sample, rescaled, sines
 
 D_u, D_v, k = 1e-3, 5e-3, 5e-3
@@ -40,18 +32,18 @@ def logistic_diffusion(c: dict[str, Tensor], box: Box) -> Stepper:
 
 def logistic_diffusion_rate(u: Tensor, c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Tensor:
     """u_t = nu u_xx + rho u (1 - u)."""
-    return c["nu"] * periodic_second_difference(u, spacing[0]) + c["rho"] * u * (1 - u)
+    return c["nu"] * second_difference(u, spacing[0]) + c["rho"] * u * (1 - u)
 
 
 def heat(u: Tensor, diffused: Tensor, length: float) -> Tensor:
     """Solve u_t = nu u_xx on a periodic axis exactly, with `diffused` = nu t."""
-    return apply_spectrum(u, torch.exp(-diffused * wavenumbers(u, length) ** 2))
+    decay = torch.exp(-diffused * wavenumbers(u, length) ** 2)
+    return torch.fft.irfft(decay * torch.fft.rfft(u), n=u.shape[-1])
 
 
 def logistic(u: Tensor, grown: Tensor) -> Tensor:
     """Solve u_t = rho u (1 - u) exactly, with `grown` = rho t."""
-    decay = torch.exp(-grown)
-    return u / (u + (1 - u) * decay)
+    return u / (u + (1 - u) * torch.exp(-grown))
 
 
 def normal_state(box: Box, generator: np.random.Generator, parameters: dict[str, float]) -> Sample:

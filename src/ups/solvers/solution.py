@@ -1,6 +1,6 @@
 """The entry to all solvers: random initial states of a family, and the trajectories that start from them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from math import isfinite, prod
@@ -64,31 +64,18 @@ def _stack(values: Sequence[np.ndarray]) -> Tensor:
 
 @one_thread()
 def solve(
-    family: str,
-    u_0: Tensor | None,  # (B, C, *grid); None for a steady family
-    coefficients: Coefficients,
-    times: Sequence[float],
-    advance: Callable[[int], object] | None = None,
-    *,
-    boundary: str | None = None,
+    family: str, u_0: Tensor | None, coefficients: Coefficients, times: Sequence[float], *, boundary: str | None = None
 ) -> Tensor:
-    """Trajectories (B, T, C, *grid) at `times`, starting from `u_0` at `times[0]`, computed in float64.
+    """Trajectories (B, T, C, *grid) at `times`, starting from `u_0` (B, C, *grid) at `times[0]`, computed in float64.
 
     A coefficient is a number or one value per trajectory (B,); Darcy's `nu` and the forces of incompressible
     Navier-Stokes are fields, one for all (*grid) or one each (B, *grid). Names the family does not have are ignored.
-    A steady family has no `u_0` and one snapshot. `advance(n)` is called when `n` more snapshots are done, B * T in
-    total. `boundary` is "periodic" or "outflow" for the compressible families, where PDEBench has both.
+    A steady family has no `u_0` (None) and one snapshot. `boundary` is "periodic" or "outflow" for the compressible
+    families, where PDEBench has both.
     """
     problem, c, times = _checked(family, u_0, coefficients, times, boundary)
-    chunks = []
-    for u_0_chunk, c_chunk in _chunks(problem, u_0, c):
-        snapshots = []
-        for u in _evolve(problem, u_0_chunk, c_chunk, times, boundary):
-            snapshots.append(u)
-            if advance:
-                advance(len(u))
-        chunks.append(torch.stack(snapshots, dim=1))
-    return torch.cat(chunks)
+    chunks = [list(_evolve(problem, *chunk, times, boundary)) for chunk in _chunks(problem, u_0, c)]
+    return torch.cat([torch.stack(snapshots, dim=1) for snapshots in chunks])
 
 
 def evolve(
