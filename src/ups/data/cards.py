@@ -26,8 +26,6 @@ CHARACTER = 0.064  # mean width in inches of a character of size SMALL
 MAX_TIMES = 256  # rows of a space-time image
 GREY = "#666666"
 
-Images = dict[str, list[tuple[str, np.ndarray]]]  # of each field: titles and planes
-
 
 def write_cards(
     folder: Path,
@@ -57,9 +55,8 @@ def read_sample(raw: Path, dataset: Dataset, index: int) -> tuple[np.ndarray, np
 
     K is at most 256 in 1D, else 3: the first, the middle and the last snapshot. In 3D, grid is the middle plane of z.
     """
-    num_times = len(dataset.times)
-    count = MAX_TIMES if len(dataset.grid) == 1 else 3
-    shown = np.unique(np.linspace(0, num_times - 1, min(count, num_times)).astype(int))
+    count = min(MAX_TIMES if len(dataset.grid) == 1 else 3, len(dataset.times))
+    shown = np.unique(np.linspace(0, len(dataset.times) - 1, count).astype(int))
     with TrajectoryReader(raw, dataset) as reader:
         u = np.concatenate([_plane(reader.read(index, k, k + 1), dataset) for k in shown.tolist()])
         return np.asarray(dataset.times)[shown], u, _plane(reader.read_coefficients(index), dataset)
@@ -99,8 +96,9 @@ class _Column:
     def write(self, words: str, size: float, *, leading: float = LINE, **style: Any) -> None:
         """Add a paragraph, wrapped at the width of the column."""
         width = int((TEXT_WIDTH - 2 * MARGIN) / (CHARACTER * size / SMALL))
+        style |= {"fontsize": size, "parse_math": False}
         for line in textwrap.wrap(words.replace("_", "_ "), width):
-            self._place(MARGIN, line.replace("_ ", "_"), {"fontsize": size, "parse_math": False, **style})
+            self.placed.append((MARGIN, self.bottom, line.replace("_ ", "_"), style))
             self.bottom += leading
 
     def add(self, section: Section) -> None:
@@ -108,19 +106,16 @@ class _Column:
         self.bottom += GAP
         self.write(section.title, NORMAL, weight="bold")
         for formula in section.formulas:
-            self._place(MARGIN, formula, {"fontsize": NORMAL})
+            self.placed.append((MARGIN, self.bottom, formula, {"fontsize": NORMAL}))
             self.bottom += MATH_LINE
         for line in section.lines:
             self.write(_printable(line), SMALL)
         widths = [max(map(len, cells)) * CHARACTER + 0.16 for cells in zip(*section.table, strict=True)]
         for number, row in enumerate(section.table):
             for x, cell in zip(np.cumsum([MARGIN, *widths]), row, strict=False):
-                colour = "black" if number else GREY
-                self._place(float(x), cell, {"fontsize": SMALL, "parse_math": False, "color": colour})
+                style = {"fontsize": SMALL, "parse_math": False, "color": "black" if number else GREY}
+                self.placed.append((float(x), self.bottom, cell, style))
             self.bottom += LINE
-
-    def _place(self, x: float, words: str, style: dict[str, Any]) -> None:
-        self.placed.append((x, self.bottom, words, style))
 
 
 def _draw_lines(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> None:
@@ -141,7 +136,12 @@ def _draw_lines(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray, 
 
 def _draw_planes(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> None:
     """Images of every field: one column per field, or one row per field if at most two fields change in time."""
-    images = _planes(card, times, u, coefficients)
+    titles = [f", t = {time:.3g}" if len(times) > 1 else "" for time in times]
+    given = {name: [("", values.T)] for name, values in zip(card.family.coefficients, coefficients, strict=True)}
+    fields = {}
+    for name, snapshots in zip(card.family.fields, u.swapaxes(0, 1), strict=True):
+        fields[name] = [(title, values.T) for title, values in zip(titles, snapshots, strict=True)]
+    images = given | fields if card.family.steady else fields | given  # titles and planes (Y, X) of each field
     longest = max(map(len, images.values()))
     by_column = len(images) > 2 or longest == 1
     shape = (longest, len(images)) if by_column else (len(images), longest)
@@ -155,16 +155,6 @@ def _draw_planes(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray,
             panel.set(xticks=[], yticks=[])
             panel.set_xlabel(f"{plane.min():.3g} to {plane.max():.3g}", fontsize=SMALL)
             _tidy(panel, f"{name}{title}")
-
-
-def _planes(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> Images:
-    """Images (Y, X) of the coefficients and the snapshots."""
-    titles = [f", t = {time:.3g}" if len(times) > 1 else "" for time in times]
-    given = {name: [("", values.T)] for name, values in zip(card.family.coefficients, coefficients, strict=True)}
-    fields = {}
-    for name, snapshots in zip(card.family.fields, u.swapaxes(0, 1), strict=True):
-        fields[name] = [(title, values.T) for title, values in zip(titles, snapshots, strict=True)]
-    return given | fields if card.family.steady else fields | given
 
 
 def _tidy(panel: Axes, title: str) -> None:

@@ -141,11 +141,9 @@ def write_manifest(
 
     entries = {}
     for name, dataset in datasets.items():
-        shapes = {}
-        for kind in ("fields", "coefficients"):
-            if (folder / f"{name}.zarr" / kind).is_dir():
-                array = zarr.open_array(folder / f"{name}.zarr" / kind, mode="r")
-                shapes[kind] = {"shape": list(array.shape), "dtype": str(array.dtype)}
+        paths = [folder / f"{name}.zarr" / kind for kind in ("fields", "coefficients")]
+        arrays = {path.name: zarr.open_array(path, mode="r") for path in paths if path.is_dir()}
+        shapes = {kind: {"shape": list(array.shape), "dtype": str(array.dtype)} for kind, array in arrays.items()}
         entry = {"dataset": asdict(dataset), "arrays": shapes, "token_grid": token_grids[dataset.family]}
         entries[name] = entry | {"condition": condition_features(dataset), "split": splits[name]}
     families = [name for name in FAMILIES if any(dataset.family == name for dataset in datasets.values())]
