@@ -91,6 +91,13 @@ def test_the_number_advanced_together_does_not_matter(monkeypatch):
     assert torch.allclose(solve("incompressible_ns_2d", u_0, coefficients, [0.0, 0.2]), together, atol=1e-6)
 
 
+def test_a_coefficient_has_one_value_for_all_or_one_for_each(monkeypatch):
+    """As many values as trajectories advanced together are refused: they belong to no trajectory in particular."""
+    monkeypatch.setattr(solution, "CHUNK_VALUES", 16)
+    with pytest.raises(ConfigFault, match="must be a number or 4 values"):
+        solve("burgers_1d", torch.ones(4, 1, 8), {"nu": torch.ones(2)}, [0.0, 0.1])
+
+
 def test_a_field_may_be_given_once_for_all():
     """One force or permeability for all trajectories gives the same as a copy for each."""
     u_0, coefficients = drawn("incompressible_ns_2d", 2)

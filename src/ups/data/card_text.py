@@ -61,9 +61,8 @@ class Card:
         dataset, family = self.dataset, self.family
         parameters = ", ".join(f"{name} = {value:g}" for name, value in dataset.parameters.items())
         counts = ", ".join(f"{name} {len(indices)}" for name, indices in self.splits.items())
-        formulas = family.formulas
         return [
-            Section("Equation", formulas=formulas, lines=() if formulas else (family.equation,)),
+            Section("Equation", formulas=family.formulas, lines=() if family.formulas else (family.equation,)),
             Section("Parameters", lines=(parameters or "none",)),
             Section("Domain", table=_describe_axes(dataset, family)),
             Section("Time", lines=(_describe_time(dataset, family),)),

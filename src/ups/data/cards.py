@@ -28,12 +28,7 @@ GREY = "#666666"
 
 
 def write_cards(
-    folder: Path,
-    raw: Path,
-    datasets: dict[str, Any],
-    statistics: dict[str, Any],
-    source: str,
-    advance: Callable[[int], None],
+    folder: Path, raw: Path, datasets: dict, statistics: dict, source: str, advance: Callable[[int], None]
 ) -> None:
     """Write `<dataset>.png` for every dataset and `cards.md` with the text of all; `advance(1)` follows each."""
     texts = ["# Data cards\n"]

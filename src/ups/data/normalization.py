@@ -95,11 +95,10 @@ def _read_slabs(reader: TrajectoryReader, index: int) -> Iterator[tuple[str, tup
 
 
 def _check(reader: TrajectoryReader, index: int, name: str, values: np.ndarray, start: int) -> None:
-    if not np.isfinite(values).all():
-        bad, what = ~np.isfinite(values), "NaN or infinite"
-    elif is_log(reader.family, name) and values.min() <= 0:
+    bad, what = ~np.isfinite(values), "NaN or infinite"
+    if is_log(reader.family, name) and not bad.any():
         bad, what = values <= 0, "not positive"
-    else:
+    if not bad.any():
         return
     file, position = reader.locate(index)
     snapshot = start + int(np.argwhere(bad)[0][0])

@@ -1,7 +1,4 @@
-"""Samples of a split by number: single snapshots for the codec, latent time steps for all other models.
-
-`ups.training.batches` selects the numbers.
-"""
+"""Samples of a split by number (see `ups.training.batches`): snapshots for the codec, else latent time steps."""
 
 import math
 from bisect import bisect_right

@@ -114,8 +114,7 @@ def simulate(
         if sizes[name] < smallest:
             raise ConfigFault(f"{family} needs {name} >= {smallest}, got {sizes[name]}")
     problem = problem_of(family)
-    indices = range(first, first + num_trajectories)
-    grid = (resolution,) * problem.num_axes
+    indices, grid = range(first, first + num_trajectories), (resolution,) * problem.num_axes
     plan = Plan(FAMILIES[family], problem, parameters, indices, grid, num_snapshots, duration)
     for left_by_killed_process in path.parent.glob(f".{path.name}.*.tmp"):
         left_by_killed_process.unlink()

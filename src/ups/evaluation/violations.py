@@ -17,7 +17,7 @@ from ups.data.pdebench import FAMILIES
 from ups.metrics.errors import EPS, conservation_drift, rms
 from ups.solvers.families import equation_of
 from ups.solvers.numerics import wall_divergence
-from ups.solvers.sorption import INFLOW, D
+from ups.solvers.reaction import INFLOW, D
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ups.errors import ConfigFault
-from ups.solvers import advection, compressible, darcy, incompressible, reaction, shallow_water, sorption
+from ups.solvers import advection, compressible, darcy, incompressible, reaction, shallow_water
 from ups.solvers.numerics import Box, Evolution, Fields, Stepper, identity
 from ups.solvers.random_fields import Sample
 
@@ -85,8 +85,8 @@ PROBLEMS = {
         stepper=reaction.logistic_diffusion, rate=reaction.logistic_diffusion_rate,
     ),
     "diffusion_sorption_1d": Problem(
-        num_axes=1, initial_states={"Rand": sorption.uniform_state}, settings=sorption.diffusion_sorption_settings,
-        stepper=sorption.diffusion_sorption, rate=sorption.diffusion_sorption_rate,
+        num_axes=1, initial_states={"Rand": reaction.uniform_state}, settings=reaction.diffusion_sorption_settings,
+        stepper=reaction.diffusion_sorption, rate=reaction.diffusion_sorption_rate,
     ),
     "compressible_ns_1d": _compressible(1, -1.0, Rand=compressible.sines_gas, Shock=compressible.shock_tube),
     "darcy_2d": Problem(

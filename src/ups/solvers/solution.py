@@ -74,20 +74,26 @@ def solve(
     families, where PDEBench has both.
     """
     problem, c, times = _checked(family, u_0, coefficients, times, boundary)
-    chunks = [list(_evolve(problem, *chunk, times, boundary)) for chunk in _chunks(problem, u_0, c)]
-    return torch.cat([torch.stack(snapshots, dim=1) for snapshots in chunks])
+    if problem.steady:
+        return torch.stack(list(_evolve(problem, c, times, None, boundary)), dim=1)
+    size = max(1, CHUNK_VALUES // prod(u_0.shape[1:]))
+    chunks = []
+    for start in range(0, len(u_0), size):
+        rows = slice(start, start + size)
+        own = {name: value if len(value) == 1 else value[rows] for name, value in c.items()}
+        chunks.append(torch.stack(list(_evolve(problem, own, times, u_0[rows], boundary)), dim=1))
+    return torch.cat(chunks)
 
 
 def evolve(
     family: str, u_0: Tensor | None, coefficients: Coefficients, times: Sequence[float], *, boundary: str | None = None
 ) -> Iterator[Tensor]:
     """The snapshots (B, C, *grid) of `solve` one after the other, for trajectories that do not fit into memory."""
-    problem, c, times = _checked(family, u_0, coefficients, times, boundary)
-    return _evolve(problem, u_0, c, times, boundary)
+    return _evolve(*_checked(family, u_0, coefficients, times, boundary), u_0, boundary)
 
 
 def _evolve(
-    problem: Problem, u_0: Tensor | None, c: Coefficients, times: list[float], boundary: str | None
+    problem: Problem, c: Coefficients, times: list[float], u_0: Tensor | None, boundary: str | None
 ) -> Iterator[Tensor]:
     """The stored fields at `times` in the precision of `u_0`."""
     if problem.steady:
@@ -99,17 +105,6 @@ def _evolve(
     for start, stop in pairwise(times):
         state = integrate(step, limit, state, stop - start)
         yield problem.to_fields(state).to(u_0.dtype)
-
-
-def _chunks(problem: Problem, u_0: Tensor | None, c: Coefficients) -> Iterator[tuple[Tensor | None, Coefficients]]:
-    """Some trajectories at a time, and their own coefficients; all trajectories of a steady family."""
-    if problem.steady:
-        yield None, c
-        return
-    size = max(1, CHUNK_VALUES // prod(u_0.shape[1:]))
-    for start in range(0, len(u_0), size):
-        rows = slice(start, start + size)
-        yield u_0[rows], {name: value if len(value) == 1 else value[rows] for name, value in c.items()}
 
 
 def _checked(
