@@ -89,12 +89,13 @@ def test_interrupted_write_goes_on_where_it_stopped(tmp_path: Path, datasets: di
 
 
 def test_only_broken_chunks_are_written_again(folder: Path, tmp_path: Path, datasets: dict[str, Dataset]):
-    """A missing, a truncated and an altered chunk are replaced; the others keep their time of change."""
+    """Missing, truncated, altered and empty chunks are replaced; the others keep their time of change."""
     content, before = _chunk(folder, 0).read_bytes(), chunks(folder)
-    broken = {_chunk(folder, 0), _chunk(folder, 1), _chunk(folder, 2)}
+    broken = {_chunk(folder, index) for index in range(4)}
     _chunk(folder, 0).unlink()
     _chunk(folder, 1).write_bytes(_chunk(folder, 1).read_bytes()[:50])
     flip(_chunk(folder, 2))
+    _chunk(folder, 3).write_bytes(b"")
     _write_cache(folder, tmp_path, datasets)
     after = chunks(folder)
     assert {path for path in before if after[path] != before[path]} == broken

@@ -196,7 +196,7 @@ def test_a_solution_that_is_not_finite_is_not_written(tmp_path, monkeypatch):
 def test_a_file_appears_when_it_is_complete(tmp_path):
     """While it is being written the file has no final name, and a half-written one from before does not matter."""
     path = tmp_path / file_name("burgers_1d", {"nu": 0.5})
-    (tmp_path / f".{path.name}.partial").write_bytes(b"half")
+    (tmp_path / f".{path.name}.1234.tmp").write_bytes(b"half")
     seen = []
     write(tmp_path, "burgers_1d", advance=lambda n: seen.append(path.exists()))
     assert len(seen) > 0

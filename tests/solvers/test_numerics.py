@@ -10,7 +10,7 @@ from torch import Tensor
 from ups.solvers import sample_initial_states, solve
 from ups.solvers.families import equation_of
 from ups.solvers.numerics import central_difference, integrate, wall_divergence, zero_flux_laplacian
-from ups.solvers.sorption import D
+from ups.solvers.reaction import D
 
 torch.set_num_threads(1)
 

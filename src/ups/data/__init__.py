@@ -7,7 +7,7 @@ Where raw files come from:
     http: requests for ranges of bytes, retries, remote files
     download: one whole file, resumed and checked
     partial: some trajectories of a remote file
-    simulate, simulated_layouts: files from our own solvers, in PDEBench's layouts
+    simulate: files from our own solvers, in PDEBench's layouts
     sources: the three sources (simulated, folder, downloaded), with sizes and MD5 sums
 What they contain:
     hdf5: checked access to HDF5 files of unknown origin

@@ -62,20 +62,15 @@ class Card:
         parameters = ", ".join(f"{name} = {value:g}" for name, value in dataset.parameters.items())
         counts = ", ".join(f"{name} {len(indices)}" for name, indices in self.splits.items())
         return [
-            self._equation,
+            Section("Equation", formulas=family.formulas, lines=() if family.formulas else (family.equation,)),
             Section("Parameters", lines=(parameters or "none",)),
             Section("Domain", table=_describe_axes(dataset, family)),
             Section("Time", lines=(_describe_time(dataset, family),)),
             Section("Fields (dimensionless)", lines=(STATISTICS,), table=_describe_fields(self)),
             Section("Trajectories", lines=(f"{dataset.num_trajectories}: {counts}",)),
-            Section("Files", lines=tuple(_describe_files(self))),
+            Section("Files", lines=_describe_files(self)),
             Section("Source", lines=self.origin),
         ]
-
-    @property
-    def _equation(self) -> Section:
-        formulas, equation = self.family.formulas, self.family.equation
-        return Section("Equation", formulas=formulas, lines=() if formulas else (equation,))
 
 
 def find_origin(source: str, folder: Path, dataset: Dataset, sources: dict[str, dict[str, Any]]) -> tuple[str, ...]:
@@ -104,14 +99,13 @@ def card_markdown(card: Card) -> str:
 
 
 def _describe_axes(dataset: Dataset, family: Family) -> tuple[tuple[str, ...], ...]:
-    rows = zip(family.axes, dataset.lengths, dataset.grid, dataset.boundary, strict=True)
-    return (
-        ("axis", "length", "points", "spacing", "boundary"),
-        *(
-            (axis, f"{length:.4g}", f"{points}", f"{length / points:.4g}", BOUNDARY_WORDS.get(boundary, boundary))
-            for axis, length, points, boundary in rows
-        ),
-    )
+    rows = [("axis", "length", "points", "spacing", "boundary")]
+    for axis, length, points, boundary in zip(
+        family.axes, dataset.lengths, dataset.grid, dataset.boundary, strict=True
+    ):
+        words = BOUNDARY_WORDS.get(boundary, boundary)
+        rows.append((axis, f"{length:.4g}", f"{points}", f"{length / points:.4g}", words))
+    return tuple(rows)
 
 
 def _describe_time(dataset: Dataset, family: Family) -> str:
@@ -133,10 +127,10 @@ def _describe_fields(card: Card) -> tuple[tuple[str, ...], ...]:
     return (("name", "meaning", "scale", "mean", "std"), *rows)
 
 
-def _describe_files(card: Card) -> list[str]:
+def _describe_files(card: Card) -> tuple[str, ...]:
     names = card.dataset.files
     lines = [f"{card.sources[name]['bytes'] / MEBIBYTE:.3g} MiB, {name}" for name in names[:MAX_FILES]]
     if len(names) > MAX_FILES:
         total = sum(card.sources[name]["bytes"] for name in names) / MEBIBYTE
         lines.append(f"and {len(names) - MAX_FILES} more, {total:.4g} MiB in all")
-    return lines
+    return tuple(lines)

@@ -25,18 +25,10 @@ SMALL, NORMAL, LARGE = 7.5, 8.5, 12  # font sizes in points
 CHARACTER = 0.064  # mean width in inches of a character of size SMALL
 MAX_TIMES = 256  # rows of a space-time image
 GREY = "#666666"
-TEXT = "cards.md"
-
-Images = dict[str, list[tuple[str, np.ndarray]]]  # of each field: titles and planes
 
 
 def write_cards(
-    folder: Path,
-    raw: Path,
-    datasets: dict[str, Any],
-    statistics: dict[str, Any],
-    source: str,
-    advance: Callable[[int], None],
+    folder: Path, raw: Path, datasets: dict, statistics: dict, source: str, advance: Callable[[int], None]
 ) -> None:
     """Write `<dataset>.png` for every dataset and `cards.md` with the text of all; `advance(1)` follows each."""
     texts = ["# Data cards\n"]
@@ -49,7 +41,7 @@ def write_cards(
             figure.savefig(temporary, format="png")
         texts.append(f"{card_markdown(card)}\n![{name}](data_cards/{quote(name)}.png)\n")
         advance(1)
-    with publish(folder / TEXT) as temporary:
+    with publish(folder / "cards.md") as temporary:
         temporary.write_text("\n".join(texts), encoding="utf-8")
 
 
@@ -58,9 +50,8 @@ def read_sample(raw: Path, dataset: Dataset, index: int) -> tuple[np.ndarray, np
 
     K is at most 256 in 1D, else 3: the first, the middle and the last snapshot. In 3D, grid is the middle plane of z.
     """
-    num_times = len(dataset.times)
-    count = MAX_TIMES if len(dataset.grid) == 1 else 3
-    shown = np.unique(np.linspace(0, num_times - 1, min(count, num_times)).astype(int))
+    count = min(MAX_TIMES if len(dataset.grid) == 1 else 3, len(dataset.times))
+    shown = np.unique(np.linspace(0, len(dataset.times) - 1, count).astype(int))
     with TrajectoryReader(raw, dataset) as reader:
         u = np.concatenate([_plane(reader.read(index, k, k + 1), dataset) for k in shown.tolist()])
         return np.asarray(dataset.times)[shown], u, _plane(reader.read_coefficients(index), dataset)
@@ -83,10 +74,8 @@ def draw_card(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.nda
         figure.text(x / WIDTH, 1 - y / figure.get_figheight(), words, va="top", **style)
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.1)
     _, right = figure.subfigures(1, 2, width_ratios=(TEXT_WIDTH, WIDTH - TEXT_WIDTH))
-    if len(card.dataset.grid) == 1:
-        _draw_lines(right, card, times, u, coefficients)
-    else:
-        _draw_planes(right, card, times, u, coefficients)
+    draw = _draw_lines if len(card.dataset.grid) == 1 else _draw_planes
+    draw(right, card, times, u, coefficients)
     volume = ", middle of z" if len(card.dataset.grid) == 3 else ""
     right.suptitle(f"trajectory {card.splits['train'][0]}, the first of the training split{volume}", fontsize=NORMAL)
     return figure
@@ -102,8 +91,9 @@ class _Column:
     def write(self, words: str, size: float, *, leading: float = LINE, **style: Any) -> None:
         """Add a paragraph, wrapped at the width of the column."""
         width = int((TEXT_WIDTH - 2 * MARGIN) / (CHARACTER * size / SMALL))
+        style |= {"fontsize": size, "parse_math": False}
         for line in textwrap.wrap(words.replace("_", "_ "), width):
-            self._place(MARGIN, line.replace("_ ", "_"), {"fontsize": size, "parse_math": False, **style})
+            self.placed.append((MARGIN, self.bottom, line.replace("_ ", "_"), style))
             self.bottom += leading
 
     def add(self, section: Section) -> None:
@@ -111,19 +101,16 @@ class _Column:
         self.bottom += GAP
         self.write(section.title, NORMAL, weight="bold")
         for formula in section.formulas:
-            self._place(MARGIN, formula, {"fontsize": NORMAL})
+            self.placed.append((MARGIN, self.bottom, formula, {"fontsize": NORMAL}))
             self.bottom += MATH_LINE
         for line in section.lines:
             self.write(_printable(line), SMALL)
         widths = [max(map(len, cells)) * CHARACTER + 0.16 for cells in zip(*section.table, strict=True)]
         for number, row in enumerate(section.table):
             for x, cell in zip(np.cumsum([MARGIN, *widths]), row, strict=False):
-                colour = "black" if number else GREY
-                self._place(float(x), cell, {"fontsize": SMALL, "parse_math": False, "color": colour})
+                style = {"fontsize": SMALL, "parse_math": False, "color": "black" if number else GREY}
+                self.placed.append((float(x), self.bottom, cell, style))
             self.bottom += LINE
-
-    def _place(self, x: float, words: str, style: dict[str, Any]) -> None:
-        self.placed.append((x, self.bottom, words, style))
 
 
 def _draw_lines(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> None:
@@ -144,7 +131,12 @@ def _draw_lines(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray, 
 
 def _draw_planes(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> None:
     """Images of every field: one column per field, or one row per field if at most two fields change in time."""
-    images = _planes(card, times, u, coefficients)
+    titles = [f", t = {time:.3g}" if len(times) > 1 else "" for time in times]
+    given = {name: [("", values.T)] for name, values in zip(card.family.coefficients, coefficients, strict=True)}
+    fields = {}
+    for name, snapshots in zip(card.family.fields, u.swapaxes(0, 1), strict=True):
+        fields[name] = [(title, values.T) for title, values in zip(titles, snapshots, strict=True)]
+    images = given | fields if card.family.steady else fields | given  # titles and planes (Y, X) of each field
     longest = max(map(len, images.values()))
     by_column = len(images) > 2 or longest == 1
     shape = (longest, len(images)) if by_column else (len(images), longest)
@@ -158,17 +150,6 @@ def _draw_planes(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray,
             panel.set(xticks=[], yticks=[])
             panel.set_xlabel(f"{plane.min():.3g} to {plane.max():.3g}", fontsize=SMALL)
             _tidy(panel, f"{name}{title}")
-
-
-def _planes(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> Images:
-    """Images (Y, X) of the coefficients and the snapshots."""
-    titles = [f", t = {time:.3g}" if len(times) > 1 else "" for time in times]
-    given = {name: [("", values.T)] for name, values in zip(card.family.coefficients, coefficients, strict=True)}
-    fields = {
-        name: [(title, values.T) for title, values in zip(titles, u[:, channel], strict=True)]
-        for channel, name in enumerate(card.family.fields)
-    }
-    return given | fields if card.family.steady else fields | given
 
 
 def _tidy(panel: Axes, title: str) -> None:

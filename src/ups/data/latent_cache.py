@@ -6,10 +6,9 @@ cache: codec weights, source files and options from which the latents were made.
 so that training processes start sooner.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +27,9 @@ from ups.models.weights import load_model
 if TYPE_CHECKING:
     import zarr
 
-
 MANIFEST = "manifest.json"
 CHECKSUM_BYTES = 4
+REMEDY = "run `kedro run --from-nodes encode_latents`"
 MAX_OPEN_CHUNKS = 4096  # memory maps that a process keeps open
 SNAPSHOTS_AT_ONCE = 16  # encoded together; limits the memory that the codec needs
 MARGIN = 1.5  # from the largest value in the training split to a limit on predictions
@@ -109,14 +108,9 @@ def _array(folder: Path, name: str, kind: str, count: int, shape: tuple[int, ...
     if (path / "zarr.json").is_file():
         return zarr.open_array(path, mode="r+", config=WRITE_ALL)
     return zarr.create_array(
-        path,
-        shape=(count, *shape),
-        chunks=(1, *shape),
-        dtype=dtype,
-        fill_value=np.nan,
-        compressors=Crc32cCodec(),
-        config=WRITE_ALL,
-    )
+        path, shape=(count, *shape), chunks=(1, *shape), dtype=dtype,
+        fill_value=np.nan, compressors=Crc32cCodec(), config=WRITE_ALL,
+    )  # fmt: skip
 
 
 def _chunk(folder: Path, name: str, kind: str, index: int) -> Path:
@@ -125,19 +119,17 @@ def _chunk(folder: Path, name: str, kind: str, index: int) -> Path:
 
 def _is_whole(folder: Path, name: str, kind: str, index: int) -> bool:
     chunk = _chunk(folder, name, kind, index)
-    return chunk.is_file() and _checksum_agrees(np.memmap(chunk, np.uint8, "r"))
+    return chunk.is_file() and _checksum_agrees(chunk.read_bytes())
 
 
-def _checksum_agrees(content: np.ndarray) -> bool:
-    if content.size <= CHECKSUM_BYTES:
-        return False
-    expected = int.from_bytes(content[-CHECKSUM_BYTES:].tobytes(), "little")
-    return google_crc32c.value(content[:-CHECKSUM_BYTES].tobytes()) == expected
+def _checksum_agrees(content: bytes) -> bool:
+    values, checksum = content[:-CHECKSUM_BYTES], content[-CHECKSUM_BYTES:]
+    return bool(values) and google_crc32c.value(values) == int.from_bytes(checksum, "little")
 
 
 def write_manifest(
     folder: Path, key: dict[str, Any], datasets: dict[str, Dataset], splits: dict, token_grids: dict[str, list[int]]
-) -> dict[str, Any]:
+) -> None:
     """Read all latents back, compute the statistics of the training split, and write the manifest.
 
     `key` identifies what the latents were made from; `token_grids` has the token grid of every family.
@@ -149,25 +141,16 @@ def write_manifest(
 
     entries = {}
     for name, dataset in datasets.items():
-        shapes = {}
-        for kind in ("fields", "coefficients"):
-            if (folder / f"{name}.zarr" / kind).is_dir():
-                array = zarr.open_array(folder / f"{name}.zarr" / kind, mode="r")
-                shapes[kind] = {"shape": list(array.shape), "dtype": str(array.dtype)}
-        entries[name] = {
-            "dataset": asdict(dataset),
-            "arrays": shapes,
-            "token_grid": token_grids[dataset.family],
-            "condition": condition_features(dataset),
-            "split": splits[name],
-        }
+        paths = [folder / f"{name}.zarr" / kind for kind in ("fields", "coefficients")]
+        arrays = {path.name: zarr.open_array(path, mode="r") for path in paths if path.is_dir()}
+        shapes = {kind: {"shape": list(array.shape), "dtype": str(array.dtype)} for kind, array in arrays.items()}
+        entry = {"dataset": asdict(dataset), "arrays": shapes, "token_grid": token_grids[dataset.family]}
+        entries[name] = entry | {"condition": condition_features(dataset), "split": splits[name]}
     families = [name for name in FAMILIES if any(dataset.family == name for dataset in datasets.values())]
     cache = LatentCache(folder, {"families": families, "datasets": entries})
     for name, entry in entries.items():
         entry["statistics"] = _statistics(cache, name, len(FAMILIES[entry["dataset"]["family"]].fields))
-    manifest = {"key": key, "families": families, "datasets": entries}
-    write_json(folder / MANIFEST, manifest)
-    return manifest
+    write_json(folder / MANIFEST, {"key": key, "families": families, "datasets": entries})
 
 
 def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, list[float]]:
@@ -221,7 +204,7 @@ class LatentCache:
         self.folder = folder
         self.datasets: dict[str, dict[str, Any]] = manifest["datasets"]
         self.families: list[str] = manifest["families"]
-        self._maps: OrderedDict[tuple[str, str, int], np.ndarray] = OrderedDict()
+        self._map = lru_cache(MAX_OPEN_CHUNKS)(self._open_chunk)
 
     @classmethod
     def open(cls, folder: Path, key: dict[str, Any]) -> "LatentCache":
@@ -232,14 +215,11 @@ class LatentCache:
         """
         path = folder / MANIFEST
         if not path.is_file():
-            raise DataFault(f"{folder} holds no finished latent cache: run `kedro run --from-nodes encode_latents`")
+            raise DataFault(f"{folder} holds no finished latent cache: {REMEDY}")
         manifest = read_json(path)
         differing = [name for name in key if manifest["key"].get(name) != key[name]]
         if differing:
-            raise DataFault(
-                f"the latent cache {folder} was made from another {', '.join(differing)}: "
-                "run `kedro run --from-nodes encode_latents`"
-            )
+            raise DataFault(f"the latent cache {folder} was made from another {', '.join(differing)}: {REMEDY}")
         return cls(folder, manifest)
 
     def only(self, *families: str) -> "LatentCache":
@@ -253,23 +233,17 @@ class LatentCache:
         Raises:
             DataFault: the chunk is missing, truncated or altered.
         """
-        chunk = (name, kind, index)
-        if chunk not in self._maps:
-            self._maps[chunk] = self._map(name, kind, index)
-            if len(self._maps) > MAX_OPEN_CHUNKS:
-                self._maps.popitem(last=False)
-        return self._maps[chunk]
+        return self._map(name, kind, index)
 
-    def _map(self, name: str, kind: str, index: int) -> np.ndarray:
+    def _open_chunk(self, name: str, kind: str, index: int) -> np.ndarray:
         chunk = _chunk(self.folder, name, kind, index)
         array = self.datasets[name]["arrays"][kind]
         shape, dtype = tuple(array["shape"][1:]), np.dtype(array["dtype"])
         num_bytes = int(np.prod(shape)) * dtype.itemsize
+        remedy = f"delete {self.folder} and run again"
         if not chunk.is_file() or chunk.stat().st_size != num_bytes + CHECKSUM_BYTES:
-            raise DataFault(
-                f"latent cache damaged: {chunk} is missing or truncated; delete {self.folder} and run again"
-            )
+            raise DataFault(f"latent cache damaged: {chunk} is missing or truncated; {remedy}")
         content = np.memmap(chunk, np.uint8, "r")
-        if not _checksum_agrees(content):
-            raise DataFault(f"latent cache damaged: wrong checksum in {chunk}; delete {self.folder} and run again")
+        if not _checksum_agrees(content.tobytes()):
+            raise DataFault(f"latent cache damaged: wrong checksum in {chunk}; {remedy}")
         return content[:num_bytes].view(dtype).reshape(shape)

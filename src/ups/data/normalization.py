@@ -1,5 +1,6 @@
 """Mean and standard deviation of every field over the train split, and a check of every value of all splits."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,11 +22,10 @@ class Moments:
         self.count, self.mean, self.M2, self.max_magnitude = 0, 0.0, 0.0, 0.0
 
     def update(self, values: np.ndarray) -> None:
-        """Merge a slab: delta = mean_b - mean_a, M2 = M2_a + M2_b + delta^2 n_a n_b / n."""
-        values = values.astype(np.float64)
-        count = self.count + values.size
-        delta = values.mean() - self.mean
-        self.M2 += float(((values - values.mean()) ** 2).sum() + delta**2 * self.count * values.size / count)
+        """Merge a slab of float64: delta = mean_b - mean_a, M2 = M2_a + M2_b + delta^2 n_a n_b / n."""
+        mean, count = values.mean(), self.count + values.size
+        delta = mean - self.mean
+        self.M2 += float(((values - mean) ** 2).sum() + delta**2 * self.count * values.size / count)
         self.mean += float(delta * values.size / count)
         self.max_magnitude = max(self.max_magnitude, float(abs(values).max()))
         self.count = count
@@ -37,10 +37,7 @@ class Moments:
 
 
 def fit_normalization(
-    folder: Path,
-    datasets: dict[str, Dataset],
-    splits: dict[str, dict[str, list[int]]],
-    advance: Callable[[int], None],
+    folder: Path, datasets: dict[str, Dataset], splits: dict[str, dict[str, list[int]]], advance: Callable[[int], None]
 ) -> dict:
     """Statistics `{family: {"fields" | "coefficients": {name: {"log", "mean", "std"}}}}`, of the logarithm if "log".
 
@@ -49,21 +46,18 @@ def fit_normalization(
     Raises:
         DataFault: a value of any split is not finite, or not positive in a field of `Family.positive`.
     """
-    moments: dict[str, dict[str, dict[str, Moments]]] = {}
+    moments: defaultdict[tuple[str, str, str], Moments] = defaultdict(Moments)  # by family, kind and name of the field
     for name, dataset in datasets.items():
-        of_family = moments.setdefault(dataset.family, _empty_moments(FAMILIES[dataset.family]))
         train = set(splits[name]["train"])
         with TrajectoryReader(folder, dataset) as reader:
             for index in sorted(index for indices in splits[name].values() for index in indices):
-                _scan(reader, index, of_family if index in train else None)
+                _scan(reader, index, moments if index in train else None)
                 advance(1)
-    return {
-        family: {
-            kind: {name: _summarize(FAMILIES[family], name, field) for name, field in fields.items()}
-            for kind, fields in of_family.items()
-        }
-        for family, of_family in moments.items()
-    }
+    statistics: dict = {dataset.family: {"fields": {}, "coefficients": {}} for dataset in datasets.values()}
+    for (family, kind, name), found in moments.items():
+        entry = {"log": is_log(FAMILIES[family], name), "mean": found.mean, "std": found.std}
+        statistics[family][kind][name] = entry
+    return statistics
 
 
 def check_values(folder: Path, dataset: Dataset, advance: Callable[[int], None]) -> None:
@@ -79,18 +73,7 @@ def is_log(family: Family, name: str) -> bool:
     return name in family.positive or name in family.positive_coefficients
 
 
-def _empty_moments(family: Family) -> dict[str, dict[str, Moments]]:
-    return {
-        "fields": {name: Moments() for name in family.fields},
-        "coefficients": {name: Moments() for name in family.coefficients},
-    }
-
-
-def _summarize(family: Family, name: str, moments: Moments) -> dict[str, bool | float]:
-    return {"log": is_log(family, name), "mean": moments.mean, "std": moments.std}
-
-
-def _scan(reader: TrajectoryReader, index: int, moments: dict[str, dict[str, Moments]] | None) -> None:
+def _scan(reader: TrajectoryReader, index: int, moments: dict[tuple[str, str, str], Moments] | None) -> None:
     """Check a trajectory and its coefficients, and merge them into `moments` unless that is None."""
     family = reader.family
     for kind, names, start, values in _read_slabs(reader, index):
@@ -98,7 +81,7 @@ def _scan(reader: TrajectoryReader, index: int, moments: dict[str, dict[str, Mom
             _check(reader, index, name, values[:, channel], start)
             if moments is not None:
                 u = values[:, channel].astype(np.float64)
-                moments[kind][name].update(np.log(u) if is_log(family, name) else u)
+                moments[family.name, kind, name].update(np.log(u) if is_log(family, name) else u)
 
 
 def _read_slabs(reader: TrajectoryReader, index: int) -> Iterator[tuple[str, tuple[str, ...], int, np.ndarray]]:
@@ -112,11 +95,10 @@ def _read_slabs(reader: TrajectoryReader, index: int) -> Iterator[tuple[str, tup
 
 
 def _check(reader: TrajectoryReader, index: int, name: str, values: np.ndarray, start: int) -> None:
-    if not np.isfinite(values).all():
-        bad, what = ~np.isfinite(values), "NaN or infinite"
-    elif is_log(reader.family, name) and values.min() <= 0:
+    bad, what = ~np.isfinite(values), "NaN or infinite"
+    if is_log(reader.family, name) and not bad.any():
         bad, what = values <= 0, "not positive"
-    else:
+    if not bad.any():
         return
     file, position = reader.locate(index)
     snapshot = start + int(np.argwhere(bad)[0][0])

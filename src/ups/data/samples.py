@@ -1,7 +1,4 @@
-"""Samples of a split by number: single snapshots for the codec, latent time steps for all other models.
-
-A sample is identified by a key (field group or family) and a number. `ups.training.batches` selects the numbers.
-"""
+"""Samples of a split by number (see `ups.training.batches`): snapshots for the codec, else latent time steps."""
 
 import math
 from bisect import bisect_right
@@ -77,38 +74,48 @@ class LatentBatch(Batch):
         return self.window[samples[:, None], first[:, None] + times].unbind(1)
 
 
-@dataclass(frozen=True)
-class _SampleRange:
-    """The samples number `first` to `first + length - 1`: the snapshots or time steps of one trajectory, in order."""
-
-    first: int
-    length: int
-    dataset: str
-    trajectory: int
-
-
 class _SampleIndex:
-    """Consecutive numbers for the samples of many trajectories; maps a number to (dataset, trajectory, time index)."""
+    """Consecutive numbers for the samples of many trajectories: their snapshots or time steps, in order."""
 
     def __init__(self) -> None:
-        self.ranges: list[_SampleRange] = []
-        self.firsts: list[int] = []
-        self.total = 0
+        self.trajectories: list[tuple[str, int]] = []  # dataset, index in it
+        self.firsts = [0]  # number of the first sample of every trajectory, then the number of all samples
 
     def add(self, dataset: str, trajectory: int, length: int) -> None:
-        self.ranges.append(_SampleRange(self.total, length, dataset, trajectory))
-        self.firsts.append(self.total)
-        self.total += length
-
-    def range_of(self, sample: int) -> _SampleRange:
-        return self.ranges[bisect_right(self.firsts, sample) - 1]
+        self.trajectories.append((dataset, trajectory))
+        self.firsts.append(self.firsts[-1] + length)
 
     def find(self, sample: int) -> tuple[str, int, int]:
-        found = self.range_of(sample)
-        return found.dataset, found.trajectory, int(sample) - found.first
+        place = bisect_right(self.firsts, sample) - 1
+        return *self.trajectories[place], int(sample) - self.firsts[place]
+
+    def span(self, sample: int) -> tuple[int, int]:
+        """Number of the first sample of the same trajectory, and how many samples it has."""
+        place = bisect_right(self.firsts, sample)
+        return self.firsts[place - 1], self.firsts[place] - self.firsts[place - 1]
 
 
-class FieldSamples:
+class _Samples:
+    """Samples of several keys (field groups or families), each identified by its key and number."""
+
+    def __init__(self) -> None:
+        self._index: dict[str, _SampleIndex] = {}
+
+    @property
+    def num_samples(self) -> dict[str, int]:
+        """Number of samples per key."""
+        return {key: index.firsts[-1] for key, index in self._index.items()}
+
+    def find(self, key: str, sample: int) -> tuple[str, int, int]:
+        """Dataset, trajectory and time index of a sample."""
+        return self._index[key].find(sample)
+
+    def dataset(self, key: str, sample: int) -> str:
+        """The dataset that a sample is from."""
+        return self.find(key, sample)[0]
+
+
+class FieldSamples(_Samples):
     """Single snapshots of the HDF5 files, to train the codec; keys are the codec's group names.
 
     A sample of `family/coefficients` is the coefficient fields of one trajectory.
@@ -118,43 +125,30 @@ class FieldSamples:
         # Imports h5py, which training on latents does not need: its processes start sooner without.
         from ups.data.trajectories import TrajectoryReader
 
-        self._index: dict[str, _SampleIndex] = {}
+        super().__init__()
         self._readers = {name: TrajectoryReader(raw, dataset) for name, dataset in datasets.items()}
         for name, dataset in datasets.items():
-            for trajectory in splits[name][split]:
-                self._add(f"{dataset.family}/fields", name, trajectory, len(dataset.times))
-                if FAMILIES[dataset.family].coefficients:
-                    self._add(f"{dataset.family}/coefficients", name, trajectory, 1)
-
-    def _add(self, key: str, name: str, trajectory: int, length: int) -> None:
-        self._index.setdefault(key, _SampleIndex()).add(name, trajectory, length)
-
-    @property
-    def num_samples(self) -> dict[str, int]:
-        """Number of samples per key."""
-        return {key: index.total for key, index in self._index.items()}
+            given = {"coefficients": 1} if FAMILIES[dataset.family].coefficients else {}
+            for kind, length in ({"fields": len(dataset.times)} | given).items():
+                index = self._index.setdefault(f"{dataset.family}/{kind}", _SampleIndex())
+                for trajectory in splits[name][split]:
+                    index.add(name, trajectory, length)
 
     def draw(self, key: str, size: int, rng: np.random.Generator) -> np.ndarray:
         """Numbers of `size` random samples, uniformly and with replacement."""
         return rng.integers(self.num_samples[key], size=size)
 
-    def dataset(self, key: str, sample: int) -> str:
-        """The dataset that a sample is from."""
-        return self._index[key].find(sample)[0]
-
     def load(self, key: str, samples: np.ndarray) -> FieldBatch:
         """Read the samples with these numbers from their files."""
-        snapshots = []
+        is_field, snapshots = key.endswith("/fields"), []
         for name, trajectory, time in map(self._index[key].find, samples):
             reader = self._readers[name]
-            is_field = key.endswith("/fields")
-            snapshots.append(
-                reader.read(trajectory, time, time + 1)[0] if is_field else reader.read_coefficients(trajectory)
-            )
+            u = reader.read(trajectory, time, time + 1)[0] if is_field else reader.read_coefficients(trajectory)
+            snapshots.append(u)
         return FieldBatch(key, torch.from_numpy(np.stack(snapshots)))
 
 
-class LatentSamples:
+class LatentSamples(_Samples):
     """Time steps z -> z_next of the latent cache, in windows of up to `horizon` steps; keys are families.
 
     A steady solution is a single step from z = 0. All windows of a family have the same number of steps: `horizon`, or
@@ -162,8 +156,8 @@ class LatentSamples:
     """
 
     def __init__(self, cache: LatentCache, split: str, *, horizon: int = 1) -> None:
+        super().__init__()
         self.cache = cache
-        self._index: dict[str, _SampleIndex] = {}
         self._num_steps: dict[str, int] = {}
         for name, entry in cache.datasets.items():
             family = entry["dataset"]["family"]
@@ -174,11 +168,6 @@ class LatentSamples:
                 index.add(name, trajectory, max(1, num_snapshots - 1))
         self._domains = domains(cache)
         self.families = sorted(self._index)
-
-    @property
-    def num_samples(self) -> dict[str, int]:
-        """Number of samples per family."""
-        return {family: index.total for family, index in self._index.items()}
 
     @property
     def num_tokens(self) -> dict[str, int]:
@@ -198,19 +187,10 @@ class LatentSamples:
         p = (2 (T - t) - 1) / T^2, about proportional to the T - t rollout snapshots to which its error propagates.
         """
         index = self._index[family]
-        steps = rng.integers(index.total, size=size)
-        ranges = [index.range_of(step) for step in steps]
+        steps = rng.integers(index.firsts[-1], size=size)
         # p is the distribution of the minimum of two uniform steps of the trajectory.
-        others = [found.first + rng.integers(found.length) for found in ranges]
+        others = [first + rng.integers(count) for first, count in map(index.span, steps)]
         return np.minimum(steps, others)
-
-    def find(self, family: str, sample: int) -> tuple[str, int, int]:
-        """Dataset, trajectory and time index of a sample."""
-        return self._index[family].find(sample)
-
-    def dataset(self, family: str, sample: int) -> str:
-        """The dataset that a sample is from."""
-        return self.find(family, sample)[0]
 
     def load(self, family: str, samples: np.ndarray) -> LatentBatch:
         """Read the samples with these numbers from the cache, in float32."""
@@ -222,10 +202,8 @@ class LatentSamples:
             windows.append(z[first : first + num_steps + 1])
             offsets.append(time - first)
             conditions.append(self.cache.datasets[name]["condition"])
-            has_coefficients = "coefficients" in self.cache.datasets[name]["arrays"]
-            coefficients.append(
-                self.cache.read(name, "coefficients", trajectory)[0] if has_coefficients else z[0, :, :0]
-            )
+            given = "coefficients" in self.cache.datasets[name]["arrays"]
+            coefficients.append(self.cache.read(name, "coefficients", trajectory)[0] if given else z[0, :, :0])
         window = torch.from_numpy(np.stack(windows).astype(np.float32))
         batch = LatentBatch(
             domain=self._domains[family],

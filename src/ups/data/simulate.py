@@ -1,25 +1,54 @@
-"""Simulated trajectories in PDEBench's file layouts and under its file names: read like downloaded files."""
+"""Simulated trajectories in PDEBench's four HDF5 layouts and under its file names: read like downloaded files."""
 
-import os
 import re
-from collections.abc import Callable, Iterator
-from math import inf, isfinite
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
+import yaml
+from torch import Tensor
 
+from ups.data.families import Family
 from ups.data.pdebench import FAMILIES
-from ups.data.simulated_layouts import Plan, create, write_given, write_snapshot
 from ups.errors import ConfigFault, DataFault
-from ups.solvers import evolve, sample_initial_states
-from ups.solvers.families import problem_of
+from ups.files import publish
+from ups.solvers import evolve, incompressible, sample_initial_states
+from ups.solvers.families import Problem, problem_of
 from ups.solvers.solution import one_thread
 
 BATCH_VALUES = 2**15  # numbers in the states of one batch, whose trajectories are advanced together
 FILE_TRAJECTORIES = 4  # in each file of incompressible Navier-Stokes, as in PDEBench
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Contents of one file: the trajectories `indices` on `grid`, at `num_snapshots` times from 0 to `duration`."""
+
+    family: Family
+    problem: Problem
+    parameters: dict[str, float]
+    indices: range
+    grid: tuple[int, ...]
+    num_snapshots: int
+    duration: float
+
+    @property
+    def times(self) -> np.ndarray:
+        return np.linspace(0.0, self.duration, self.num_snapshots)
+
+    @property
+    def centres(self) -> dict[str, np.ndarray]:
+        """Coordinates of the cell centres by axis."""
+        return dict(zip(self.family.axes, self.problem.box(self.grid).centres, strict=True))
+
+    def rows(self, indices: range) -> slice:
+        """Positions of a batch of trajectories in the file."""
+        return slice(indices.start - self.indices.start, indices.stop - self.indices.start)
 
 
 def file_name(
@@ -70,56 +99,49 @@ def simulate(
     boundary: str | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> None:
-    """Write one file of trajectories first..first+num_trajectories-1; the same arguments give the same bytes.
+    """Write one file of trajectories first..first+num_trajectories-1; the same arguments give the same values.
 
     `resolution` counts points per axis and `duration` ends at the last snapshot; a steady family has one snapshot and
     no duration. Compressible flow also has a `start` (Rand, Shock or Turb) and a `boundary` (periodic or outflow).
     `advance(n)` is called when `n` more snapshots are solved, num_trajectories * num_snapshots in total. The file
-    appears under its name when it is complete.
+    appears under its name when it is complete. The bytes are the same too, except in layout `batch`, because the output
+    of the LZF compressor depends on what its memory held before.
     """
     _check_parameters(family, parameters)
-    _check_sizes(family, num_trajectories, resolution, num_snapshots, duration)
-    if seed < 0 or first < 0:
-        raise ConfigFault(f"{family} needs seed >= 0 and first >= 0, got {seed} and {first}")
+    _check_times(family, num_snapshots, duration)
+    sizes = {"num_trajectories": num_trajectories, "resolution": resolution, "seed": seed, "first": first}
+    for name, smallest in {"num_trajectories": 1, "resolution": 4, "seed": 0, "first": 0}.items():
+        if sizes[name] < smallest:
+            raise ConfigFault(f"{family} needs {name} >= {smallest}, got {sizes[name]}")
     problem = problem_of(family)
-    indices = range(first, first + num_trajectories)
-    grid = (resolution,) * problem.num_axes
+    indices, grid = range(first, first + num_trajectories), (resolution,) * problem.num_axes
     plan = Plan(FAMILIES[family], problem, parameters, indices, grid, num_snapshots, duration)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with h5py.File(partial, "w") as file:
-            _write(file, plan, seed, start, boundary, advance)
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    for left_by_killed_process in path.parent.glob(f".{path.name}.*.tmp"):
+        left_by_killed_process.unlink()
+    with publish(path) as temporary, h5py.File(temporary, "w") as file:
+        _write(file, plan, seed, start, boundary, advance)
 
 
 def _write(
     file: h5py.File, plan: Plan, seed: int, start: str, boundary: str | None, advance: Callable[[int], object] | None
 ) -> None:
     name = plan.family.name
-    create(file, plan, seed)
-    for indices in _batches(plan):
+    if plan.family.layout == "batch":
+        _create_batch(file, plan, seed)
+    elif plan.family.layout != "groups":
+        _create_arrays(file, plan)
+    size = max(1, BATCH_VALUES // (plan.problem.num_fields * prod(plan.grid)))
+    for offset in range(0, len(plan.indices), size):
+        indices = plan.indices[offset : offset + size]
         u_0, sampled = sample_initial_states(name, indices, plan.grid, seed, plan.parameters, start=start)
-        write_given(file, plan, indices, sampled)
+        _write_given(file, plan, indices, sampled)
         for time, u in enumerate(evolve(name, u_0, {**plan.parameters, **sampled}, plan.times, boundary=boundary)):
             if not torch.isfinite(u).all():
-                raise DataFault(
-                    f"{name}: snapshot {time} of the trajectories {indices[0]}..{indices[-1]} is not finite; "
-                    f"check the parameters {plan.parameters}"
-                )
-            write_snapshot(file, plan, indices, time, u)
+                where = f"snapshot {time} of the trajectories {indices[0]}..{indices[-1]}"
+                raise DataFault(f"{name}: {where} is not finite; check the parameters {plan.parameters}")
+            _write_snapshot(file, plan, indices, time, u)
             if advance:
                 advance(len(u))
-
-
-def _batches(plan: Plan) -> Iterator[range]:
-    size = max(1, BATCH_VALUES // (plan.problem.num_fields * int(np.prod(plan.grid))))
-    for start in range(0, len(plan.indices), size):
-        yield plan.indices[start : start + size]
 
 
 def _check_parameters(family: str, parameters: dict[str, float]) -> None:
@@ -129,18 +151,99 @@ def _check_parameters(family: str, parameters: dict[str, float]) -> None:
         raise ConfigFault(f"{family} has the parameters {list(expected)}, got {list(parameters)}")
     for name, value in parameters.items():
         if not isfinite(value) or (name != "beta" and value < 0) or (name == "mach" and value == 0):
-            raise ConfigFault(
-                f"{family}: {name} must be finite and, but for beta, not negative, mach above 0; got {value}"
-            )
+            raise ConfigFault(f"{family}: {name} must be finite, not negative (except beta), not 0 (mach); got {value}")
 
 
-def _check_sizes(family: str, num_trajectories: int, resolution: int, num_snapshots: int, duration: float) -> None:
-    if num_trajectories < 1 or resolution < 4:
-        raise ConfigFault(
-            f"{family} needs num_trajectories >= 1 and resolution >= 4, got {num_trajectories} and {resolution}"
-        )
+def _check_times(family: str, num_snapshots: int, duration: float) -> None:
     if FAMILIES[family].steady:
         if num_snapshots != 1:
             raise ConfigFault(f"{family} is steady: num_snapshots must be 1, got {num_snapshots}")
     elif num_snapshots < 2 or not 0 < duration < inf:
         raise ConfigFault(f"{family} needs num_snapshots >= 2 and duration > 0, got {num_snapshots} and {duration}")
+
+
+def _write_given(file: h5py.File, plan: Plan, indices: range, sampled: dict[str, Tensor]) -> None:
+    """Write the coefficients of the trajectories `indices`, constant in time, sampled with their initial states."""
+    match plan.family.layout:
+        case "groups":
+            _create_groups(file, plan, indices, sampled)
+        case "batch":
+            force = [sampled[name].numpy() for name in plan.family.coefficients]
+            file["force"][plan.rows(indices)] = np.stack(force, axis=-1)
+        case _:
+            for name in plan.family.coefficients:
+                file[name][plan.rows(indices)] = sampled[name].numpy()
+
+
+def _write_snapshot(file: h5py.File, plan: Plan, indices: range, time: int, u: Tensor) -> None:
+    """Write one snapshot (B, C, *grid) of the trajectories `indices`."""
+    rows, channels_last = plan.rows(indices), u.movedim(1, -1).numpy()
+    match plan.family.layout:
+        case "groups":
+            if plan.family.stored_yx:
+                channels_last = channels_last.swapaxes(1, 2)
+            for index, values in zip(indices, channels_last, strict=True):
+                file[f"{index:04d}/data"][time] = values
+        case "batch":
+            file["velocity"][rows, time] = channels_last[..., :2]
+            file["particles"][rows, time] = channels_last[..., 2:]
+        case _:
+            for channel, name in enumerate(plan.family.arrays):
+                file[name][rows, time] = u[:, channel].numpy()
+
+
+def _create_arrays(file: h5py.File, plan: Plan) -> None:
+    """Layouts `tensor` and `fields`: contiguous arrays (N, T, *grid), coefficients (N, *grid)."""
+    file.attrs.update({plan.family.attributes[name]: np.float64(value) for name, value in plan.parameters.items()})
+    for axis, centres in plan.centres.items():
+        _store(file, f"{axis}-coordinate", centres)
+    if not plan.problem.steady:  # PDEBench writes one time more than there are snapshots
+        _store(file, "t-coordinate", np.append(plan.times, plan.duration + plan.times[1]))
+    count = len(plan.indices)
+    for name in plan.family.coefficients:
+        file.create_dataset(name, (count, *plan.grid), "f4", track_times=False)
+    for name in plan.family.arrays:
+        file.create_dataset(name, (count, plan.num_snapshots, *plan.grid), "f4", track_times=False)
+
+
+def _create_batch(file: h5py.File, plan: Plan, seed: int) -> None:
+    """Layout `batch`: vectors in the last axis, one compressed chunk per snapshot, no coordinates of space."""
+    count = len(plan.indices)
+    scalar = (count, plan.num_snapshots, *plan.grid)
+    shapes = {"velocity": (*scalar, 2), "particles": (*scalar, 1), "force": (count, *plan.grid, 2)}
+    for name, shape in shapes.items():
+        chunks = tuple(1 if axis < 2 else points for axis, points in enumerate(shape))
+        file.create_dataset(name, shape, "f4", chunks=chunks, compression="lzf", shuffle=True, track_times=False)
+    _store(file, "t", np.tile(plan.times, (count, 1)))
+    domain = {"sim_name": f"ns_incom_inhom_2d_{plan.grid[0]}", "domain_size": [1, 1], "grid_size": list(plan.grid)}
+    settings = domain | {"NU": incompressible.NU, "seed": seed, "n_batch": count}
+    file.attrs["config"] = yaml.safe_dump(settings, sort_keys=False)
+    file.attrs["latestIndex"] = np.int64(plan.num_snapshots - 1)
+
+
+def _create_groups(file: h5py.File, plan: Plan, indices: range, sampled: dict[str, Tensor]) -> None:
+    """Layout `groups`: one group per trajectory with `data` (T, *grid, C) and exact coordinates."""
+    grid = plan.grid[::-1] if plan.family.stored_yx else plan.grid
+    shape = (plan.num_snapshots, *grid, len(plan.family.fields))
+    for row, index in enumerate(indices):
+        group = file.create_group(f"{index:04d}")
+        group.attrs["config"] = _config(plan, index, {name: float(values[row]) for name, values in sampled.items()})
+        group.create_dataset("data", shape, "f4", track_times=False)
+        for axis, centres in plan.centres.items():
+            _store(group, f"grid/{axis}", centres)
+        _store(group, "grid/t", plan.times)
+
+
+def _store(group: h5py.Group, name: str, values: np.ndarray) -> None:
+    group.create_dataset(name, data=np.ascontiguousarray(values, dtype="f4"), track_times=False)
+
+
+def _config(plan: Plan, index: int, sampled: dict[str, float]) -> str:
+    """The YAML text that PDEBench keeps with every group."""
+    low, high = plan.problem.low, plan.problem.high
+    box: dict[str, float] = {"x_left": low, "x_right": high, "xdim": plan.grid[0]}
+    if len(plan.grid) == 2:
+        box |= {"y_bottom": low, "y_top": high, "ydim": plan.grid[1]}
+    own = plan.problem.settings(plan.duration, plan.num_snapshots) if plan.problem.settings else {}
+    name = plan.family.file_name.partition("_NA_NA")[0].lower()  # 2d_diff-react, as in 2D_diff-react_NA_NA.h5
+    return yaml.safe_dump({"name": name, "sim": {**own, **box, "seed": index, **sampled}}, sort_keys=False)

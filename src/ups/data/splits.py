@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from ups.data.families import Dataset
 from ups.data.trajectories import TrajectoryReader
@@ -30,9 +32,8 @@ def split(
     """
     if not (valid_fraction > 0 and test_fraction > 0 and valid_fraction + test_fraction < 1):
         raise ConfigFault(f"fractions valid {valid_fraction}, test {test_fraction}: make them > 0 with a sum below 1")
-    groups = group_by_initial_condition(folder, datasets)
     strata = defaultdict(list)
-    for group in groups:
+    for group in group_by_initial_condition(folder, datasets):
         strata[tuple(sorted(_members(group)))].append(group)
     assigned: dict[str, list[list[Trajectory]]] = {name: [] for name in SPLITS}
     for members in sorted(strata):
@@ -48,24 +49,20 @@ def split(
 
 def group_by_initial_condition(folder: Path, datasets: dict[str, Dataset]) -> list[list[Trajectory]]:
     """Connected components of the trajectories that share a key of `_initial_state_keys`, in a fixed order."""
-    trajectories = [(name, index) for name in sorted(datasets) for index in range(datasets[name].num_trajectories)]
-    parent = {trajectory: trajectory for trajectory in trajectories}
-
-    def find(trajectory: Trajectory) -> Trajectory:
-        """Representative of the component (union-find with path halving)."""
-        while parent[trajectory] != trajectory:
-            parent[trajectory] = trajectory = parent[parent[trajectory]]
-        return trajectory
-
-    first_with: dict[tuple, Trajectory] = {}
+    trajectories: list[Trajectory] = []
+    numbers, firsts = [], []  # of a trajectory, and of the first one with the same key: the edges of the graph
+    first_with: dict[tuple, int] = {}
     for name in sorted(datasets):
         with TrajectoryReader(folder, datasets[name]) as reader:
             for index in range(datasets[name].num_trajectories):
                 for key in _initial_state_keys(reader, index):
-                    parent[find((name, index))] = find(first_with.setdefault(key, (name, index)))
+                    numbers.append(len(trajectories))
+                    firsts.append(first_with.setdefault(key, len(trajectories)))
+                trajectories.append((name, index))
+    graph = coo_array((np.ones(len(numbers)), (numbers, firsts)), shape=(len(trajectories),) * 2)
     groups = defaultdict(list)
-    for trajectory in trajectories:
-        groups[find(trajectory)].append(trajectory)
+    for component, trajectory in zip(connected_components(graph)[1], trajectories, strict=True):
+        groups[component].append(trajectory)
     return list(groups.values())
 
 
@@ -97,13 +94,9 @@ def _divide(
     num_valid, num_test = (max(1, round(fraction * len(groups))) for fraction in (valid_fraction, test_fraction))
     while num_valid + num_test >= len(groups):
         num_valid, num_test = (num_valid - 1, num_test) if num_valid > num_test else (num_valid, num_test - 1)
-    order = np.random.default_rng(seed).permutation(len(groups))
-    shuffled = [groups[i] for i in order]
-    return {
-        "valid": shuffled[:num_valid],
-        "test": shuffled[num_valid : num_valid + num_test],
-        "train": shuffled[num_valid + num_test :],
-    }
+    shuffled = [groups[i] for i in np.random.default_rng(seed).permutation(len(groups))]
+    valid, rest = shuffled[:num_valid], shuffled[num_valid:]
+    return {"valid": valid, "test": rest[:num_test], "train": rest[num_test:]}
 
 
 def _fill_empty(assigned: dict[str, list[list[Trajectory]]], datasets: dict[str, Dataset]) -> None:
@@ -113,9 +106,8 @@ def _fill_empty(assigned: dict[str, list[list[Trajectory]]], datasets: dict[str,
         for kind in ("valid", "test"):
             if num_groups[kind][name] > 0:
                 continue
-            group = next(
-                (group for group in assigned["train"] if _can_leave_train(group, name, num_groups["train"])), None
-            )
+            movable = (group for group in assigned["train"] if _can_leave_train(group, name, num_groups["train"]))
+            group = next(movable, None)
             if group is None:
                 distinct = sum(counts[name] for counts in num_groups.values())
                 what = f"needs at least 3 trajectories with distinct initial conditions, has {distinct}"

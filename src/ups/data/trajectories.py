@@ -1,27 +1,22 @@
 """Datasets of a folder of PDEBench files, and a reader of their trajectories (T, C, *grid) in every layout."""
 
 import re
+from bisect import bisect_right
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 import h5py
 import numpy as np
 
+from ups.data import layouts
 from ups.data.families import Dataset, Family
 from ups.data.hdf5 import file_fault, open_file, read_number
-from ups.data.layouts import (
-    find_family,
-    inspect_file,
-    list_trajectories,
-    read_coefficients,
-    read_positions,
-    read_snapshots,
-)
 from ups.data.pdebench import FAMILIES
 
 NUMBER_PATTERN = r"(\d+\.?\d*(?:e[-+]?\d+)?)"
+RUN_AGAIN = "run the data pipeline again"
 
 
 def find_files(folder: Path) -> list[str]:
@@ -58,7 +53,7 @@ def find_datasets(folder: Path, names: list[str]) -> dict[str, Dataset]:
 
 def _expect_one_grid(folder: Path, first: Dataset, other: Dataset) -> None:
     if other.grid != first.grid:
-        found = (f"{dataset.files[0]} has {_format_grid(dataset.grid)}" for dataset in (first, other))
+        found = (f"{dataset.files[0]} has {' x '.join(map(str, dataset.grid))}" for dataset in (first, other))
         what = f"clashing resolutions of {other.family}: {', '.join(found)} points"
         raise file_fault(folder / other.files[0], what, "select files of one resolution")
 
@@ -66,7 +61,7 @@ def _expect_one_grid(folder: Path, first: Dataset, other: Dataset) -> None:
 def _inspect(path: Path) -> Dataset:
     family = _family_of(path)
     with open_file(path) as file:
-        contents = inspect_file(file, family)
+        contents = layouts.inspect_file(file, family)
         parameters = {name: _read_parameter(file, path, attribute) for name, attribute in family.attributes.items()}
     named = (boundary for boundary, word in family.boundary_names.items() if f"_{word}_" in path.name)
     return Dataset(
@@ -93,7 +88,7 @@ def _join(folder: Path, dataset: Dataset, new: Dataset) -> Dataset:
 
 
 def _family_of(path: Path) -> Family:
-    family = find_family(path.name)
+    family = layouts.find_family(path.name)
     if family is None:
         known = ", ".join(family.file_pattern.split(".*")[0] + "*" for family in FAMILIES.values())
         raise file_fault(path, "matches no PDEBench family", f"rename or remove it; known names: {known}")
@@ -117,10 +112,6 @@ def _natural_order(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def _format_grid(grid: tuple[int, ...]) -> str:
-    return " x ".join(map(str, grid))
-
-
 class TrajectoryReader:
     """Reads trajectories of one dataset by their index over all its files, each opened at its first read.
 
@@ -135,15 +126,10 @@ class TrajectoryReader:
         self._open: dict[str, tuple[h5py.File, list[str] | range]] = {}
         self._positions: dict[str, np.ndarray | range] = {}
 
-    def __enter__(self) -> "TrajectoryReader":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close every file; a later read opens it again."""
         for file, _ in self._open.values():
             file.close()
@@ -153,7 +139,7 @@ class TrajectoryReader:
         """File name of a trajectory and its position in that file."""
         if not 0 <= index < self.dataset.num_trajectories:
             raise IndexError(f"trajectory {index} of {self.dataset.name}, which has {self.dataset.num_trajectories}")
-        number = next(i for i, end in enumerate(self._ends) if index < end)
+        number = bisect_right(self._ends, index)
         return self.dataset.files[number], index - self._ends[number] + self.dataset.counts[number]
 
     def published_position(self, index: int) -> int:
@@ -163,14 +149,14 @@ class TrajectoryReader:
         name, position = self.locate(index)
         if name not in self._positions:
             file, _ = self._find(index)
-            self._positions[name] = read_positions(file, self.dataset.num_trajectories)
+            self._positions[name] = layouts.read_positions(file, self.dataset.num_trajectories)
         return int(self._positions[name][position])
 
     def read(self, index: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Snapshots `start` to `stop` of a trajectory, float32 (T, C, *grid)."""
         start, stop, _ = slice(start, stop).indices(len(self.dataset.times))
         file, trajectory = self._find(index)
-        u = read_snapshots(file, self.family, trajectory, slice(start, stop))
+        u = layouts.read_snapshots(file, self.family, trajectory, slice(start, stop))
         return self._expect(index, u, (stop - start, len(self.family.fields), *self.dataset.grid))
 
     def read_coefficients(self, index: int) -> np.ndarray:
@@ -179,22 +165,20 @@ class TrajectoryReader:
         if not self.family.coefficients:
             return np.empty(shape, np.float32)
         file, trajectory = self._find(index)
-        return self._expect(index, read_coefficients(file, self.family, trajectory), shape)
+        return self._expect(index, layouts.read_coefficients(file, self.family, trajectory), shape)
 
     def _find(self, index: int) -> tuple[h5py.File, int | str]:
         name, position = self.locate(index)
         if name not in self._open:
             file = open_file(self.folder / name)
-            self._open[name] = (file, list_trajectories(file, self.family))
+            self._open[name] = (file, layouts.list_trajectories(file, self.family))
         file, trajectories = self._open[name]
         if position >= len(trajectories):
-            raise file_fault(
-                self.folder / name, "has changed since the datasets were described", "run the data pipeline again"
-            )
+            raise file_fault(self.folder / name, "has changed since the datasets were described", RUN_AGAIN)
         return file, trajectories[position]
 
     def _expect(self, index: int, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         if values.shape != shape:
             path = self.folder / self.locate(index)[0]
-            raise file_fault(path, f"has changed: shape {values.shape}, not {shape}", "run the data pipeline again")
+            raise file_fault(path, f"has changed: shape {values.shape}, not {shape}", RUN_AGAIN)
         return values

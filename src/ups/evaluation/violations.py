@@ -18,7 +18,7 @@ from ups.evaluation.tables import finite
 from ups.metrics.errors import EPS, conservation_drift, rms
 from ups.solvers.families import equation_of
 from ups.solvers.numerics import wall_divergence
-from ups.solvers.sorption import INFLOW, D
+from ups.solvers.reaction import INFLOW, D
 
 
 def violations(dataset: Dataset, u: Tensor, u_0: Tensor) -> dict[str, Tensor]:

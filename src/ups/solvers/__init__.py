@@ -3,8 +3,7 @@
 families        the table of simulated families, with the functions of the modules below
 solution        random initial states and trajectories of any family
 advection       advection and Burgers' equation on a periodic line
-reaction        diffusion-reaction in one and two dimensions
-sorption        diffusion-sorption in one dimension
+reaction        diffusion-reaction in one and two dimensions, diffusion-sorption in one
 compressible    compressible Navier-Stokes in one to three dimensions
 incompressible  incompressible Navier-Stokes in a closed box
 shallow_water   shallow water over a flat floor

@@ -5,18 +5,9 @@ from math import pi
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from ups.solvers.numerics import (
-    Box,
-    Evolution,
-    Stepper,
-    apply_spectrum,
-    central_difference,
-    largest,
-    limited_slope,
-    periodic_second_difference,
-    wavenumbers,
-)
+from ups.solvers.numerics import Box, Stepper, central_difference, face_states, largest, second_difference, wavenumbers
 from ups.solvers.random_fields import Sample, sines
 
 
@@ -30,10 +21,9 @@ def advection(c: dict[str, Tensor], box: Box) -> Stepper:
     beta, dx = c["beta"], box.spacing[0]
 
     def rate(u: Tensor) -> Tensor:
-        difference = u.roll(-1, -1) - u
-        half_slope = 0.5 * limited_slope(difference.roll(1, -1), difference)
-        flux = beta * torch.where(beta > 0, u + half_slope, (u - half_slope).roll(-1, -1))
-        return (flux.roll(1, -1) - flux) / dx
+        u_left, u_right = _periodic_face_states(u)
+        flux = beta * torch.where(beta > 0, u_left, u_right)
+        return (flux[..., :-1] - flux[..., 1:]) / dx
 
     def step(u: Tensor, dt: Tensor) -> Tensor:
         return u + dt * rate(u + 0.5 * dt * rate(u))
@@ -44,9 +34,9 @@ def advection(c: dict[str, Tensor], box: Box) -> Stepper:
     return step, limit
 
 
-def advection_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
+def advection_rate(u: Tensor, c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Tensor:
     """u_t = -beta u_x."""
-    return Evolution(lambda u: -c["beta"] * central_difference(u, 2, spacing[0], "periodic"))
+    return -c["beta"] * central_difference(u, 2, spacing[0], "periodic")
 
 
 def burgers(c: dict[str, Tensor], box: Box) -> Stepper:
@@ -66,23 +56,21 @@ def burgers(c: dict[str, Tensor], box: Box) -> Stepper:
     return step, limit
 
 
-def burgers_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
+def burgers_rate(u: Tensor, c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Tensor:
     """u_t = (nu/pi) u_xx - (u^2/2)_x."""
-    dx, diffusion = spacing[0], c["nu"] / pi
-
-    def rate(u: Tensor) -> Tensor:
-        return diffusion * periodic_second_difference(u, dx) - central_difference(0.5 * u**2, 2, dx, "periodic")
-
-    return Evolution(rate)
+    diffusion = c["nu"] / pi * second_difference(u, spacing[0])
+    return diffusion - central_difference(0.5 * u**2, 2, spacing[0], "periodic")
 
 
 def _inviscid_rate(u: Tensor, dx: float) -> Tensor:
     """-(F_{i+1/2} - F_{i-1/2}) / dx with Godunov's flux F of f = u^2/2 between limited linear states."""
-    difference = u.roll(-1, -1) - u
-    half_slope = 0.5 * limited_slope(difference.roll(1, -1), difference)
-    u_left, u_right = u + half_slope, (u - half_slope).roll(-1, -1)
+    u_left, u_right = _periodic_face_states(u)
     flux = 0.5 * torch.maximum(u_left.clamp(min=0), -u_right.clamp(max=0)) ** 2
-    return (flux.roll(1, -1) - flux) / dx
+    return (flux[..., :-1] - flux[..., 1:]) / dx
+
+
+def _periodic_face_states(u: Tensor) -> tuple[Tensor, Tensor]:
+    return face_states(functional.pad(u, (2, 2), mode="circular"), -1)
 
 
 def finite_volume_heat(u: Tensor, diffused: Tensor, length: float) -> Tensor:
@@ -92,4 +80,4 @@ def finite_volume_heat(u: Tensor, diffused: Tensor, length: float) -> Tensor:
     """
     dx = length / u.shape[-1]
     eigenvalue = (2 - 2 * torch.cos(wavenumbers(u, length) * dx)) / dx**2
-    return apply_spectrum(u, torch.exp(-diffused * eigenvalue))
+    return torch.fft.irfft(torch.exp(-diffused * eigenvalue) * torch.fft.rfft(u), n=u.shape[-1])

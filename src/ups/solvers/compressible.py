@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigFault
-from ups.solvers.numerics import Box, Evolution, Stepper, central_difference, integrate, largest, limited_slope
+from ups.solvers.numerics import Box, Stepper, central_difference, face_states, integrate, largest
 from ups.solvers.random_fields import Sample, fourier_field, rescaled, sines, solenoidal, window
 
 GAMMA = 5 / 3
@@ -92,26 +92,19 @@ def _one_sided_flux(W: Tensor, normal: int, S: Tensor, S_star: Tensor, limited: 
 
 def inviscid_change(W: Tensor, normal: int, dx: float, periodic: bool) -> Tensor:
     """(F_{i+1/2} - F_{i-1/2}) / dx of lines (C, N, ...) with fluxes between limited linear primitive states."""
-    W = with_ghosts(W, 2, periodic)
-    difference = W[:, 1:] - W[:, :-1]
-    half_slope = 0.5 * limited_slope(difference[:, :-1], difference[:, 1:])
-    centre = W[:, 1:-1]
-    flux = hllc((centre + half_slope)[:, :-1], (centre - half_slope)[:, 1:], normal)
-    return (flux[:, 1:] - flux[:, :-1]) / dx
+    return hllc(*face_states(with_ghosts(W, 2, periodic), 1), normal).diff(dim=1) / dx
 
 
 def viscous_change(W: Tensor, dx: float, periodic: bool, viscosity: Tensor) -> Tensor:
     """Change of (rho, E, rho v) of lines (C, N, ...) by the stresses tau = rho viscosity dv/dx on their faces.
 
-    `viscosity` (d, 1, ...) is zeta + 4 eta / 3 for the velocity along the lines, eta for the others; E gains
-    v . tau.
+    `viscosity` (d, 1, ...) is zeta + 4 eta / 3 for the velocity along the lines, eta for the others; E gains v . tau.
     """
     W = with_ghosts(W, 1, periodic)
     mean = 0.5 * (W[:, 1:] + W[:, :-1])
-    stress = mean[:1] * viscosity * (W[2:, 1:] - W[2:, :-1]) / dx
-    work = (mean[2:] * stress).sum(0)
-    flux = torch.cat((torch.zeros_like(work)[None], work[None], stress))
-    return (flux[:, 1:] - flux[:, :-1]) / dx
+    stress = mean[:1] * viscosity * W[2:].diff(dim=1) / dx
+    work = (mean[2:] * stress).sum(0, keepdim=True)
+    return torch.cat((torch.zeros_like(work), work, stress)).diff(dim=1) / dx
 
 
 def compressible(c: dict[str, Tensor], box: Box) -> Stepper:
@@ -137,13 +130,11 @@ def compressible(c: dict[str, Tensor], box: Box) -> Stepper:
             W = primitive(conserved(W) + total.mul_(dt))
         return W.transpose(0, 1)
 
-    def midpoint(W: Tensor, dt: Tensor) -> Tensor:
-        U = conserved(W)
-        return inviscid_update(U, inviscid_update(U, W, 0.5 * dt), dt)
-
     def step(u: Tensor, dt: Tensor) -> Tensor:
-        u = midpoint(u.transpose(0, 1), dt.transpose(0, 1)).transpose(0, 1)
-        return integrate(viscous_step, lambda _: sub_step_limit, u, dt)
+        W, dt_W = u.transpose(0, 1), dt.transpose(0, 1)
+        U = conserved(W)
+        W = inviscid_update(U, inviscid_update(U, W, 0.5 * dt_W), dt_W)
+        return integrate(viscous_step, lambda _: sub_step_limit, W.transpose(0, 1), dt)
 
     def limit(u: Tensor) -> Tensor:
         sound = (GAMMA * u[:, 1:2] / u[:, :1]).sqrt()
@@ -153,22 +144,20 @@ def compressible(c: dict[str, Tensor], box: Box) -> Stepper:
     return step, limit
 
 
-def compressible_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
+def conserved_fields(u: Tensor) -> Tensor:
+    """Return rho, E and rho v of stored fields (B, 2 + d, *grid)."""
+    return conserved(u.movedim(1, 0)).movedim(0, 1)
+
+
+def euler_rate(u: Tensor, c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Tensor:
     """Euler's equations of rho, E and rho v; the stress is left out, small with PDEBench's viscosities."""
-
-    def quantity(u: Tensor) -> Tensor:
-        return conserved(u.movedim(1, 0)).movedim(0, 1)
-
-    def rate(u: Tensor) -> Tensor:
-        U, p = quantity(u), u[:, 1:2]
-        change = torch.zeros_like(u)
-        for a, dx in enumerate(spacing):
-            pressure = torch.zeros_like(u)
-            pressure[:, 1:2], pressure[:, 2 + a : 3 + a] = p * u[:, 2 + a : 3 + a], p
-            change -= central_difference(U * u[:, 2 + a : 3 + a] + pressure, a + 2, dx, boundary)
-        return change
-
-    return Evolution(rate, quantity)
+    U, change = conserved_fields(u), torch.zeros_like(u)
+    for axis, dx in enumerate(spacing, start=2):  # also the channel of the velocity along that axis
+        v, p = u[:, axis : axis + 1], u[:, 1:2]
+        pressure = torch.zeros_like(u)
+        pressure[:, 1:2], pressure[:, axis : axis + 1] = p * v, p
+        change -= central_difference(U * v + pressure, axis, dx, boundary)
+    return change
 
 
 def sines_gas(box: Box, generator: np.random.Generator, parameters: dict[str, float]) -> Sample:

@@ -36,12 +36,8 @@ def darcy_matrix(nu: np.ndarray, dx: float, dy: float) -> sparse.csc_array:
     diagonal = face_x[1:] + face_x[:-1] + face_y[:, 1:] + face_y[:, :-1]
     coupling_x = -face_x[1:-1].ravel()
     coupling_y = np.pad(-face_y[:, 1:-1], ((0, 0), (0, 1))).ravel()[:-1]
-    points_y = nu.shape[1]
-    return sparse.diags_array(
-        [coupling_x, coupling_y, diagonal.ravel(), coupling_y, coupling_x],
-        offsets=[-points_y, -1, 0, 1, points_y],
-        format="csc",
-    )
+    diagonals = [coupling_x, coupling_y, diagonal.ravel(), coupling_y, coupling_x]
+    return sparse.diags_array(diagonals, offsets=[-nu.shape[1], -1, 0, 1, nu.shape[1]], format="csc")
 
 
 def darcy(nu: np.ndarray, beta: np.ndarray | float, length: float) -> np.ndarray:

@@ -5,12 +5,13 @@ A further family is one module of this folder, one entry here, and its entry in 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from torch import Tensor
 
 from ups.errors import ConfigFault
-from ups.solvers import advection, compressible, darcy, incompressible, reaction, shallow_water, sorption
+from ups.solvers import advection, compressible, darcy, incompressible, reaction, shallow_water
 from ups.solvers.numerics import Box, Evolution, Fields, Stepper, identity
 from ups.solvers.random_fields import Sample
 
@@ -25,8 +26,8 @@ class Problem:
     conditions one can choose from, the first by default; empty where there is only one.
 
     A transient family has a `stepper`: time step and its limit for given coefficients and cells. Its solver may advance
-    another state than the fields that are stored: `to_state` and `to_fields` convert. `equation` is its equation in the
-    stored fields, from coefficients, spacing and boundary, None where they do not determine a rate of change.
+    another state than the fields that are stored: `to_state` and `to_fields` convert. Its equation in the stored fields
+    u is quantity(u)_t = rate(u, coefficients, spacing, boundary); no `rate` where they do not determine it.
     A steady family has `steady_solutions` instead, from coefficients and the length of the domain.
 
     `settings` are what PDEBench's generator writes beside a trajectory of this duration and number of snapshots.
@@ -43,7 +44,8 @@ class Problem:
     stepper: Callable[[dict[str, Tensor], Box], Stepper] | None = None
     to_state: Fields = identity
     to_fields: Fields = identity
-    equation: Callable[[dict[str, float], tuple[float, ...], str], Evolution] | None = None
+    rate: Callable[[Tensor, dict[str, float], tuple[float, ...], str], Tensor] | None = None
+    quantity: Fields = identity
     steady_solutions: Callable[[dict[str, float | Tensor], float], Tensor] | None = None
     settings: Callable[[float, int], dict[str, float]] | None = None
 
@@ -65,26 +67,26 @@ def _compressible(num_axes: int, low: float, **initial_states: Callable) -> Prob
     return Problem(
         num_axes=num_axes, num_fields=2 + num_axes, low=low, coefficients=("eta", "zeta"),
         initial_states=initial_states, boundaries=("periodic", "outflow"),
-        stepper=compressible.compressible, equation=compressible.compressible_equation,
+        stepper=compressible.compressible, rate=compressible.euler_rate, quantity=compressible.conserved_fields,
     )  # fmt: skip
 
 
 PROBLEMS = {
     "advection_1d": Problem(
         num_axes=1, coefficients=("beta",), initial_states={"Rand": advection.sines_state},
-        stepper=advection.advection, equation=advection.advection_equation,
+        stepper=advection.advection, rate=advection.advection_rate,
     ),
     "burgers_1d": Problem(
         num_axes=1, coefficients=("nu",), initial_states={"Rand": advection.sines_state},
-        stepper=advection.burgers, equation=advection.burgers_equation,
+        stepper=advection.burgers, rate=advection.burgers_rate,
     ),
     "diffusion_reaction_1d": Problem(
         num_axes=1, coefficients=("nu", "rho"), initial_states={"Rand": reaction.sines_in_unit_interval},
-        stepper=reaction.logistic_diffusion, equation=reaction.logistic_diffusion_equation,
+        stepper=reaction.logistic_diffusion, rate=reaction.logistic_diffusion_rate,
     ),
     "diffusion_sorption_1d": Problem(
-        num_axes=1, initial_states={"Rand": sorption.uniform_state}, settings=sorption.diffusion_sorption_settings,
-        stepper=sorption.diffusion_sorption, equation=sorption.diffusion_sorption_equation,
+        num_axes=1, initial_states={"Rand": reaction.uniform_state}, settings=reaction.diffusion_sorption_settings,
+        stepper=reaction.diffusion_sorption, rate=reaction.diffusion_sorption_rate,
     ),
     "compressible_ns_1d": _compressible(1, -1.0, Rand=compressible.sines_gas, Shock=compressible.shock_tube),
     "darcy_2d": Problem(
@@ -94,7 +96,7 @@ PROBLEMS = {
     "compressible_ns_2d": _compressible(2, 0.0, Rand=compressible.fourier_gas, Turb=compressible.turbulent_gas),
     "diffusion_reaction_2d": Problem(
         num_axes=2, num_fields=2, low=-1.0, initial_states={"Rand": reaction.normal_state},
-        stepper=reaction.fitzhugh_nagumo, equation=reaction.fitzhugh_nagumo_equation,
+        stepper=reaction.fitzhugh_nagumo, rate=reaction.fitzhugh_nagumo_rate,
         settings=reaction.fitzhugh_nagumo_settings,
     ),
     "shallow_water_2d": Problem(
@@ -106,7 +108,7 @@ PROBLEMS = {
         num_axes=2, num_fields=3, given_fields=("force_x", "force_y"),
         initial_states={"Rand": incompressible.gaussian_state},
         stepper=incompressible.incompressible, to_state=incompressible.to_faces, to_fields=incompressible.to_centres,
-        equation=incompressible.tracer_equation,
+        rate=incompressible.tracer_rate, quantity=incompressible.particles,
     ),
     "compressible_ns_3d": _compressible(3, 0.0, Rand=compressible.fourier_gas, Turb=compressible.turbulent_gas),
 }  # fmt: skip
@@ -126,4 +128,6 @@ def equation_of(family: str, c: dict[str, float], spacing: tuple[float, ...], bo
     Shallow water has none: the momenta are not stored.
     """
     problem = PROBLEMS.get(family)
-    return problem.equation(c, spacing, boundary) if problem and problem.equation else None
+    if problem is None or problem.rate is None:
+        return None
+    return Evolution(partial(problem.rate, c=c, spacing=spacing, boundary=boundary), problem.quantity)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ups.solvers.numerics import Box, Evolution, Stepper, central_difference
+from ups.solvers.numerics import Box, Stepper, central_difference
 from ups.solvers.random_fields import Sample, gaussian_field
 
 NU = 0.01
@@ -50,7 +50,17 @@ def _faces_of_centres(num_points: int, u: Tensor) -> Tensor:
 def to_centres(state: Tensor) -> Tensor:
     """Velocities at the cell centres, the means of their two faces, and c: what PDEBench stores."""
     v_x, v_y, c = state.unbind(1)
-    return torch.stack((0.5 * (v_x + lower_neighbour(v_x, 1)), 0.5 * (v_y + lower_neighbour(v_y, 2)), c), dim=1)
+    return torch.stack((lower_mean(v_x, 1), lower_mean(v_y, 2), c), dim=1)
+
+
+def lower_mean(u: Tensor, axis: int) -> Tensor:
+    """Means of the values and their lower neighbours along `axis`."""
+    return 0.5 * (u + lower_neighbour(u, axis))
+
+
+def upper_mean(u: Tensor, axis: int) -> Tensor:
+    """Means of the values and their upper neighbours along `axis`."""
+    return 0.5 * (u + upper_neighbour(u, axis))
 
 
 def advected(u: Tensor, moved_x: Tensor, moved_y: Tensor, padding: str) -> Tensor:
@@ -102,16 +112,14 @@ def incompressible(c: dict[str, Tensor], box: Box) -> Stepper:
         v_x, v_y, c = state.unbind(1)
         dt = dt[:, 0]
         to_x, to_y = dt / dx, dt / dy
-        v_y_on_x = 0.5 * (to_centres(state)[:, 1] + upper_neighbour(to_centres(state)[:, 1], 1))
-        v_x_on_y = 0.5 * (to_centres(state)[:, 0] + upper_neighbour(to_centres(state)[:, 0], 2))
-        w_x = advected(v_x, to_x * v_x, to_y * v_y_on_x, "zeros")
-        w_y = advected(v_y, to_x * v_x_on_y, to_y * v_y, "zeros")
-        w_x = w_x + dt * (NU * laplacian(w_x, dx, dy) + 0.5 * (c * force_x + upper_neighbour(c * force_x, 1)))
-        w_y = w_y + dt * (NU * laplacian(w_y, dx, dy) + 0.5 * (c * force_y + upper_neighbour(c * force_y, 2)))
+        w_x = advected(v_x, to_x * v_x, to_y * upper_mean(lower_mean(v_y, 2), 1), "zeros")
+        w_y = advected(v_y, to_x * upper_mean(lower_mean(v_x, 1), 2), to_y * v_y, "zeros")
+        w_x = w_x + dt * (NU * laplacian(w_x, dx, dy) + upper_mean(c * force_x, 1))
+        w_y = w_y + dt * (NU * laplacian(w_y, dx, dy) + upper_mean(c * force_y, 2))
         w_x[:, -1], w_y[:, :, -1] = 0, 0
         w_x, w_y = projected(w_x, w_y)
-        centre_x, centre_y = 0.5 * (w_x + lower_neighbour(w_x, 1)), 0.5 * (w_y + lower_neighbour(w_y, 2))
-        return torch.stack((w_x, w_y, advected(c, to_x * centre_x, to_y * centre_y, "border")), dim=1)
+        c = advected(c, to_x * lower_mean(w_x, 1), to_y * lower_mean(w_y, 2), "border")
+        return torch.stack((w_x, w_y, c), dim=1)
 
     def limit(state: Tensor) -> Tensor:
         dt = min(CELLS_PER_STEP * min(dx, dy), DIFFUSION_NUMBER * min(dx, dy) ** 2 / NU)
@@ -120,15 +128,15 @@ def incompressible(c: dict[str, Tensor], box: Box) -> Stepper:
     return step, limit
 
 
-def tracer_equation(c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Evolution:
+def particles(u: Tensor) -> Tensor:
+    """Particle density (B, 1, X, Y) of stored fields."""
+    return u[:, 2:]
+
+
+def tracer_rate(u: Tensor, c: dict[str, float], spacing: tuple[float, ...], boundary: str) -> Tensor:
     """c_t = -v . grad c; v_t is left out, because the pressure it depends on is not stored."""
-
-    def rate(u: Tensor) -> Tensor:
-        v, particles = u[:, :2], u[:, 2:]
-        gradient = [central_difference(particles, axis, dx, "zero_flux") for axis, dx in enumerate(spacing, start=2)]
-        return -sum(v[:, a : a + 1] * slope for a, slope in enumerate(gradient))
-
-    return Evolution(rate, lambda u: u[:, 2:])
+    gradient = [central_difference(particles(u), axis, dx, "zero_flux") for axis, dx in enumerate(spacing, start=2)]
+    return -sum(u[:, a : a + 1] * slope for a, slope in enumerate(gradient))
 
 
 def gaussian_state(box: Box, generator: np.random.Generator, parameters: dict[str, float]) -> Sample:

@@ -1,4 +1,4 @@
-"""Shared by the schemes: cells of a box, time steps, limited slopes, differences, Fourier transforms, residuals.
+"""Shared by the schemes: cells of a box, time steps, limited states, differences, wavenumbers, residuals.
 
 A state `u` is (B, C, *grid) in float64. A time step `dt` has one value per trajectory and the axes of the state, so the
 solution of a trajectory does not depend on the others of its batch.
@@ -75,12 +75,17 @@ def largest(u: Tensor) -> Tensor:
     return u.amax(dim=tuple(range(1, u.ndim)), keepdim=True)
 
 
-def limited_slope(a: Tensor, b: Tensor) -> Tensor:
-    """Monotonised central slope of the differences `a`, `b` to the two neighbours (van Leer 1977).
+def face_states(u: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """States at the lower and the upper side of each face along `axis`, from linear states in all cells but the ends.
 
-    sign(c) min(2|a|, 2|b|, |c|) with c = (a + b) / 2 if a b > 0, otherwise 0.
+    Their slope is the monotonised central one (van Leer 1977): with the differences a, b to the two neighbours and
+    c = (a + b) / 2 it is sign(c) min(2|a|, 2|b|, |c|) if a b > 0, otherwise 0.
     """
-    return _minmod(2 * _minmod(a, b), 0.5 * (a + b))
+    num_cells = u.shape[axis] - 2
+    centre, difference = u.narrow(axis, 1, num_cells), u.diff(dim=axis)
+    a, b = difference.narrow(axis, 0, num_cells), difference.narrow(axis, 1, num_cells)
+    half_slope = 0.5 * _minmod(2 * _minmod(a, b), 0.5 * (a + b))
+    return (centre + half_slope).narrow(axis, 0, num_cells - 1), (centre - half_slope).narrow(axis, 1, num_cells - 1)
 
 
 def _minmod(a: Tensor, b: Tensor) -> Tensor:
@@ -92,11 +97,6 @@ def wavenumbers(u: Tensor, length: float) -> Tensor:
     """Wavenumbers 2 pi m / length of the real Fourier transform along the last axis."""
     points = u.shape[-1]
     return 2 * pi * torch.fft.rfftfreq(points, length / points, dtype=u.dtype, device=u.device)
-
-
-def apply_spectrum(u: Tensor, factor: Tensor) -> Tensor:
-    """Multiply the Fourier transform of `u` along the last axis by `factor`."""
-    return torch.fft.irfft(factor * torch.fft.rfft(u), n=u.shape[-1])
 
 
 def central_difference(u: Tensor, axis: int, dx: float, boundary: str) -> Tensor:
@@ -112,8 +112,8 @@ def central_difference(u: Tensor, axis: int, dx: float, boundary: str) -> Tensor
     return (padded.narrow(axis, 2, u.shape[axis]) - padded.narrow(axis, 0, u.shape[axis])) / (2 * dx)
 
 
-def periodic_second_difference(u: Tensor, dx: float) -> Tensor:
-    """(u_(i+1) - 2 u_i + u_(i-1)) / dx^2 along the last axis."""
+def second_difference(u: Tensor, dx: float) -> Tensor:
+    """(u_(i+1) - 2 u_i + u_(i-1)) / dx^2 along the last axis, periodic."""
     return (u.roll(-1, -1) - 2 * u + u.roll(1, -1)) / dx**2
 
 

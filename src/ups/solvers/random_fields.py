@@ -6,7 +6,6 @@ import numpy as np
 
 Sample = tuple[np.ndarray | None, dict[str, np.ndarray]]
 """Initial state (C, *grid), None for a steady equation, and the coefficients that are random too, by name."""
-LARGEST_MODE = 4
 
 
 def sines(x: np.ndarray, generator: np.random.Generator, num_modes: int = 4, P: float = 0.1) -> np.ndarray:
@@ -43,7 +42,7 @@ def fourier_field(axes: list[np.ndarray], generator: np.random.Generator) -> np.
 
     All components of m are in -4..4 and none is 0; p = -1/2 in two and -1 in three dimensions; phi ~ U(0, 2 pi).
     """
-    m = np.array([i for i in range(-LARGEST_MODE, LARGEST_MODE + 1) if i])
+    m = np.array([-4, -3, -2, -1, 1, 2, 3, 4])
     num_axes = len(axes)
     k_squared = reduce(np.add.outer, [(2 * np.pi * m) ** 2] * num_axes)
     phi = generator.uniform(0.0, 2 * np.pi, k_squared.shape)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ups.solvers.numerics import Box, Stepper, largest, limited_slope
+from ups.solvers.numerics import Box, Stepper, face_states, largest
 from ups.solvers.random_fields import Sample
 
 GRAVITY = 1.0
@@ -64,11 +64,7 @@ def conserved(primitive: Tensor) -> Tensor:
 def divergence(state: Tensor, dx: float) -> Tensor:
     """(F_{i+1/2} - F_{i-1/2}) / dx along the last axis of h, h normal, h tangential, with zero-gradient walls."""
     primitive = torch.stack(split(functional.pad(state, (2, 2, 0, 0), mode="replicate")), dim=1)
-    difference = primitive.diff(dim=-1)
-    half_slope = 0.5 * limited_slope(difference[..., :-1], difference[..., 1:])
-    centre = primitive[..., 1:-1]
-    face = hll((centre + half_slope)[..., :-1], (centre - half_slope)[..., 1:])
-    return face.diff(dim=-1) / dx
+    return hll(*face_states(primitive, -1)).diff(dim=-1) / dx
 
 
 def shallow_water(c: dict[str, Tensor], box: Box) -> Stepper:
@@ -95,5 +91,4 @@ def shallow_water(c: dict[str, Tensor], box: Box) -> Stepper:
 
 def shallow_water_settings(duration: float, num_snapshots: int) -> dict[str, float]:
     """Settings that PDEBench's generator writes beside every trajectory."""
-    clock = {"T_end": duration, "n_time_steps": num_snapshots - 1}
-    return clock | {"gravity": GRAVITY, "inner_height": INNER_HEIGHT}
+    return {"T_end": duration, "n_time_steps": num_snapshots - 1, "gravity": GRAVITY, "inner_height": INNER_HEIGHT}

@@ -1,6 +1,6 @@
 """The entry to all solvers: random initial states of a family, and the trajectories that start from them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from math import isfinite, prod
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ups.errors import ConfigFault
 from ups.solvers.families import Problem, problem_of
-from ups.solvers.numerics import Stepper, aligned, integrate
+from ups.solvers.numerics import aligned, integrate
 
 Coefficients = dict[str, float | Tensor]
 
@@ -64,93 +64,68 @@ def _stack(values: Sequence[np.ndarray]) -> Tensor:
 
 @one_thread()
 def solve(
-    family: str,
-    u_0: Tensor | None,  # (B, C, *grid); None for a steady family
-    coefficients: Coefficients,
-    times: Sequence[float],
-    advance: Callable[[int], object] | None = None,
-    *,
-    boundary: str | None = None,
+    family: str, u_0: Tensor | None, coefficients: Coefficients, times: Sequence[float], *, boundary: str | None = None
 ) -> Tensor:
-    """Trajectories (B, T, C, *grid) at `times`, starting from `u_0` at `times[0]`, computed in float64.
+    """Trajectories (B, T, C, *grid) at `times`, starting from `u_0` (B, C, *grid) at `times[0]`, computed in float64.
 
     A coefficient is a number or one value per trajectory (B,); Darcy's `nu` and the forces of incompressible
     Navier-Stokes are fields, one for all (*grid) or one each (B, *grid). Names the family does not have are ignored.
-    A steady family has no `u_0` and one snapshot. `advance(n)` is called when `n` more snapshots are done, B * T in
-    total. `boundary` is "periodic" or "outflow" for the compressible families, where PDEBench has both.
+    A steady family has no `u_0` (None) and one snapshot. `boundary` is "periodic" or "outflow" for the compressible
+    families, where PDEBench has both.
     """
+    problem, c, times = _checked(family, u_0, coefficients, times, boundary)
+    if problem.steady:
+        return torch.stack(list(_evolve(problem, c, times, None, boundary)), dim=1)
+    size = max(1, CHUNK_VALUES // prod(u_0.shape[1:]))
     chunks = []
-    for u_0_chunk, c in _chunks(family, u_0, coefficients):
-        snapshots = []
-        for u in evolve(family, u_0_chunk, c, times, boundary=boundary):
-            snapshots.append(u)
-            if advance:
-                advance(len(u))
-        chunks.append(torch.stack(snapshots, dim=1))
+    for start in range(0, len(u_0), size):
+        rows = slice(start, start + size)
+        own = {name: value if len(value) == 1 else value[rows] for name, value in c.items()}
+        chunks.append(torch.stack(list(_evolve(problem, own, times, u_0[rows], boundary)), dim=1))
     return torch.cat(chunks)
 
 
 def evolve(
-    family: str,
-    u_0: Tensor | None,
-    coefficients: Coefficients,
-    times: Sequence[float],
-    *,
-    boundary: str | None = None,
+    family: str, u_0: Tensor | None, coefficients: Coefficients, times: Sequence[float], *, boundary: str | None = None
 ) -> Iterator[Tensor]:
     """The snapshots (B, C, *grid) of `solve` one after the other, for trajectories that do not fit into memory."""
-    problem = problem_of(family)
-    _check(family, problem, coefficients, boundary)
-    times = [float(time) for time in times]
-    if not times or not all(map(isfinite, times)) or any(stop <= start for start, stop in pairwise(times)):
-        raise ConfigFault("times must increase")
-    if problem.steady:
-        return iter((problem.steady_solutions(coefficients, problem.high - problem.low),))
-    _check_state(family, problem, u_0)
-    c = {name: aligned(name, coefficients[name], u_0, is_field=name in problem.given_fields) for name in problem.inputs}
-    stepper = problem.stepper(c, problem.box(tuple(u_0.shape[2:]), boundary))
-    return _integrated(problem, stepper, u_0, times)
+    return _evolve(*_checked(family, u_0, coefficients, times, boundary), u_0, boundary)
 
 
-def _integrated(problem: Problem, stepper: Stepper, u_0: Tensor, times: list[float]) -> Iterator[Tensor]:
+def _evolve(
+    problem: Problem, c: Coefficients, times: list[float], u_0: Tensor | None, boundary: str | None
+) -> Iterator[Tensor]:
     """The stored fields at `times` in the precision of `u_0`."""
+    if problem.steady:
+        yield problem.steady_solutions(c, problem.high - problem.low)
+        return
+    step, limit = problem.stepper(c, problem.box(tuple(u_0.shape[2:]), boundary))
     state = problem.to_state(u_0.double())
     yield u_0
     for start, stop in pairwise(times):
-        state = integrate(*stepper, state, stop - start)
+        state = integrate(step, limit, state, stop - start)
         yield problem.to_fields(state).to(u_0.dtype)
 
 
-def _chunks(
-    family: str, u_0: Tensor | None, coefficients: Coefficients
-) -> Iterator[tuple[Tensor | None, Coefficients]]:
-    """Some trajectories at a time, and their own coefficients."""
-    problem = problem_of(family)
-    if problem.steady:
-        yield u_0, coefficients
-        return
-    _check_state(family, problem, u_0)
-    size = max(1, CHUNK_VALUES // prod(u_0.shape[1:]))
-    values = {name: torch.as_tensor(coefficients[name]) for name in problem.inputs if name in coefficients}
-    axes = {name: 1 + problem.num_axes if name in problem.given_fields else 1 for name in values}
-    own = {name: value for name, value in values.items() if value.ndim == axes[name] and len(value) == len(u_0)}
-    for start in range(0, len(u_0), size):
-        rows = slice(start, start + size)
-        yield u_0[rows], {**coefficients, **{name: value[rows] for name, value in own.items()}}
-
-
-def _check_state(family: str, problem: Problem, u_0: Tensor | None) -> None:
-    if u_0 is None or u_0.ndim != problem.num_axes + 2 or u_0.shape[1] != problem.num_fields or not len(u_0):
-        shape = "nothing" if u_0 is None else tuple(u_0.shape)
-        raise ConfigFault(f"{family} needs u_0 of shape (B, {problem.num_fields}, *grid), got {shape}")
-    if not u_0.is_floating_point() or not u_0.isfinite().all():
-        raise ConfigFault(f"{family} needs a u_0 of finite floating-point numbers; check where it comes from")
-
-
-def _check(family: str, problem: Problem, coefficients: Coefficients, boundary: str | None) -> None:
+def _checked(
+    family: str, u_0: Tensor | None, coefficients: Coefficients, times: Sequence[float], boundary: str | None
+) -> tuple[Problem, Coefficients, list[float]]:
+    """The family's entry, its coefficients (aligned with `u_0` unless steady) and the times; else a ConfigFault."""
+    problem, times = problem_of(family), [float(time) for time in times]
     missing = [name for name in problem.inputs if name not in coefficients]
     if missing:
         raise ConfigFault(f"{family} needs the coefficients {', '.join(problem.inputs)}; missing: {missing[0]}")
     if boundary is not None and boundary not in problem.boundaries:
         choice = f"can be {' or '.join(problem.boundaries)}" if problem.boundaries else "cannot be chosen"
         raise ConfigFault(f"the boundary of {family} {choice}, got {boundary!r}")
+    if not times or not all(map(isfinite, times)) or any(stop <= start for start, stop in pairwise(times)):
+        raise ConfigFault(f"{family}: the times must increase and be finite")
+    if problem.steady:
+        return problem, coefficients, times
+    if u_0 is None or u_0.ndim != problem.num_axes + 2 or u_0.shape[1] != problem.num_fields or not len(u_0):
+        shape = "nothing" if u_0 is None else tuple(u_0.shape)
+        raise ConfigFault(f"{family} needs u_0 of shape (B, {problem.num_fields}, *grid), got {shape}")
+    if not u_0.is_floating_point() or not u_0.isfinite().all():
+        raise ConfigFault(f"{family} needs a u_0 of finite floating-point numbers; check where it comes from")
+    c = {name: aligned(name, coefficients[name], u_0, is_field=name in problem.given_fields) for name in problem.inputs}
+    return problem, c, times
