@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from ups.data.families import Dataset
 from ups.data.trajectories import TrajectoryReader
@@ -49,6 +47,9 @@ def split(
 
 def group_by_initial_condition(folder: Path, datasets: dict[str, Dataset]) -> list[list[Trajectory]]:
     """Connected components of the trajectories that share a key of `_initial_state_keys`, in a fixed order."""
+    from scipy.sparse import coo_array  # not at the start of every command
+    from scipy.sparse.csgraph import connected_components
+
     trajectories: list[Trajectory] = []
     numbers, firsts = [], []  # of a trajectory, and of the first one with the same key: the edges of the graph
     first_with: dict[tuple, int] = {}

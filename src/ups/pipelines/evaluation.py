@@ -12,7 +12,6 @@ from ups.data.pdebench import FAMILIES
 from ups.data.sources import list_files
 from ups.data.trajectories import find_files
 from ups.errors import GateFailed
-from ups.evaluation.gates import judge as judge_records
 from ups.pipelines import cached, step
 from ups.runs.machine import device, limit_threads
 from ups.runs.stage_cache import Receipt, trained_receipts
@@ -116,6 +115,8 @@ def plot(rollouts: Receipt, data_root: Path) -> dict[str, bytes]:
 
 def judge(metrics: list[dict[str, Any]], latent_cache: Receipt, config: JudgeConfig) -> dict[str, Any]:
     """Compare the scores with the thresholds of the gates; a missing score is a failed gate."""
+    from ups.evaluation.gates import judge as judge_records
+
     families = {name: FAMILIES[name].steady for name in latent_cache["transient"] + latent_cache["steady"]}
     return judge_records(metrics, config.gates, families)
 
