@@ -10,7 +10,6 @@ import os
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -78,15 +77,6 @@ class SparseBuffer(io.RawIOBase):
         file.truncate(self._size)
 
 
-@dataclass(frozen=True)
-class StoredArray:
-    """First byte of a contiguous array in the remote and in the small file; a trajectory has `stride` bytes in both."""
-
-    remote: int
-    small: int
-    stride: int
-
-
 def fetch_trajectories(
     file: PublishedFile, target: Path, positions: Sequence[int], *, base_url: str | None, advance: Advance
 ) -> None:
@@ -124,9 +114,9 @@ def _fetch(remote: HTTPFile, file: PublishedFile, target: Path, positions: Seque
         if positions[-1] >= count:
             raise file_fault(repr(remote), f"has {count} trajectories, not {positions[-1] + 1}", "ask for fewer")
         marker = _marker(positions, count, file)
-        small, arrays = _build_small(source, FAMILIES[file.family], positions, marker)
+        small, places = _build_small(source, FAMILIES[file.family], positions, marker)
     with _open_part(target, remote.validator, marker) as part:
-        _copy(remote, arrays, positions, part)
+        _copy(remote, places, positions, part)
         small.write_to(part)
         os.fsync(part.fileno())
         Path(part.name).replace(target)
@@ -199,11 +189,18 @@ def _is_number(attribute: h5py.h5a.AttrID) -> bool:
 
 def _build_small(
     source: h5py.File, family: Family, positions: Sequence[int], marker: str
-) -> tuple[SparseBuffer, list[StoredArray]]:
-    """The small file without the values of its trajectories, and the places of their arrays."""
+) -> tuple[SparseBuffer, list[tuple[int, int, int]]]:
+    """The small file without the values of its trajectories, and where those of each array are.
+
+    Per array: its first byte in the small file, its first byte in the remote file, and the bytes of one trajectory.
+    """
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     num_axes = len(family.axes)
     ranks = dict.fromkeys(family.arrays, 2 + num_axes) | dict.fromkeys(family.coefficients, 1 + num_axes)
-    small, arrays = SparseBuffer(), []
+    small, places = SparseBuffer(), []
     with h5py.File(small, "w") as file:
         file.attrs.update({name: source.attrs[name] for name in source.attrs if _is_number(source.attrs.get_id(name))})
         file.attrs[MARKER] = marker
@@ -213,34 +210,24 @@ def _build_small(
             file[name] = open_array(source, name, 1)[()]
         for name, rank in ranks.items():
             stored = open_array(source, name, rank)
-            remote_offset = stored.id.get_offset()
-            if stored.chunks is not None or remote_offset is None:
+            offset, shape = stored.id.get_offset(), stored.shape[1 - rank :]
+            if stored.chunks is not None or offset is None:
                 raise file_fault(source.filename, f"{name!r} is stored in chunks", "fetch the whole file")
-            shape = (*stored.shape[:-rank], len(positions), *stored.shape[1 - rank :])
-            stride = math.prod(stored.shape[1 - rank :]) * stored.dtype.itemsize
-            arrays.append(StoredArray(remote_offset, _allocate(file, name, stored.dtype, shape), stride))
-    return small, arrays
+            kind = h5py.h5t.py_create(stored.dtype)
+            space = h5py.h5s.create_simple((*stored.shape[:-rank], len(positions), *shape))
+            created = h5py.h5d.create(file.id, name.encode(), kind, space, properties)
+            places.append((created.get_offset(), offset, math.prod(shape) * stored.dtype.itemsize))
+    return small, places
 
 
-def _allocate(file: h5py.File, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> int:
-    """Create a contiguous dataset whose values are written later, and return the position of its first byte."""
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_layout(h5py.h5d.CONTIGUOUS)
-    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    kind, space = h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape)
-    return h5py.h5d.create(file.id, name.encode(), kind, space, properties).get_offset()
-
-
-def _copy(remote: HTTPFile, arrays: list[StoredArray], positions: Sequence[int], part: BinaryIO) -> None:
+def _copy(remote: HTTPFile, places: list[tuple[int, int, int]], positions: Sequence[int], part: BinaryIO) -> None:
     """Fetch the missing bytes in the order of the small file, with one request per range of trajectories."""
     arrived = part.seek(0, os.SEEK_END)
-    for array in sorted(arrays, key=lambda array: array.small):
-        offset = array.small
+    for target, source, stride in sorted(places):
         for start, stop in _ranges(positions):
-            num_bytes = (stop - start) * array.stride
-            skip = min(max(0, arrived - offset), num_bytes)
+            num_bytes = (stop - start) * stride
+            skip = min(max(0, arrived - target), num_bytes)
             remote.advance(skip)
-            part.seek(offset + skip)
-            remote.stream(array.remote + start * array.stride + skip, array.remote + stop * array.stride, part.write)
-            offset += num_bytes
+            part.seek(target + skip)
+            remote.stream(source + start * stride + skip, source + stop * stride, part.write)
+            target += num_bytes
