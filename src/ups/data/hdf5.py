@@ -107,7 +107,12 @@ def read_text(file: h5py.File, attribute: str) -> str | None:
 def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:
     """Open a dataset whose values are stored in this very file, without filters from plug-ins."""
     for path in accumulate(name.split("/"), "{}/{}".format):
-        _expect_hard_link(file, path)
+        with _corruption_faults(file, f"{path!r} is damaged"):
+            link = file.get(path, getlink=True)
+        if link is None:
+            raise file_fault(file.filename, f"has no {path!r}, found {list_names(file)[:8]}")
+        if not isinstance(link, h5py.HardLink):
+            raise file_fault(file.filename, f"{path!r} is a soft or external link", "store the dataset itself")
     with _corruption_faults(file, f"{name!r} is damaged"):
         dataset = file[name]
     if not isinstance(dataset, h5py.Dataset):
@@ -123,20 +128,8 @@ def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:
     return dataset
 
 
-def _expect_hard_link(file: h5py.File, name: str) -> None:
-    with _corruption_faults(file, f"{name!r} is damaged"):
-        link = file.get(name, getlink=True)
-    if link is None:
-        raise file_fault(file.filename, f"has no {name!r}, found {list_names(file)[:8]}")
-    if not isinstance(link, h5py.HardLink):
-        raise file_fault(file.filename, f"{name!r} is a soft or external link", "store the dataset itself")
-
-
 def open_array(file: h5py.File, name: str, rank: int, kind: str = "f") -> h5py.Dataset:
-    """Open a complete, non-empty dataset with `rank` axes, or with one more of length 1 in front.
-
-    `kind` is the kind of its NumPy type: `f` for floating-point values, `i` for integers.
-    """
+    """Open a complete, non-empty dataset of NumPy's `kind` with `rank` axes, or with one more of length 1 in front."""
     dataset = open_dataset(file, name)
     shape = dataset.shape or ()
     if shape[: len(shape) - rank] not in ((), (1,)) or len(shape) < rank:

@@ -16,7 +16,7 @@ from ups.data.families import Family
 from ups.data.hdf5 import MAX_SMALL_ELEMENTS, file_fault, list_names, open_array, open_dataset, read_array, read_number
 from ups.data.pdebench import FAMILIES
 
-MAX_SNAPSHOT_ELEMENTS = 2**28
+MAX_SNAPSHOT_ELEMENTS = 2**28  # of all fields at one time
 POSITIONS_DATASET = "ups_trajectories"  # positions of the trajectories of a partial file in the published one
 TOLERANCE = 1e-3  # deviation from a uniform step, relative to the step; float32 coordinates reach about 1e-5
 
@@ -156,8 +156,7 @@ def _inspect_batch(file: h5py.File, family: Family) -> Contents:
         raise file_fault(file.filename, "the trajectories differ in 't'")
     latest = read_number(file, "latestIndex")
     if latest is None or latest < num_snapshots - 1:
-        what = f"comes from an aborted run: latestIndex is {latest}, expected {num_snapshots - 1}"
-        raise file_fault(file.filename, what)
+        raise file_fault(file.filename, f"is of an aborted run: latestIndex is {latest}, not {num_snapshots - 1}")
     return Contents(count, _to_decimals(times[0]), tuple(grid), (1.0,) * len(grid))
 
 
