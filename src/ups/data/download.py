@@ -25,10 +25,7 @@ POLL_SECONDS = 0.2
 
 @contextmanager
 def lock(target: Path, advance: Advance) -> Iterator[None]:
-    """Hold the lock of `target` between processes, in a hidden file beside it that is removed at the end.
-
-    `advance(0)` is called while another process holds the lock.
-    """
+    """Lock `target` by a hidden file beside it; `advance(0)` is called while another thread or process has the lock."""
 
     def cancel() -> bool:
         advance(0)
@@ -74,11 +71,10 @@ def _fetch(url: str, md5: str, target: Path, num_bytes: int | None, advance: Adv
         advance(part.size)
         if num_bytes is None or part.size != num_bytes:
             retry_transfer(url, lambda: _transfer(session, url, part, num_bytes, advance), lambda: part.size, advance)
-        try:
-            _expect_md5(target, part.md5(), md5, f"fetched from {url}, discarded; run the same command to try again")
-        except DataFault:
+        actual = part.md5()
+        if actual != md5:
             part.discard()
-            raise
+        _expect_md5(target, actual, md5, f"fetched from {url}, discarded; run the same command to try again")
         part.publish()
 
 

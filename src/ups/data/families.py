@@ -3,10 +3,7 @@ r"""The records `Family` (a PDE and its file layout) and `Dataset` (its trajecto
 To use a dataset of your own, add one entry to `FAMILIES` in `ups.data.pdebench` and write one HDF5 file per set of PDE
 parameters. An example with one field `u` on one axis:
 
-    Family(
-        "wave_1d", "u_tt = beta^2 u_xx", "tensor", r"Wave_.*\.hdf5",
-        ("u",), ("x",), "periodic", {"beta": "beta"},
-    ),
+    Family("wave_1d", "u_tt = beta^2 u_xx", "tensor", r"Wave_.*\.hdf5", ("u",), ("x",), "periodic", {"beta": "beta"})
 
     with h5py.File("Wave_beta0.5.hdf5", "w") as file:
         file["tensor"] = u                # float (N, T, X): trajectories, snapshots, grid points; in 2D (N, T, X, Y)
@@ -28,7 +25,7 @@ Then run `kedro run --params source=folder,raw_root=DIR`.
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Layout = Literal["tensor", "fields", "groups", "batch"]
 
@@ -65,8 +62,7 @@ class Family:
     - `formulas` (LaTeX that Matplotlib and Markdown both read, or plain text) replace `equation` on data cards,
       `meanings` explain the fields there.
 
-    Raises:
-        ValueError: layout, boundary, axes or a parameter is none of the known ones.
+    A layout, boundary, axes or parameter that is none of the known ones is a `ValueError`.
     """
 
     name: str
@@ -97,7 +93,7 @@ class Family:
 
     def __post_init__(self) -> None:
         expected = {
-            "layout": (self.layout, ("tensor", "fields", "groups", "batch")),
+            "layout": (self.layout, get_args(Layout)),
             "boundary": (self.boundary, BOUNDARIES),
             "axes": (self.axes, (("x",), ("x", "y"), ("x", "y", "z"))),
         } | {f"parameter {number}": (name, PARAMETERS) for number, name in enumerate(self.attributes)}

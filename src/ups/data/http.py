@@ -45,14 +45,13 @@ class TransferError(Exception):
 class RangeResponse:
     """A response with the bytes of a file from position `start` on.
 
-    `start` is None if the server sends another range than requested; `total`, the size of the whole file, and
-    `validator`, its version, are None where the server does not give them; `is_range` is false for the whole file.
+    `start` is None if the server sends another range than requested, or the whole file instead of a range with an end;
+    `total`, the size of the whole file, and `validator`, its version, are None where the server does not give them.
     """
 
     start: int | None
     total: int | None
     validator: str | None
-    is_range: bool
     blocks: Iterator[bytes]
 
 
@@ -80,11 +79,11 @@ def request_range(
         headers |= {"If-Range": validator} if validator else {}
     with _follow_redirects(session, url, headers) as response:
         _expect_content(url, response)
-        first, total = _parse_range(response, start)
+        first, total = _parse_range(response, start, stop)
         tag = response.headers.get("ETag", "")
         # A weak ETag does not identify the bytes: the time of the last change then has to do.
         version = tag if tag.startswith('"') else response.headers.get("Last-Modified")
-        yield RangeResponse(first, total, version, response.status_code == 206, _blocks(response))
+        yield RangeResponse(first, total, version, _blocks(response))
 
 
 def retry_transfer(url: str, attempt: Callable[[], None], position: Callable[[], int], advance: Advance) -> None:
@@ -200,11 +199,11 @@ def _expect_content(url: str, response: requests.Response) -> None:
         raise TransferError(f"sent {response.headers['Content-Type']} for a range of bytes")
 
 
-def _parse_range(response: requests.Response, start: int) -> tuple[int | None, int | None]:
+def _parse_range(response: requests.Response, start: int, stop: int | None) -> tuple[int | None, int | None]:
     """First byte and total size of what the server sends; no first byte if the range is not the requested one."""
     if response.status_code == 200:
         length = response.headers.get("Content-Length", "")
-        return 0, int(length) if length.isdecimal() else None
+        return 0 if stop is None else None, int(length) if length.isdecimal() else None
     match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", response.headers.get("Content-Range", ""))
     if match is None or (match[1] or match[2]) != str(start):
         return None, None
@@ -233,11 +232,9 @@ def _blocks(response: requests.Response) -> Iterator[bytes]:
 class HTTPFile(AbstractBufferedFile):
     """One version of the file at a URL, read at any position through a cache of blocks of 64 KiB.
 
+    A `DataFault` ends it if the server sends no ranges, fails again and again, or replaces the file while it is read.
     h5py reports a failed transfer as a damaged file, so `fault` keeps the first failure. h5py names the file by its
     `repr`, which is the URL.
-
-    Raises:
-        DataFault: the server sends no ranges, fails again and again, or replaces the file while it is read.
     """
 
     def __init__(self, session: requests.Session, url: str, advance: Advance) -> None:
@@ -281,10 +278,9 @@ class HTTPFile(AbstractBufferedFile):
         return bytes(block)
 
     def _expect_same_file(self, response: RangeResponse, start: int) -> None:
-        changed = response.validator != self.validator or response.total not in (None, self.size)
-        if self.size is not None and changed:
+        if self.size is not None and (response.validator != self.validator or response.total not in (None, self.size)):
             raise DataFault(f"{self._url}: has changed while it was read; run the same command again")
-        if response.start != start or response.total is None or not response.is_range:
+        if response.start != start or response.total is None:
             what = "the server does not send ranges of bytes"
             raise DataFault(f"{self._url}: {what}; fetch the whole file with download.trajectories: null")
         self.size, self.validator = response.total, response.validator

@@ -64,8 +64,7 @@ def bytes_to_fetch(file: PublishedFile, trajectories: int | None) -> int | None:
 
 def partial_name(name: str, count: int) -> str:
     """Name of the file with the first `count` trajectories of the file `name`."""
-    path = Path(name)
-    return f"{path.stem}_first{count}{path.suffix}"
+    return str(Path(name).with_stem(f"{Path(name).stem}_first{count}"))
 
 
 def is_partial(file: PublishedFile, trajectories: int | None) -> bool:
@@ -133,9 +132,8 @@ def _expect_one_grid(files: list[PublishedFile]) -> None:
     for file in (file for file in files if file.kind == "train"):
         other = first.setdefault(file.family, file)
         if other.grid != file.grid:
-            what = ", ".join(
-                f"{each.name} has {' x '.join(map(str, each.grid or ()))} points" for each in (other, file)
-            )
+            points = [" x ".join(map(str, each.grid or ())) for each in (other, file)]
+            what = f"{other.name} has {points[0]}, {file.name} has {points[1]} points"
             raise ConfigFault(f"clashing grids of {file.family}: {what}; set download.resolution to one of them")
 
 
@@ -156,11 +154,10 @@ class PlannedFile:
 
 @dataclass(frozen=True)
 class Plan:
-    """The files that a folder shall hold, and the free bytes of its disk."""
+    """The files that a folder shall hold."""
 
     folder: Path
     files: tuple[PlannedFile, ...]
-    free: int
 
     @property
     def missing(self) -> int:
@@ -169,15 +166,10 @@ class Plan:
 
 
 def make_plan(folder: Path, files: list[PublishedFile], trajectories: int | None) -> Plan:
-    """Compare the wanted files with those in the folder.
-
-    Raises:
-        ConfigFault: no file is wanted.
-        DataFault: a file in the folder has another size than the published one.
-    """
+    """Compare the wanted files (none: `ConfigFault`) with those in the folder (one of another size: `DataFault`)."""
     if not files:
         raise ConfigFault("nothing to download: name download.families or download.files")
-    return Plan(folder, tuple(_plan_file(folder, file, trajectories) for file in files), free_bytes(folder))
+    return Plan(folder, tuple(_plan_file(folder, file, trajectories) for file in files))
 
 
 def log_plan(plan: Plan) -> None:
@@ -195,9 +187,10 @@ def log_plan(plan: Plan) -> None:
     tests = [file.name for file in plan.files if file.file.kind == "test"]
     if tests:
         log.warning("%d test files (%s, ...) hold one trajectory each: no stage trains on them", len(tests), tests[0])
-    log.info("%d are complete; %s to fetch, %s free", complete, _gigabytes(plan.missing), _gigabytes(plan.free))
-    if plan.missing > plan.free:
-        need = f"{_gigabytes(plan.missing)} to fetch, {_gigabytes(plan.free)} free"
+    free = free_bytes(plan.folder)
+    need = f"{_gigabytes(plan.missing)} to fetch, {_gigabytes(free)} free"
+    log.info("%d are complete; %s", complete, need)
+    if plan.missing > free:
         raise StorageFault(f"{plan.folder}: {need}; free space, select less, or set download.trajectories")
 
 

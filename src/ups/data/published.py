@@ -75,8 +75,7 @@ def find_file(name: str) -> PublishedFile:
     if match := re.fullmatch(r"(?:https?://.*/)?(\d{5,7})", name):
         if family := OUTDATED_IDS.get(int(match[1])):
             _refuse(f"file id {match[1]}", family, ConfigFault)
-        named = next((file.name for file in registry.values() if file.url.endswith(f"/{match[1]}")), None)
-        if named is not None:
+        if named := next((file.name for file in registry.values() if file.url.endswith(f"/{match[1]}")), None):
             raise ConfigFault(f"download.files takes names: write {named} for {name!r}")
     near = difflib.get_close_matches(name, registry, n=3) or [*list(registry)[:3], "..."]
     raise ConfigFault(f"unknown file {name!r} in download.files; close to it: {', '.join(near)}")
@@ -95,8 +94,7 @@ def find_family_files(name: str) -> list[PublishedFile]:
 
 def refuse_outdated_md5(path: Path, md5: str) -> None:
     """Refuse a file whose MD5 is that of an outdated version of a published file."""
-    name = _read_outdated().get(md5)
-    if name is not None:
+    if name := _read_outdated().get(md5):
         _refuse(str(path), "burgers_1d" if "Burgers" in name else "advection_1d", DataFault)
 
 
