@@ -115,7 +115,7 @@ def _fetch(remote: HTTPFile, file: PublishedFile, target: Path, positions: Seque
             raise file_fault(repr(remote), f"has {count} trajectories, not {positions[-1] + 1}", "ask for fewer")
         marker = _marker(positions, count, file)
         small, places = _build_small(source, FAMILIES[file.family], positions, marker)
-    with _open_part(target, remote.validator, marker) as part:
+    with _open_part(target, remote.validator, f"{marker} {places}") as part:
         _copy(remote, places, positions, part)
         small.write_to(part)
         os.fsync(part.fileno())
@@ -123,10 +123,10 @@ def _fetch(remote: HTTPFile, file: PublishedFile, target: Path, positions: Seque
 
 
 @contextmanager
-def _open_part(target: Path, validator: str | None, marker: str) -> Iterator[BinaryIO]:
-    """`NAME.part` of an earlier process, if it is of the same version of the same file, else an empty one."""
+def _open_part(target: Path, validator: str | None, content: str) -> Iterator[BinaryIO]:
+    """`NAME.part` of an earlier process if it has the same content of the same version of a file, else an empty one."""
     path, version = (target.with_name(f"{target.name}{suffix}") for suffix in (".part", ".part.version"))
-    identity = f"{validator} {h5py.__version__} {marker}"
+    identity = f"{validator} {h5py.__version__} {content}"
     if validator is None or not version.is_file() or version.read_text() != identity:
         path.unlink(missing_ok=True)
         version.write_text(identity)
@@ -198,6 +198,7 @@ def _build_small(
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)  # the bytes of the file, and its MD5, then do not depend on the time of day
     num_axes = len(family.axes)
     ranks = dict.fromkeys(family.arrays, 2 + num_axes) | dict.fromkeys(family.coefficients, 1 + num_axes)
     small, places = SparseBuffer(), []
