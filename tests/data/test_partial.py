@@ -5,6 +5,7 @@ import io
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,14 @@ def test_partial_file_is_marked(serve, write, tmp_path, local):
     small = fetch(serve(tmp_path), whole, local)
     assert read_marker(small) == f"trajectories 0-2 of 4 of {whole.name}, MD5 {MD5}"
     assert read_marker(whole) is None
+
+
+def test_bytes_do_not_depend_on_the_time(serve, write, tmp_path, local):
+    """The same trajectories fetched a second later are the same file, which keeps the fingerprints of later steps."""
+    whole, server = write("darcy_2d"), serve(tmp_path)
+    early = fetch(server, whole, local).read_bytes()
+    time.sleep(1.1)
+    assert fetch(server, whole, tmp_path / "again").read_bytes() == early
 
 
 def test_double_precision_and_leading_axis_are_kept(serve, write, tmp_path, local):

@@ -160,7 +160,7 @@ def test_waiting_for_another_run_can_be_interrupted(published, local, serve, tmp
     def interrupt(name: str, count: int) -> None:
         raise ZeroDivisionError
 
-    with lock(local / names()[0], lambda: None), pytest.raises(ZeroDivisionError):
+    with lock(local / names()[0], lambda count: None), pytest.raises(ZeroDivisionError):
         plan = make_plan(local, published[:1], None)
         download_files(plan, interrupt, base_url=serve(tmp_path).url, parallel=1)
 

@@ -3,10 +3,9 @@
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -14,28 +13,22 @@ import requests
 from filelock import FileLock, Timeout
 
 from ups.data.hdf5 import SIGNATURE, describe_content
-from ups.data.http import RangeResponse, TransferError, new_session, request_range, retry_transfer
+from ups.data.http import Advance, RangeResponse, TransferError, new_session, request_range, retry_transfer
 from ups.data.published import refuse_outdated_md5
 from ups.errors import DataFault
 from ups.files import digest_of, storage_faults
 
 log = logging.getLogger(__name__)
 
-Advance = Callable[[int], object]
-"""Progress callback: bytes that arrived, negative when a transfer starts over, 0 while it waits; may raise to stop."""
-
 POLL_SECONDS = 0.2
 
 
 @contextmanager
-def lock(target: Path, keep_waiting: Callable[[], object]) -> Iterator[None]:
-    """Hold the lock of `target` between processes, in a hidden file beside it that is removed at the end.
-
-    `keep_waiting` is called while another process holds the lock; an exception of it ends the waiting.
-    """
+def lock(target: Path, advance: Advance) -> Iterator[None]:
+    """Lock `target` by a hidden file beside it; `advance(0)` is called while another thread or process has the lock."""
 
     def cancel() -> bool:
-        keep_waiting()
+        advance(0)
         return False
 
     path = target.with_name(f".{target.name}.lock")
@@ -64,7 +57,7 @@ def download_file(url: str, md5: str, target: Path, advance: Advance, *, num_byt
         DataFault: the server, the size or the MD5 is wrong.
         StorageFault: the disk is full or closed; the bytes that arrived are kept.
     """
-    with lock(target, lambda: advance(0)):
+    with lock(target, advance):
         if target.exists():
             _expect_md5(target, digest_of(target, "md5"), md5, f"delete it to fetch {url}")
             advance(target.stat().st_size)
@@ -77,13 +70,11 @@ def _fetch(url: str, md5: str, target: Path, num_bytes: int | None, advance: Adv
     with closing(PartFile(target, num_bytes)) as part, new_session() as session:
         advance(part.size)
         if num_bytes is None or part.size != num_bytes:
-            attempt = partial(_transfer, session, url, part, num_bytes, advance)
-            retry_transfer(url, attempt, lambda: part.size, lambda: advance(0))
-        try:
-            _expect_md5(target, part.md5(), md5, f"fetched from {url}, discarded; run the same command to try again")
-        except DataFault:
+            retry_transfer(url, lambda: _transfer(session, url, part, num_bytes, advance), lambda: part.size, advance)
+        actual = part.md5()
+        if actual != md5:
             part.discard()
-            raise
+        _expect_md5(target, actual, md5, f"fetched from {url}, discarded; run the same command to try again")
         part.publish()
 
 
@@ -107,7 +98,7 @@ def _transfer(session: requests.Session, url: str, part: "PartFile", num_bytes: 
         if num_bytes is not None and response.total not in (None, num_bytes):
             raise DataFault(f"{url}: the server offers {response.total} bytes, expected {num_bytes}; check the source")
         if not response.start:
-            part.restart(response.validator)
+            part.discard(next_version=response.validator)
             advance(-offset)
         for block in chain([first], response.blocks):
             part.append(block)
@@ -130,10 +121,7 @@ def _cannot_resume(response: RangeResponse, part: "PartFile") -> bool:
 def _read_start(url: str, blocks: Iterator[bytes]) -> bytes:
     """The first blocks, which must start an HDF5 file: an error page is refused before it is written."""
     start = b""
-    while len(start) < len(SIGNATURE):
-        block = next(blocks, b"")
-        if not block:
-            break
+    while len(start) < len(SIGNATURE) and (block := next(blocks, b"")):
         start += block
     if not start:
         raise TransferError("the server sent nothing")
@@ -156,13 +144,19 @@ class PartFile:
         self._hasher = ThreadPoolExecutor(1)
         self._pending_hash: Future[None] | None = None
         self._open()
-        self._adopt(num_bytes)
+        with self.path.open("rb") as file:
+            is_foreign = self.size > 0 and file.read(len(SIGNATURE)) != SIGNATURE
+            if is_foreign or (num_bytes is not None and self.size > num_bytes):
+                self.discard()
+            else:  # hash the bytes that an earlier process has fetched
+                file.seek(0)
+                hashlib.file_digest(file, lambda: self._md5)
 
     def close(self) -> None:
         """Keep what has arrived for the next process; an empty file is removed."""
         self._hasher.shutdown()
         self._stream.close()
-        if self.size == 0 and self.path.exists():
+        if self.size == 0:
             self._remove()
 
     @property
@@ -180,18 +174,14 @@ class PartFile:
         self._finish_hash()
         self._pending_hash = self._hasher.submit(self._md5.update, block)
 
-    def restart(self, validator: str | None) -> None:
-        """Remove what has arrived, and note the version of the file that follows."""
-        self.discard()
-        if validator is not None:
-            self._version.write_text(validator)
-
-    def discard(self) -> None:
-        """Remove what has arrived."""
+    def discard(self, next_version: str | None = None) -> None:
+        """Remove what has arrived; the bytes that follow belong to the version `next_version` of the file."""
         self._finish_hash()
         self._stream.close()
         self._remove()
         self._open()
+        if next_version is not None:
+            self._version.write_text(next_version)
 
     def md5(self) -> str:
         """MD5 of what has arrived."""
@@ -208,16 +198,6 @@ class PartFile:
         self._md5 = hashlib.md5(usedforsecurity=False)
         self._stream = self.path.open("ab", buffering=0)
         self.size = self.path.stat().st_size
-
-    def _adopt(self, num_bytes: int | None) -> None:
-        """Hash the bytes of an earlier process, or remove them if they cannot be the start of the file."""
-        with self.path.open("rb") as file:
-            is_foreign = self.size > 0 and file.read(len(SIGNATURE)) != SIGNATURE
-            if is_foreign or (num_bytes is not None and self.size > num_bytes):
-                self.discard()
-                return
-            file.seek(0)
-            self._md5 = hashlib.file_digest(file, lambda: self._md5)
 
     def _finish_hash(self) -> None:
         if self._pending_hash is not None:

@@ -3,10 +3,7 @@ r"""The records `Family` (a PDE and its file layout) and `Dataset` (its trajecto
 To use a dataset of your own, add one entry to `FAMILIES` in `ups.data.pdebench` and write one HDF5 file per set of PDE
 parameters. An example with one field `u` on one axis:
 
-    Family(
-        "wave_1d", "u_tt = beta^2 u_xx", "tensor", r"Wave_.*\.hdf5",
-        ("u",), ("x",), "periodic", {"beta": "beta"},
-    ),
+    Family("wave_1d", "u_tt = beta^2 u_xx", "tensor", r"Wave_.*\.hdf5", ("u",), ("x",), "periodic", {"beta": "beta"})
 
     with h5py.File("Wave_beta0.5.hdf5", "w") as file:
         file["tensor"] = u                # float (N, T, X): trajectories, snapshots, grid points; in 2D (N, T, X, Y)
@@ -28,7 +25,7 @@ Then run `kedro run --params source=folder,raw_root=DIR`.
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Layout = Literal["tensor", "fields", "groups", "batch"]
 
@@ -44,31 +41,28 @@ class Family:
     """One family of PDEs, such as those of PDEBench (arXiv:2210.07182), and the layout of its HDF5 files.
 
     - `file_pattern`: regular expression that the names of the family's files match in full;
-    - `fields`: names in the order of the channel axis C; `axes`: names in the order of `*grid`;
+    - `fields`, `axes`: names in the order of the channel axis C and of `*grid`;
     - `boundary`: condition on every axis, except in files with another one in their name (`trans` in compressible 1D:
-      outflow);
+      outflow); `boundary_names`: boundary condition to its name in the names of files;
     - `attributes`: name of each parameter (one of `PARAMETERS`) to its name in HDF5 attributes and file names;
     - `positive`: fields > 0, encoded by their logarithm; `non_negative`: fields >= 0;
     - `coefficients`: given fields, constant in time: the permeability of Darcy flow, the forcing of incompressible
-      Navier-Stokes;
+      Navier-Stokes; `positive_coefficients`: coefficients > 0, normalized after taking the logarithm;
     - `steady`: the data are solutions of a PDE without time;
     - `initial_conditions`: name of the random stream of initial states; files and families with the same name start
       trajectory `i` from the same state;
+    - `initial_condition_block`: trajectories whose positions differ by a multiple of it share random numbers;
     - `conserved`: fields whose integral over the domain is constant in time under `boundary`;
     - `isotropic`: the equation stays the same when an axis is mirrored and, on a domain with equal axes, when two axes
       are swapped; `vectors`: groups of fields that are components of a vector, one per axis, and transform with them;
-    - `divergence_free`: the components of a velocity without divergence; `positive_coefficients`: coefficients > 0,
-      normalized after taking the logarithm;
+    - `divergence_free`: the components of a velocity without divergence;
     - `stored_yx`: arrays on disk are (T, Y, X, C) instead of (T, X, Y, C);
-    - `file_name`: template of PDEBench's file names, needed to simulate the family; `boundary_names`: boundary
-      condition to its name in them;
-    - `initial_condition_block`: trajectories whose positions differ by a multiple of it share random numbers;
+    - `file_name`: template of PDEBench's file names, needed to simulate the family;
     - `pdebench_batch_size`: batch size of PDEBench's own training, on which two of its metrics depend;
     - `formulas` (LaTeX that Matplotlib and Markdown both read, or plain text) replace `equation` on data cards,
       `meanings` explain the fields there.
 
-    Raises:
-        ValueError: layout, boundary, axes or a parameter is none of the known ones.
+    A layout, boundary, axes or parameter that is none of the known ones is a `ValueError`.
     """
 
     name: str
@@ -99,7 +93,7 @@ class Family:
 
     def __post_init__(self) -> None:
         expected = {
-            "layout": (self.layout, ("tensor", "fields", "groups", "batch")),
+            "layout": (self.layout, get_args(Layout)),
             "boundary": (self.boundary, BOUNDARIES),
             "axes": (self.axes, (("x",), ("x", "y"), ("x", "y", "z"))),
         } | {f"parameter {number}": (name, PARAMETERS) for number, name in enumerate(self.attributes)}
@@ -168,9 +162,9 @@ def condition_features(dataset: Dataset) -> list[float]:
     dt = dataset.times[1] - dataset.times[0] if len(dataset.times) > 1 else 1.0
     features = [math.log10(dt), math.log2(max(dataset.grid)) / 4 - 1.5]
     for name in PARAMETERS:
-        known = name in dataset.parameters
-        value = dataset.parameters.get(name, 0.0)
-        features += [0.5 * _log10(value), math.copysign(1.0, value)] if known else [0.0, 0.0]
+        value = dataset.parameters.get(name)
+        size = math.log10(max(abs(value or 0.0), 1e-12))
+        features += [0.0, 0.0] if value is None else [0.5 * size, math.copysign(1.0, value)]
     for axis in range(MAX_DIMS):
         boundary = dataset.boundary[axis] if axis < len(dataset.boundary) else None
         features += [float(boundary is not None), *(float(boundary == name) for name in BOUNDARIES)]
@@ -180,7 +174,3 @@ def condition_features(dataset: Dataset) -> list[float]:
 def boundary_feature(axis: int, boundary: str) -> int:
     """Index in `condition_features` of the entry that is 1 where an axis has this boundary condition."""
     return 2 + 2 * len(PARAMETERS) + axis * (1 + len(BOUNDARIES)) + 1 + BOUNDARIES.index(boundary)
-
-
-def _log10(value: float) -> float:
-    return math.log10(max(abs(value), 1e-12))

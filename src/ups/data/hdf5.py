@@ -5,27 +5,24 @@ complete floating-point arrays that are stored in the file itself are read; anyt
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+from h5py import h5z
 
 from ups.errors import DataFault
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MAX_ELEMENTS = 2**40  # of a dataset
 MAX_SMALL_ELEMENTS = 2**24  # of an array that is read at once: coordinates, times
-MAX_SNAPSHOT_ELEMENTS = 2**28
 MAX_CHUNK_BYTES = 2**28  # unpacked
 MAX_ATTRIBUTE_ELEMENTS = 2**10
-PLAIN_FILTERS = {
-    h5py.h5z.FILTER_DEFLATE,
-    h5py.h5z.FILTER_SHUFFLE,
-    h5py.h5z.FILTER_FLETCHER32,
-    h5py.h5z.FILTER_SZIP,
-    h5py.h5z.FILTER_LZF,
-}
+PLAIN_FILTERS = {h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32, h5z.FILTER_SZIP, h5z.FILTER_LZF}
 ONE_NUMBER = "expected one finite number"
 # Raised by h5py on damaged structures, for which it has no class of its own.
 CORRUPTION = (OSError, RuntimeError, KeyError, ValueError, TypeError)
@@ -34,6 +31,18 @@ CORRUPTION = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 def file_fault(path: Path | str, what: str, remedy: str = "download or generate the file again") -> DataFault:
     """A fault in one line: the file, what is wrong with it, and the remedy."""
     return DataFault(" ".join(f"{path}: {what}; {remedy}".split()))
+
+
+@contextmanager
+def _corruption_faults(stored: h5py.File | h5py.Dataset, what: str) -> Iterator[None]:
+    """Turn the errors of h5py on a damaged file or dataset into a fault that says `what` is wrong with it."""
+    try:
+        yield
+    except DataFault:  # a ValueError as well
+        raise
+    except CORRUPTION as error:
+        name = f"{stored.name!r} " if isinstance(stored, h5py.Dataset) else ""
+        raise file_fault(stored.file.filename, f"{name}{what} ({error})") from error
 
 
 def open_file(path: Path) -> h5py.File:
@@ -64,10 +73,8 @@ def describe_content(head: bytes) -> str:
 
 def list_names(file: h5py.File) -> list[str]:
     """Sorted names of the groups and datasets at the root of a file."""
-    try:
+    with _corruption_faults(file, "the list of its contents is damaged"):
         names = list(file)
-    except CORRUPTION as error:
-        raise file_fault(file.filename, f"the list of its contents is damaged ({error})") from error
     if not all(isinstance(name, str) for name in names):
         raise file_fault(file.filename, "the list of its contents is damaged (names that are not text)")
     return sorted(names)
@@ -75,19 +82,14 @@ def list_names(file: h5py.File) -> list[str]:
 
 def read_number(file: h5py.File, attribute: str) -> float | None:
     """A scalar attribute of the file, None where there is none."""
-    try:
+    with _corruption_faults(file, f"attribute {attribute!r} is damaged"):
         if attribute not in file.attrs:
             return None
         stored = file.attrs.get_id(attribute)  # type and shape without the value, which may be huge
         if stored.dtype.kind not in "fiu" or math.prod(stored.shape) > MAX_ATTRIBUTE_ELEMENTS:
-            raise file_fault(
-                file.filename, f"attribute {attribute!r} is {stored.dtype} of shape {stored.shape}", ONE_NUMBER
-            )
+            what = f"attribute {attribute!r} is {stored.dtype} of shape {stored.shape}"
+            raise file_fault(file.filename, what, ONE_NUMBER)
         value = np.asarray(file.attrs[attribute])
-    except DataFault:
-        raise
-    except CORRUPTION as error:
-        raise file_fault(file.filename, f"attribute {attribute!r} is damaged ({error})") from error
     if value.size == 0:
         return None
     if value.size != 1 or not np.isfinite(value).all():
@@ -97,74 +99,60 @@ def read_number(file: h5py.File, attribute: str) -> float | None:
 
 def read_text(file: h5py.File, attribute: str) -> str | None:
     """A text attribute of the file, None where there is none or one of another type."""
-    try:
+    with _corruption_faults(file, f"attribute {attribute!r} is damaged"):
         value = file.attrs.get(attribute)
-    except CORRUPTION as error:
-        raise file_fault(file.filename, f"attribute {attribute!r} is damaged ({error})") from error
     return value if isinstance(value, str) else None
 
 
 def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:
     """Open a dataset whose values are stored in this very file, without filters from plug-ins."""
-    parts = name.split("/")
-    for depth in range(1, len(parts) + 1):
-        _expect_hard_link(file, "/".join(parts[:depth]))
-    try:
+    for path in accumulate(name.split("/"), "{}/{}".format):
+        with _corruption_faults(file, f"{path!r} is damaged"):
+            link = file.get(path, getlink=True)
+        if link is None:
+            raise file_fault(file.filename, f"has no {path!r}, found {list_names(file)[:8]}")
+        if not isinstance(link, h5py.HardLink):
+            raise file_fault(file.filename, f"{path!r} is a soft or external link", "store the dataset itself")
+    with _corruption_faults(file, f"{name!r} is damaged"):
         dataset = file[name]
-    except CORRUPTION as error:
-        raise file_fault(file.filename, f"{name!r} is damaged ({error})") from error
     if not isinstance(dataset, h5py.Dataset):
         raise file_fault(file.filename, f"{name!r} is a group, expected a dataset")
     if dataset.external or dataset.is_virtual:
         raise file_fault(file.filename, f"{name!r} keeps its values in other files", "store them in the file itself")
     properties = dataset.id.get_create_plist()
-    filters = {properties.get_filter(i)[0] for i in range(properties.get_nfilters())}
-    if filters - PLAIN_FILTERS:
-        raise file_fault(
-            file.filename, f"{name!r} needs the HDF5 filter {max(filters - PLAIN_FILTERS)}", "use gzip or lzf"
-        )
-    if dataset.chunks is not None and math.prod(dataset.chunks) * dtype_of(dataset).itemsize > MAX_CHUNK_BYTES:
+    plugins = {properties.get_filter(i)[0] for i in range(properties.get_nfilters())} - PLAIN_FILTERS
+    if plugins:
+        raise file_fault(file.filename, f"{name!r} needs the HDF5 filter {max(plugins)}", "use gzip or lzf")
+    if dataset.chunks is not None and math.prod(dataset.chunks) * _dtype_of(dataset).itemsize > MAX_CHUNK_BYTES:
         raise file_fault(file.filename, f"{name!r} has absurd chunks of {dataset.chunks}")
     return dataset
 
 
-def _expect_hard_link(file: h5py.File, name: str) -> None:
-    try:
-        link = file.get(name, getlink=True)
-    except CORRUPTION as error:
-        raise file_fault(file.filename, f"{name!r} is damaged ({error})") from error
-    if link is None:
-        raise file_fault(file.filename, f"has no {name!r}, found {list_names(file)[:8]}")
-    if not isinstance(link, h5py.HardLink):
-        raise file_fault(file.filename, f"{name!r} is a soft or external link", "store the dataset itself")
-
-
-def open_array(file: h5py.File, name: str, rank: int) -> h5py.Dataset:
-    """Open a complete, non-empty float dataset with `rank` axes, or with one more of length 1 in front."""
+def open_array(file: h5py.File, name: str, rank: int, kind: str = "f") -> h5py.Dataset:
+    """Open a complete, non-empty dataset of NumPy's `kind` with `rank` axes, or with one more of length 1 in front."""
     dataset = open_dataset(file, name)
     shape = dataset.shape or ()
     if shape[: len(shape) - rank] not in ((), (1,)) or len(shape) < rank:
         raise file_fault(file.filename, f"{name!r} has shape {shape}, expected {rank} axes")
-    if (dtype := dtype_of(dataset)).kind != "f":
-        raise file_fault(file.filename, f"{name!r} has dtype {dtype}, expected floating point")
+    if (dtype := _dtype_of(dataset)).kind != kind:
+        expected = "integers" if kind == "i" else "floating point"
+        raise file_fault(file.filename, f"{name!r} has dtype {dtype}, expected {expected}")
     if math.prod(shape) == 0:
         raise file_fault(file.filename, f"{name!r} is empty, its shape is {shape}")
     if math.prod(shape) > (MAX_ELEMENTS if rank > 1 else MAX_SMALL_ELEMENTS):
         raise file_fault(file.filename, f"{name!r} claims the absurd shape {shape}")
-    if not is_stored(dataset):
+    if not _is_stored(dataset):
         raise file_fault(file.filename, f"parts of {name!r} were never written")
     return dataset
 
 
-def dtype_of(dataset: h5py.Dataset) -> np.dtype:
+def _dtype_of(dataset: h5py.Dataset) -> np.dtype:
     """Type of the values; h5py raises only here if the type is damaged."""
-    try:
+    with _corruption_faults(dataset, "has a damaged type"):
         return dataset.dtype
-    except CORRUPTION as error:
-        raise file_fault(dataset.file.filename, f"{dataset.name!r} has a damaged type ({error})") from error
 
 
-def is_stored(dataset: h5py.Dataset) -> bool:
+def _is_stored(dataset: h5py.Dataset) -> bool:
     """Whether every value is stored: HDF5 returns zeros for values that were never written."""
     if dataset.chunks is None:
         return dataset.id.get_storage_size() >= dataset.nbytes
@@ -175,8 +163,5 @@ def is_stored(dataset: h5py.Dataset) -> bool:
 def read_array(dataset: h5py.Dataset, rank: int, index: tuple[Any, ...] = ()) -> np.ndarray:
     """Values of a dataset as float32, indexed along its last `rank` axes."""
     leading = (0,) * (dataset.ndim - rank)
-    try:
-        values = dataset[(*leading, *index, ...)]
-    except CORRUPTION as error:
-        raise file_fault(dataset.file.filename, f"{dataset.name!r} cannot be read ({error})") from error
-    return values.astype(np.float32, copy=False)
+    with _corruption_faults(dataset, "cannot be read"):
+        return dataset[(*leading, *index, ...)].astype(np.float32, copy=False)

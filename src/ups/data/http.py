@@ -9,8 +9,9 @@ import ipaddress
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -28,6 +29,9 @@ MIN_BYTES_PER_SECOND, SPEED_WINDOW_SECONDS = 10_000, 60
 MAX_REDIRECTS = 5
 CACHED_BLOCK_BYTES, MAX_CACHED_BLOCKS = 2**16, 256
 
+Advance = Callable[[int], object]
+"""Progress callback: bytes that arrived, negative when a transfer starts over, 0 while it waits; may raise to stop."""
+
 
 class TransferError(Exception):
     """A transfer failed in a way that another request may repair, after `pause_seconds` if the server names a pause."""
@@ -41,14 +45,13 @@ class TransferError(Exception):
 class RangeResponse:
     """A response with the bytes of a file from position `start` on.
 
-    `start` is None if the server sends another range than requested; `total`, the size of the whole file, and
-    `validator`, its version, are None where the server does not give them; `is_range` is false for the whole file.
+    `start` is None if the server sends another range than requested, or the whole file instead of a range with an end;
+    `total`, the size of the whole file, and `validator`, its version, are None where the server does not give them.
     """
 
     start: int | None
     total: int | None
     validator: str | None
-    is_range: bool
     blocks: Iterator[bytes]
 
 
@@ -76,20 +79,18 @@ def request_range(
         headers |= {"If-Range": validator} if validator else {}
     with _follow_redirects(session, url, headers) as response:
         _expect_content(url, response)
-        first, total = _parse_range(response, start)
-        yield RangeResponse(first, total, _find_validator(response), response.status_code == 206, _blocks(response))
+        first, total = _parse_range(response, start, stop)
+        tag = response.headers.get("ETag", "")
+        # A weak ETag does not identify the bytes: the time of the last change then has to do.
+        version = tag if tag.startswith('"') else response.headers.get("Last-Modified")
+        yield RangeResponse(first, total, version, _blocks(response))
 
 
-def retry_transfer(
-    url: str, attempt: Callable[[], None], position: Callable[[], int], keep_waiting: Callable[[], object]
-) -> None:
+def retry_transfer(url: str, attempt: Callable[[], None], position: Callable[[], int], advance: Advance) -> None:
     """Repeat `attempt` after every `TransferError`, at most `ATTEMPTS` times in a row without a new byte.
 
-    `position` returns the number of bytes that have arrived. `keep_waiting` is called every second of a pause; an
-    exception of it ends the retries.
-
-    Raises:
-        DataFault: the last of the attempts failed too.
+    `position` returns the number of bytes that have arrived. `advance(0)` is called every second of a pause. The last
+    failure is raised as a `DataFault`.
     """
     furthest = position()
 
@@ -103,14 +104,14 @@ def retry_transfer(
         after=count_from_progress,
         stop=stop_after_attempt(ATTEMPTS),
         wait=_pause_seconds,
-        sleep=lambda seconds: _sleep(seconds, keep_waiting),
+        sleep=partial(_sleep, advance),
         reraise=True,
     )
     try:
         retrying(attempt)
     except TransferError as error:
-        what = f"{error}, {ATTEMPTS} times in a row"
-        raise DataFault(f"{url}: {what}; run the same command to resume at byte {position()}") from error
+        remedy = f"run the same command to resume at byte {position()}"
+        raise DataFault(f"{url}: {error}, {ATTEMPTS} times in a row; {remedy}") from error
 
 
 def _pause_seconds(state: RetryCallState) -> float:
@@ -121,9 +122,9 @@ def _pause_seconds(state: RetryCallState) -> float:
     return wait_exponential_jitter(multiplier=2 * PAUSE_SECONDS, max=MAX_PAUSE_SECONDS, jitter=PAUSE_SECONDS)(state)
 
 
-def _sleep(seconds: float, keep_waiting: Callable[[], object]) -> None:
+def _sleep(advance: Advance, seconds: float) -> None:
     while seconds > 0:
-        keep_waiting()
+        advance(0)
         time.sleep(min(1.0, seconds))
         seconds -= 1.0
 
@@ -173,7 +174,7 @@ def _expect_safe_redirect(url: str, address: str, target: str) -> None:
     old, new = urlsplit(address), urlsplit(target)
     if old.scheme == "https" and new.scheme == "http":
         raise DataFault(f"{url}: redirects from https to http; check the URL")
-    if new.hostname != old.hostname and _is_local(new.hostname or "") and not _is_local(old.hostname or ""):
+    if _is_local(new.hostname or "") and not _is_local(old.hostname or ""):
         raise DataFault(f"{url}: redirects to the local address {new.hostname}; check the URL")
 
 
@@ -187,7 +188,10 @@ def _is_local(host: str) -> bool:
 def _expect_content(url: str, response: requests.Response) -> None:
     status = response.status_code
     if status == 429 or status >= 500:
-        raise TransferError(f"HTTP {status} {response.reason}", _retry_after(response))
+        pause_seconds = None
+        with suppress(urllib3.exceptions.InvalidHeader):  # `Retry-After` should hold a number of seconds or a date
+            pause_seconds = urllib3.Retry().get_retry_after(response.raw)
+        raise TransferError(f"HTTP {status} {response.reason}", pause_seconds)
     if status not in (200, 206, 416):
         raise DataFault(f"{url}: HTTP {status} {response.reason}; check the URL")
     # Proxies answer a range with a login page and status 206; its bytes would end up inside the file.
@@ -195,25 +199,11 @@ def _expect_content(url: str, response: requests.Response) -> None:
         raise TransferError(f"sent {response.headers['Content-Type']} for a range of bytes")
 
 
-def _retry_after(response: requests.Response) -> float | None:
-    """Pause in seconds from the header `Retry-After`, which holds a number or a date."""
-    try:
-        return urllib3.Retry().get_retry_after(response.raw)
-    except urllib3.exceptions.InvalidHeader:
-        return None
-
-
-def _find_validator(response: requests.Response) -> str | None:
-    """The version of the file for `If-Range`: a strong ETag, else the time of the last change."""
-    tag = response.headers.get("ETag", "")
-    return tag if tag.startswith('"') else response.headers.get("Last-Modified")
-
-
-def _parse_range(response: requests.Response, start: int) -> tuple[int | None, int | None]:
+def _parse_range(response: requests.Response, start: int, stop: int | None) -> tuple[int | None, int | None]:
     """First byte and total size of what the server sends; no first byte if the range is not the requested one."""
     if response.status_code == 200:
         length = response.headers.get("Content-Length", "")
-        return 0, int(length) if length.isdecimal() else None
+        return 0 if stop is None else None, int(length) if length.isdecimal() else None
     match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", response.headers.get("Content-Range", ""))
     if match is None or (match[1] or match[2]) != str(start):
         return None, None
@@ -242,14 +232,12 @@ def _blocks(response: requests.Response) -> Iterator[bytes]:
 class HTTPFile(AbstractBufferedFile):
     """One version of the file at a URL, read at any position through a cache of blocks of 64 KiB.
 
+    A `DataFault` ends it if the server sends no ranges, fails again and again, or replaces the file while it is read.
     h5py reports a failed transfer as a damaged file, so `fault` keeps the first failure. h5py names the file by its
     `repr`, which is the URL.
-
-    Raises:
-        DataFault: the server sends no ranges, fails again and again, or replaces the file while it is read.
     """
 
-    def __init__(self, session: requests.Session, url: str, advance: Callable[[int], object]) -> None:
+    def __init__(self, session: requests.Session, url: str, advance: Advance) -> None:
         self._session, self._url, self.advance = session, url, advance
         self.size: int | None = None
         self.validator: str | None = None
@@ -277,7 +265,7 @@ class HTTPFile(AbstractBufferedFile):
             if arrived < stop:
                 raise TransferError(f"the connection closed at byte {arrived} of {stop}")
 
-        retry_transfer(self._url, attempt, lambda: arrived, lambda: self.advance(0))
+        retry_transfer(self._url, attempt, lambda: arrived, self.advance)
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         """Bytes of one block, for the cache of fsspec."""
@@ -290,10 +278,9 @@ class HTTPFile(AbstractBufferedFile):
         return bytes(block)
 
     def _expect_same_file(self, response: RangeResponse, start: int) -> None:
-        changed = response.validator != self.validator or response.total not in (None, self.size)
-        if self.size is not None and changed:
+        if self.size is not None and (response.validator != self.validator or response.total not in (None, self.size)):
             raise DataFault(f"{self._url}: has changed while it was read; run the same command again")
-        if response.start != start or response.total is None or not response.is_range:
+        if response.start != start or response.total is None:
             what = "the server does not send ranges of bytes"
             raise DataFault(f"{self._url}: {what}; fetch the whole file with download.trajectories: null")
         self.size, self.validator = response.total, response.validator

@@ -13,20 +13,10 @@ import h5py
 import numpy as np
 
 from ups.data.families import Family
-from ups.data.hdf5 import (
-    MAX_SMALL_ELEMENTS,
-    MAX_SNAPSHOT_ELEMENTS,
-    dtype_of,
-    file_fault,
-    is_stored,
-    list_names,
-    open_array,
-    open_dataset,
-    read_array,
-    read_number,
-)
+from ups.data.hdf5 import MAX_SMALL_ELEMENTS, file_fault, list_names, open_array, open_dataset, read_array, read_number
 from ups.data.pdebench import FAMILIES
 
+MAX_SNAPSHOT_ELEMENTS = 2**28  # of all fields at one time
 POSITIONS_DATASET = "ups_trajectories"  # positions of the trajectories of a partial file in the published one
 TOLERANCE = 1e-3  # deviation from a uniform step, relative to the step; float32 coordinates reach about 1e-5
 
@@ -68,17 +58,16 @@ def list_trajectories(file: h5py.File, family: Family) -> list[str] | range:
     """Identifiers of the trajectories for `read_snapshots`: names of groups, or positions on the leading axis."""
     if family.layout == "groups":
         return list_names(file)
-    name = {"tensor": "tensor", "fields": family.fields[0], "batch": "particles"}[family.layout]
-    rank = len(family.axes) + (3 if family.layout == "batch" else 2)
-    return range(open_dataset(file, name).shape[-rank])
+    name, rank = ("particles", 3) if family.layout == "batch" else (family.arrays[0], 2)
+    return range(open_dataset(file, name).shape[-rank - len(family.axes)])
 
 
 def read_positions(file: h5py.File, count: int) -> np.ndarray | range:
     """Positions of the `count` trajectories in the published file, of which this file may be a part."""
     if POSITIONS_DATASET not in list_names(file):
         return range(count)
-    dataset = open_dataset(file, POSITIONS_DATASET)
-    if dataset.shape != (count,) or dtype_of(dataset).kind != "i" or not is_stored(dataset):
+    dataset = open_array(file, POSITIONS_DATASET, 1, kind="i")
+    if dataset.shape != (count,):
         raise file_fault(file.filename, f"{POSITIONS_DATASET!r} has shape {dataset.shape}, expected {count} integers")
     return read_array(dataset, 1).astype(np.int64)
 
@@ -167,9 +156,7 @@ def _inspect_batch(file: h5py.File, family: Family) -> Contents:
         raise file_fault(file.filename, "the trajectories differ in 't'")
     latest = read_number(file, "latestIndex")
     if latest is None or latest < num_snapshots - 1:
-        raise file_fault(
-            file.filename, f"comes from an aborted run: latestIndex is {latest}, expected {num_snapshots - 1}"
-        )
+        raise file_fault(file.filename, f"is of an aborted run: latestIndex is {latest}, not {num_snapshots - 1}")
     return Contents(count, _to_decimals(times[0]), tuple(grid), (1.0,) * len(grid))
 
 
@@ -184,7 +171,6 @@ def _expect_shape(file: h5py.File, name: str, expected: tuple[int, ...]) -> None
 
 
 def _read_times(file: h5py.File, name: str, num_snapshots: int) -> tuple[float, ...]:
-    """Times of the snapshots."""
     times = read_array(open_array(file, name, 1), 1)
     # PDEBench's generators write one entry more than there are snapshots.
     if len(times) not in (num_snapshots, num_snapshots + 1):

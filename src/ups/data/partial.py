@@ -8,9 +8,8 @@ import io
 import math
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -21,7 +20,7 @@ import numpy as np
 from ups.data.download import lock
 from ups.data.families import Family
 from ups.data.hdf5 import CORRUPTION, file_fault, list_names, open_array, open_file, read_text
-from ups.data.http import HTTPFile, new_session
+from ups.data.http import Advance, HTTPFile, new_session
 from ups.data.layouts import POSITIONS_DATASET, inspect_file
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import PARTIAL_LAYOUTS
@@ -78,42 +77,8 @@ class SparseBuffer(io.RawIOBase):
         file.truncate(self._size)
 
 
-@dataclass(frozen=True)
-class StoredArray:
-    """A contiguous dataset at byte `offset` of a remote file, of shape (*leading, *shape).
-
-    `leading` are axes of length one, `shape` starts with the trajectories.
-    """
-
-    name: str
-    dtype: np.dtype
-    leading: tuple[int, ...]
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def stride(self) -> int:
-        """Bytes of one trajectory."""
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class RemoteStructure:
-    """A remote file without its trajectories: their number `count`, attributes, coordinates, and stored arrays."""
-
-    count: int
-    attributes: dict[str, np.ndarray]
-    coordinates: dict[str, np.ndarray]
-    arrays: list[StoredArray]
-
-
 def fetch_trajectories(
-    file: PublishedFile,
-    target: Path,
-    positions: Sequence[int],
-    *,
-    base_url: str | None,
-    advance: Callable[[int], object],
+    file: PublishedFile, target: Path, positions: Sequence[int], *, base_url: str | None, advance: Advance
 ) -> None:
     """Fetch the trajectories at increasing `positions` of a file of layout `tensor` or `fields`.
 
@@ -131,7 +96,7 @@ def fetch_trajectories(
         raise DataFault(f"{url}: the layout of {file.family} is not contiguous; fetch the whole file")
     if not positions or positions[0] < 0 or any(a >= b for a, b in pairwise(positions)):
         raise ConfigFault(f"trajectories of {url}: give increasing positions from 0 on, not {str(positions)[:80]}")
-    with lock(target, lambda: advance(0)):
+    with lock(target, advance):
         if target.exists():
             _expect_marker(target, positions, file)
             return
@@ -144,23 +109,24 @@ def _fetch(remote: HTTPFile, file: PublishedFile, target: Path, positions: Seque
     """Fill `NAME.part` from start to end, the structure last: its size is the number of bytes that have arrived."""
     if file.bytes not in (None, remote.size):
         raise file_fault(repr(remote), f"has {remote.size} bytes, expected {file.bytes}", "check the source")
-    structure = _read_structure(remote, FAMILIES[file.family])
-    if positions[-1] >= structure.count:
-        raise file_fault(repr(remote), f"has {structure.count} trajectories, not {positions[-1] + 1}", "ask for fewer")
-    marker = _marker(positions, structure.count, file)
-    small, offsets = _build_small(structure, positions, marker)
-    with _open_part(target, remote.validator, marker) as part:
-        _copy(remote, structure.arrays, positions, part, offsets)
+    with _open_remote(remote) as source:
+        count = inspect_file(source, FAMILIES[file.family]).count
+        if positions[-1] >= count:
+            raise file_fault(repr(remote), f"has {count} trajectories, not {positions[-1] + 1}", "ask for fewer")
+        marker = _marker(positions, count, file)
+        small, places = _build_small(source, FAMILIES[file.family], positions, marker)
+    with _open_part(target, remote.validator, f"{marker} {places}") as part:
+        _copy(remote, places, positions, part)
         small.write_to(part)
         os.fsync(part.fileno())
         Path(part.name).replace(target)
 
 
 @contextmanager
-def _open_part(target: Path, validator: str | None, marker: str) -> Iterator[BinaryIO]:
-    """`NAME.part` of an earlier process, if it is of the same version of the same file, else an empty one."""
+def _open_part(target: Path, validator: str | None, content: str) -> Iterator[BinaryIO]:
+    """`NAME.part` of an earlier process if it has the same content of the same version of a file, else an empty one."""
     path, version = (target.with_name(f"{target.name}{suffix}") for suffix in (".part", ".part.version"))
-    identity = f"{validator} {h5py.__version__} {marker}"
+    identity = f"{validator} {h5py.__version__} {content}"
     if validator is None or not version.is_file() or version.read_text() != identity:
         path.unlink(missing_ok=True)
         version.write_text(identity)
@@ -215,65 +181,54 @@ def _open_remote(remote: HTTPFile) -> Iterator[h5py.File]:
         raise
 
 
-def _read_structure(remote: HTTPFile, family: Family) -> RemoteStructure:
-    """Check a remote file like one on disk, and read everything but its trajectories."""
-    names = ("tensor",) if family.layout == "tensor" else family.fields
-    ranks = dict.fromkeys(names, 2 + len(family.axes)) | dict.fromkeys(family.coefficients, 1 + len(family.axes))
-    with _open_remote(remote) as file:
-        contents = inspect_file(file, family)
-        coordinates = sorted({f"{axis}-coordinate" for axis in (*family.axes, "t")} & set(list_names(file)))
-        return RemoteStructure(
-            count=contents.count,
-            attributes={name: file.attrs[name] for name in file.attrs if _is_number(file.attrs.get_id(name))},
-            coordinates={name: open_array(file, name, 1)[()] for name in coordinates},
-            arrays=[_find_array(file, name, rank) for name, rank in ranks.items()],
-        )
-
-
 def _is_number(attribute: h5py.h5a.AttrID) -> bool:
     """Whether an attribute is a number or a few; text and objects are not copied from a file of unknown origin."""
     dtype = attribute.dtype
     return dtype.kind in "fiu" and dtype.itemsize * math.prod(attribute.shape) < MAX_ATTRIBUTE_BYTES
 
 
-def _find_array(file: h5py.File, name: str, rank: int) -> StoredArray:
-    dataset = open_array(file, name, rank)
-    offset = dataset.id.get_offset()
-    if dataset.chunks is not None or offset is None:
-        raise file_fault(file.filename, f"{name!r} is stored in chunks", "fetch the whole file")
-    return StoredArray(name, dataset.dtype, dataset.shape[:-rank], dataset.shape[-rank:], offset)
+def _build_small(
+    source: h5py.File, family: Family, positions: Sequence[int], marker: str
+) -> tuple[SparseBuffer, list[tuple[int, int, int]]]:
+    """The small file without the values of its trajectories, and where those of each array are.
 
-
-def _build_small(remote: RemoteStructure, positions: Sequence[int], marker: str) -> tuple[SparseBuffer, list[int]]:
-    """The small file without its trajectories, and the byte at which those of each array start."""
+    Per array: its first byte in the small file, its first byte in the remote file, and the bytes of one trajectory.
+    """
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    small, offsets = SparseBuffer(), []
+    properties.set_obj_track_times(False)  # the bytes of the file, and its MD5, then do not depend on the time of day
+    num_axes = len(family.axes)
+    ranks = dict.fromkeys(family.arrays, 2 + num_axes) | dict.fromkeys(family.coefficients, 1 + num_axes)
+    small, places = SparseBuffer(), []
     with h5py.File(small, "w") as file:
-        file.attrs.update(remote.attributes | {MARKER: marker})
+        file.attrs.update({name: source.attrs[name] for name in source.attrs if _is_number(source.attrs.get_id(name))})
+        file.attrs[MARKER] = marker
         if list(positions) != list(range(len(positions))):
             file[POSITIONS_DATASET] = np.asarray(positions, np.int64)
-        for name, values in remote.coordinates.items():
-            file[name] = values
-        for array in remote.arrays:
-            space = h5py.h5s.create_simple((*array.leading, len(positions), *array.shape[1:]))
-            kind = h5py.h5t.py_create(array.dtype)
-            offsets.append(h5py.h5d.create(file.id, array.name.encode(), kind, space, properties).get_offset())
-    return small, offsets
+        for name in sorted({f"{axis}-coordinate" for axis in (*family.axes, "t")} & set(list_names(source))):
+            file[name] = open_array(source, name, 1)[()]
+        for name, rank in ranks.items():
+            stored = open_array(source, name, rank)
+            offset, shape = stored.id.get_offset(), stored.shape[1 - rank :]
+            if stored.chunks is not None or offset is None:
+                raise file_fault(source.filename, f"{name!r} is stored in chunks", "fetch the whole file")
+            kind = h5py.h5t.py_create(stored.dtype)
+            space = h5py.h5s.create_simple((*stored.shape[:-rank], len(positions), *shape))
+            created = h5py.h5d.create(file.id, name.encode(), kind, space, properties)
+            places.append((created.get_offset(), offset, math.prod(shape) * stored.dtype.itemsize))
+    return small, places
 
 
-def _copy(
-    remote: HTTPFile, arrays: list[StoredArray], positions: Sequence[int], part: BinaryIO, offsets: list[int]
-) -> None:
+def _copy(remote: HTTPFile, places: list[tuple[int, int, int]], positions: Sequence[int], part: BinaryIO) -> None:
     """Fetch the missing bytes in the order of the small file, with one request per range of trajectories."""
     arrived = part.seek(0, os.SEEK_END)
-    for offset, array in sorted(zip(offsets, arrays, strict=True), key=lambda pair: pair[0]):
+    for target, source, stride in sorted(places):
         for start, stop in _ranges(positions):
-            num_bytes = (stop - start) * array.stride
-            skip = min(max(0, arrived - offset), num_bytes)
+            num_bytes = (stop - start) * stride
+            skip = min(max(0, arrived - target), num_bytes)
             remote.advance(skip)
-            part.seek(offset + skip)
-            remote.stream(array.offset + start * array.stride + skip, array.offset + stop * array.stride, part.write)
-            offset += num_bytes
+            part.seek(target + skip)
+            remote.stream(source + start * stride + skip, source + stop * stride, part.write)
+            target += num_bytes

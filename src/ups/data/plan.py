@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def select(
     max_gigabytes: float | None,
     trajectories: int | None,
 ) -> list[PublishedFile]:
-    """Files of `families` that meet every condition, in the order of the table of published files, and `files` by name.
+    """The files named in `files`, then those of `families` that meet every condition.
 
     `parameters` has the allowed values of each parameter; it does not apply to families without that parameter.
     `kind` is `train`, `test` or `all`, `resolution` the number of points along the longest axis. Files are taken as
@@ -39,14 +38,17 @@ def select(
     Raises:
         ConfigFault: a family, file, parameter value or grid does not exist, or the limits leave no file.
     """
-    named = [find_file(name) for name in files]
-    of_families = _unique([file for name in families for file in find_family_files(name)])
-    chosen = [file for file in of_families if kind in (file.kind, "all")]
-    chosen = [file for file in _with_parameters(chosen, parameters) if resolution in (None, _max_points(file))]
+    named = [find_file(name) for name in dict.fromkeys(files)]
+    of_families = {file.name: file for name in families for file in find_family_files(name)}
+    chosen = _with_parameters([file for file in of_families.values() if kind in (file.kind, "all")], parameters)
+    if resolution is not None:
+        chosen = [file for file in chosen if file.grid and max(file.grid) == resolution]
     _expect_each_family(families, chosen, kind, resolution)
     chosen = [file for file in _first_per_family(chosen, files_per_family) if file not in named]
     for file in [*named, *chosen]:
-        _expect_contiguous(file, trajectories)
+        if is_partial(file, trajectories) and FAMILIES[file.family].layout not in PARTIAL_LAYOUTS:
+            what = f"{file.name} stores its trajectories compressed or one by one, not as ranges of bytes"
+            raise ConfigFault(f"download.trajectories = {trajectories}: {what}; fetch it whole with `null`")
     selected = _limit_size(named, chosen, max_gigabytes, trajectories)
     _expect_one_grid(selected)
     return selected
@@ -62,17 +64,12 @@ def bytes_to_fetch(file: PublishedFile, trajectories: int | None) -> int | None:
 
 def partial_name(name: str, count: int) -> str:
     """Name of the file with the first `count` trajectories of the file `name`."""
-    path = Path(name)
-    return f"{path.stem}_first{count}{path.suffix}"
+    return str(Path(name).with_stem(f"{Path(name).stem}_first{count}"))
 
 
 def is_partial(file: PublishedFile, trajectories: int | None) -> bool:
     """Whether `trajectories` is less than the number in the file."""
     return trajectories is not None and (file.num_trajectories is None or trajectories < file.num_trajectories)
-
-
-def _unique(files: list[PublishedFile]) -> list[PublishedFile]:
-    return list({file.name: file for file in files}.values())
 
 
 def _with_parameters(files: list[PublishedFile], parameters: dict[str, list[float]]) -> list[PublishedFile]:
@@ -89,10 +86,6 @@ def _with_parameters(files: list[PublishedFile], parameters: dict[str, list[floa
     return files
 
 
-def _max_points(file: PublishedFile) -> int | None:
-    return None if file.grid is None else max(file.grid)
-
-
 def _expect_each_family(families: list[str], chosen: list[PublishedFile], kind: str, resolution: int | None) -> None:
     for name in families:
         all_files = find_family_files(name)
@@ -103,27 +96,20 @@ def _expect_each_family(families: list[str], chosen: list[PublishedFile], kind: 
 
 
 def _first_per_family(files: list[PublishedFile], count: int | None) -> list[PublishedFile]:
-    by_family: dict[str, list[PublishedFile]] = defaultdict(list)
+    by_family: dict[str, list[PublishedFile]] = {}
     for file in files:
-        by_family[file.family].append(file)
+        by_family.setdefault(file.family, []).append(file)
     return [file for group in by_family.values() for file in group[:count]]
-
-
-def _expect_contiguous(file: PublishedFile, trajectories: int | None) -> None:
-    if is_partial(file, trajectories) and FAMILIES[file.family].layout not in PARTIAL_LAYOUTS:
-        what = f"{file.name} stores its trajectories compressed or one by one, not as ranges of bytes"
-        raise ConfigFault(f"download.trajectories = {trajectories}: {what}; fetch it whole with `null`")
 
 
 def _limit_size(
     named: list[PublishedFile], chosen: list[PublishedFile], max_gigabytes: float | None, trajectories: int | None
 ) -> list[PublishedFile]:
     """The named files, and as many of the chosen ones as stay below `max_gigabytes` in sum."""
-    candidates = _unique([*named, *chosen])
     if max_gigabytes is None:
-        return candidates
+        return [*named, *chosen]
     remaining, selected = max_gigabytes * GIGABYTE, []
-    for file in candidates:
+    for file in [*named, *chosen]:
         size = bytes_to_fetch(file, trajectories)
         if file in named and (size is None or size > remaining):
             known = "an unknown size" if size is None else f"{size / GIGABYTE:.1f} GB"
@@ -131,9 +117,9 @@ def _limit_size(
         if size is not None and size <= remaining:
             remaining -= size
             selected.append(file)
-    if left_out := len(candidates) - len(selected):
+    if left_out := len(named) + len(chosen) - len(selected):
         log.info("download.max_gigabytes = %g leaves out %d files", max_gigabytes, left_out)
-    if chosen and not any(file in selected for file in chosen) and not named:
+    if chosen and not selected:
         sizes = [size for file in chosen if (size := bytes_to_fetch(file, trajectories)) is not None]
         least = f"the smallest file has {min(sizes) / GIGABYTE:.2f} GB" if sizes else "no size is known"
         raise ConfigFault(f"download.max_gigabytes = {max_gigabytes:g} is too little: {least}")
@@ -146,12 +132,9 @@ def _expect_one_grid(files: list[PublishedFile]) -> None:
     for file in (file for file in files if file.kind == "train"):
         other = first.setdefault(file.family, file)
         if other.grid != file.grid:
-            what = f"{other.name} has {_format_grid(other)}, {file.name} has {_format_grid(file)} points"
+            points = [" x ".join(map(str, each.grid or ())) for each in (other, file)]
+            what = f"{other.name} has {points[0]}, {file.name} has {points[1]} points"
             raise ConfigFault(f"clashing grids of {file.family}: {what}; set download.resolution to one of them")
-
-
-def _format_grid(file: PublishedFile) -> str:
-    return " x ".join(map(str, file.grid or ()))
 
 
 @dataclass(frozen=True)
@@ -168,58 +151,46 @@ class PlannedFile:
     arrived: int
     is_complete: bool
 
-    @property
-    def missing(self) -> int:
-        """Bytes still to fetch, as far as known."""
-        return 0 if self.is_complete or self.bytes is None else max(0, self.bytes - self.arrived)
-
 
 @dataclass(frozen=True)
 class Plan:
-    """The files that a folder shall hold, and the free bytes of its disk."""
+    """The files that a folder shall hold."""
 
     folder: Path
     files: tuple[PlannedFile, ...]
-    free: int
 
     @property
     def missing(self) -> int:
         """Bytes still to fetch, as far as known."""
-        return sum(file.missing for file in self.files)
+        return sum(max(0, file.bytes - file.arrived) for file in self.files if file.bytes and not file.is_complete)
 
 
 def make_plan(folder: Path, files: list[PublishedFile], trajectories: int | None) -> Plan:
-    """Compare the wanted files with those in the folder.
-
-    Raises:
-        ConfigFault: no file is wanted.
-        DataFault: a file in the folder has another size than the published one.
-    """
+    """Compare the wanted files (none: `ConfigFault`) with those in the folder (one of another size: `DataFault`)."""
     if not files:
         raise ConfigFault("nothing to download: name download.families or download.files")
-    return Plan(folder, tuple(_plan_file(folder, file, trajectories) for file in files), free_bytes(folder))
+    return Plan(folder, tuple(_plan_file(folder, file, trajectories) for file in files))
 
 
 def log_plan(plan: Plan) -> None:
-    """Log the plan.
-
-    Raises:
-        StorageFault: the disk has less free space than there is to fetch.
-    """
+    """Log the plan; a `StorageFault` if the disk has less free space than there is to fetch."""
     complete, unknown = sum(file.is_complete for file in plan.files), sum(file.bytes is None for file in plan.files)
     size = _gigabytes(sum(file.bytes or 0 for file in plan.files))
     size += f" and {unknown} files of unknown size" if unknown else ""
     log.info("download plan: %d files, %s, to %s", len(plan.files), size, plan.folder)
     for file in plan.files[:MAX_LINES]:
-        log.info("%9s, %s: %s", _gigabytes(file.bytes), _state(file), file.name)
+        arrived = f", {_gigabytes(file.arrived)} have arrived" if file.arrived else ""
+        state = "complete" if file.is_complete else f"to fetch{arrived}"
+        log.info("%9s, %s: %s", _gigabytes(file.bytes), state, file.name)
     if len(plan.files) > MAX_LINES:
         log.info("... and %d more", len(plan.files) - MAX_LINES)
     tests = [file.name for file in plan.files if file.file.kind == "test"]
     if tests:
         log.warning("%d test files (%s, ...) hold one trajectory each: no stage trains on them", len(tests), tests[0])
-    log.info("%d are complete; %s to fetch, %s free", complete, _gigabytes(plan.missing), _gigabytes(plan.free))
-    if plan.missing > plan.free:
-        need = f"{_gigabytes(plan.missing)} to fetch, {_gigabytes(plan.free)} free"
+    free = free_bytes(plan.folder)
+    need = f"{_gigabytes(plan.missing)} to fetch, {_gigabytes(free)} free"
+    log.info("%d are complete; %s", complete, need)
+    if plan.missing > free:
         raise StorageFault(f"{plan.folder}: {need}; free space, select less, or set download.trajectories")
 
 
@@ -235,12 +206,6 @@ def _plan_file(folder: Path, file: PublishedFile, trajectories: int | None) -> P
         raise DataFault(f"{path}: has {path.stat().st_size} bytes, expected {size}; delete it to fetch {file.url}")
     arrived = path.stat().st_size if path.exists() else part.stat().st_size if part.is_file() else 0
     return PlannedFile(file, name, trajectories, size, arrived, path.exists())
-
-
-def _state(file: PlannedFile) -> str:
-    if file.is_complete:
-        return "complete"
-    return f"to fetch, {_gigabytes(file.arrived)} have arrived" if file.arrived else "to fetch"
 
 
 def free_bytes(folder: Path) -> int:

@@ -6,12 +6,17 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
 
 TABLE = Path(__file__).with_name("pdebench_files.csv")
 OUTDATED_TABLE = Path(__file__).with_name("pdebench_outdated.csv")
+
+# Families of the Advection and Burgers files that PDEBench has replaced but still serves, by the id of the file.
+OUTDATED_IDS = dict.fromkeys([*range(133022, 133029), 133100, *range(133109, 133114)], "advection_1d")
+OUTDATED_IDS |= dict.fromkeys(range(133114, 133145), "burgers_1d")
 
 # Task names of the earlier Universal Physics Stack: the family, and a pattern of the names of its files.
 ALIASES: dict[str, tuple[str, str]] = {
@@ -68,9 +73,9 @@ def find_file(name: str) -> PublishedFile:
     if name in registry:
         return registry[name]
     if match := re.fullmatch(r"(?:https?://.*/)?(\d{5,7})", name):
-        refuse_outdated_id(int(match[1]))
-        named = next((file.name for file in registry.values() if file.url.endswith(f"/{match[1]}")), None)
-        if named is not None:
+        if family := OUTDATED_IDS.get(int(match[1])):
+            _refuse(f"file id {match[1]}", family, ConfigFault)
+        if named := next((file.name for file in registry.values() if file.url.endswith(f"/{match[1]}")), None):
             raise ConfigFault(f"download.files takes names: write {named} for {name!r}")
     near = difflib.get_close_matches(name, registry, n=3) or [*list(registry)[:3], "..."]
     raise ConfigFault(f"unknown file {name!r} in download.files; close to it: {', '.join(near)}")
@@ -87,18 +92,9 @@ def find_family_files(name: str) -> list[PublishedFile]:
     return [file for file in files if re.fullmatch(pattern, file.name)]
 
 
-def refuse_outdated_id(file_id: int) -> None:
-    """Refuse the ids of the Advection and Burgers files that PDEBench has replaced but still serves."""
-    if 133022 <= file_id <= 133028 or file_id == 133100 or 133109 <= file_id <= 133113:
-        _refuse(f"file id {file_id}", "advection_1d", ConfigFault)
-    if 133114 <= file_id <= 133144:
-        _refuse(f"file id {file_id}", "burgers_1d", ConfigFault)
-
-
 def refuse_outdated_md5(path: Path, md5: str) -> None:
     """Refuse a file whose MD5 is that of an outdated version of a published file."""
-    name = _read_outdated().get(md5)
-    if name is not None:
+    if name := _read_outdated().get(md5):
         _refuse(str(path), "burgers_1d" if "Burgers" in name else "advection_1d", DataFault)
 
 
@@ -115,22 +111,10 @@ def _read_outdated() -> dict[str, str]:
 
 
 def _parse(row: dict[str, str]) -> PublishedFile:
+    """The record of a row of the table, whose columns have the names of the record's attributes."""
     pairs = [pair.split("=") for pair in row["parameters"].split()]
-    return PublishedFile(
-        name=row["name"],
-        family=row["family"],
-        kind=row["kind"],
-        parameters={name: float(value) for name, value in pairs},
-        grid=tuple(int(n) for n in row["grid"].split("x")) if row["grid"] else None,
-        num_trajectories=_parse_integer(row["num_trajectories"]),
-        num_snapshots=_parse_integer(row["num_snapshots"]),
-        folder=row["folder"],
-        url=row["url"],
-        md5=row["md5"],
-        bytes=_parse_integer(row["bytes"]),
-        copy_of=row["copy_of"] or None,
-    )
-
-
-def _parse_integer(text: str) -> int | None:
-    return int(text) if text else None
+    values: dict[str, Any] = {name: text or None for name, text in row.items()}
+    values |= {name: int(row[name]) for name in ("num_trajectories", "num_snapshots", "bytes") if row[name]}
+    values["parameters"] = {name: float(value) for name, value in pairs}
+    values["grid"] = tuple(int(n) for n in row["grid"].split("x")) if row["grid"] else None
+    return PublishedFile(**values)

@@ -7,6 +7,7 @@ from threading import Event
 from typing import Any
 
 from ups.data.download import download_file
+from ups.data.http import Advance
 from ups.data.partial import fetch_trajectories
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import Plan, PlannedFile
@@ -22,9 +23,7 @@ SIMULATED = "simulated.json"
 CHECKSUMS = "checksums.json"
 
 
-def simulate_files(
-    folder: Path, recipes: list[dict[str, Any]], identity: str, advance: Callable[[int], object]
-) -> Files:
+def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, advance: Advance) -> Files:
     """Simulate the files that `folder` lacks; a recipe has the arguments of `simulate`, `identity` names the solvers.
 
     `simulated.json` in `folder` records recipe and identity of each file: a file with another record is simulated anew.
@@ -38,11 +37,11 @@ def simulate_files(
         raise ConfigFault(f"simulate.datasets names {', '.join(twice)} twice: give each dataset its own parameters")
     records = read_json(folder / SIMULATED) if (folder / SIMULATED).is_file() else {}
     for name, recipe in calls:
+        path, known = folder / name, records.get(name, {})
         made_by = {"recipe": recipe, "identity": identity, "family": FAMILIES[recipe["family"]].digest}
-        known = records.get(name, {})
-        if known.get("made_by") != made_by or not _has_size(folder / name, known["bytes"]):
-            simulate(folder / name, **recipe, advance=advance)
-            records[name] = {"made_by": made_by, **_file_entry(folder / name)}
+        if known.get("made_by") != made_by or not path.is_file() or path.stat().st_size != known["bytes"]:
+            simulate(path, **recipe, advance=advance)
+            records[name] = {"made_by": made_by, "bytes": path.stat().st_size, "md5": digest_of(path, "md5")}
             write_json(folder / SIMULATED, records)
     return {name: {key: records[name][key] for key in ("bytes", "md5")} for name in names}
 
@@ -53,16 +52,26 @@ def download_files(plan: Plan, advance: Callable[[str, int], object], *, base_ur
     `advance` receives the name of a file and the bytes of it that arrived. The MD5 of a file is computed once and kept
     in `checksums.json`: sizes are not enough, an outdated version may have the size of the current one.
     """
-    checksums = ChecksumCache(plan.folder / CHECKSUMS)
-    stop = Event()
+    checksums, stop = ChecksumCache(plan.folder / CHECKSUMS), Event()
 
     def fetch(planned: PlannedFile) -> str:
+        """Fetch a file unless it is complete, and return its MD5."""
+
         def progress(count: int) -> None:
             if stop.is_set():
                 raise CancelledError
             advance(planned.name, count)
 
-        return _fetch(plan.folder / planned.name, planned, checksums, base_url, progress)
+        file, path = planned.file, plan.folder / planned.name
+        known = checksums.find(path)
+        if planned.trajectories is not None:
+            fetch_trajectories(file, path, range(planned.trajectories), base_url=base_url, advance=progress)
+            return known or digest_of(path, "md5")
+        if known == file.md5:
+            progress(planned.arrived)
+        else:
+            download_file(file.address(base_url), file.md5, path, progress, num_bytes=file.bytes)
+        return file.md5
 
     with ThreadPoolExecutor(parallel) as pool:
         running = {pool.submit(fetch, planned): plan.folder / planned.name for planned in plan.files}
@@ -73,21 +82,6 @@ def download_files(plan: Plan, advance: Callable[[str, int], object], *, base_ur
             stop.set()
             pool.shutdown(cancel_futures=True)
     return {path.name: {"bytes": path.stat().st_size, "md5": future.result()} for future, path in running.items()}
-
-
-def _fetch(
-    path: Path, planned: PlannedFile, checksums: "ChecksumCache", base_url: str | None, advance: Callable[[int], object]
-) -> str:
-    """Fetch a file unless it is complete, and return its MD5."""
-    file, known = planned.file, checksums.find(path)
-    if planned.trajectories is not None:
-        fetch_trajectories(file, path, range(planned.trajectories), base_url=base_url, advance=advance)
-        return known or digest_of(path, "md5")
-    if known == file.md5:
-        advance(planned.arrived)
-    else:
-        download_file(file.address(base_url), file.md5, path, advance, num_bytes=file.bytes)
-    return file.md5
 
 
 class ChecksumCache:
@@ -126,11 +120,3 @@ def list_files(folder: Path, checksum_file: Path) -> Files:
         refuse_outdated_md5(path, md5)
         files[name] = {"bytes": path.stat().st_size, "md5": md5}
     return files
-
-
-def _file_entry(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "md5": digest_of(path, "md5")}
-
-
-def _has_size(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
