@@ -520,20 +520,21 @@ def test_registered_pipelines():
     bootstrap_project(PROJECT)
     tools = {"baselines", "ablation", "finetune", "tune", "profile", "benchmark", "selection", "seeds"}
     assert set(pipelines) == {"__default__", "full", "data", "training", "evaluation"} | tools
-    nodes = {name: {node.short_name for node in pipelines[name].nodes} for name in pipelines}
+    nodes = {name: {node.name for node in pipelines[name].nodes} for name in pipelines}
     assert nodes["__default__"] == nodes["full"]
     assert all(nodes[name] and not nodes[name] & nodes["full"] for name in tools)
 
 
-@pytest.mark.parametrize("name", ["train_operator", "training.train_operator"])
-def test_a_node_has_its_name_within_its_part(name: str):
-    """Kedro-Viz folds `full` into its three parts; `kedro run` finds a node of it with and without the part's name."""
+def test_a_node_has_its_name_within_its_part():
+    """Kedro-Viz folds `full` into its three parts and shows these alone unfolded; `kedro run` needs no part's name."""
     bootstrap_project(PROJECT)
-    assert {node.namespace for node in pipelines["full"].nodes} == {"data", "training", "evaluation"}
-    for whole in (pipelines["full"], Pipeline([]) + pipelines["full"] + pipelines["baselines"]):
-        following = {node.short_name for node in whole.filter(from_nodes=[name]).nodes}
-        assert "train_consistency" in following and "encode_latents" not in following
-        assert [node.short_name for node in whole.filter(node_names=[name]).nodes] == ["train_operator"]
+    full, parts = pipelines["full"], ("data", "training", "evaluation")
+    assert {node.namespace for node in full.nodes} == set(parts)
+    following = {node.name for node in (Pipeline([]) + full).filter(from_nodes=["train_operator"]).nodes}
+    assert "train_consistency" in following and "encode_latents" not in following
+    unfolded = [node for name in parts for node in pipelines[name].nodes]
+    assert {node.name for node in unfolded} == {node.name for node in full.nodes}
+    assert not {str(node) for node in unfolded} & {str(node) for node in full.nodes}
 
 
 def test_every_output_is_in_the_catalog(tmp_path: Path):
@@ -560,6 +561,6 @@ def test_no_dataset_is_an_edge_to_nearly_every_node():
     """Folders reach nodes as parameters, which Kedro-Viz hides: no dataset is an input of more than half the nodes."""
     bootstrap_project(PROJECT)
     nodes = pipelines["full"].nodes
-    assert all("params:data_root" in node.inputs for node in nodes if node.short_name.startswith("train_"))
+    assert all("params:data_root" in node.inputs for node in nodes if node.name.startswith("train_"))
     inputs = [name for node in nodes for name in node.inputs if not name.startswith("params:")]
     assert max(inputs.count(name) for name in inputs) < len(nodes) / 2

@@ -4,40 +4,36 @@ They are listed because `find_pipelines` cannot provide sums such as `full`: wit
 for the folder `pipelines/full` alone.
 """
 
-from collections.abc import Iterable
-from typing import Any
-
 from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
 
 from ups.pipelines import baselines, data, evaluation, performance, studies, training
 
 
-class FoldedPipeline(Pipeline):
-    """A pipeline in parts, each a namespace of its nodes, which Kedro-Viz shows as one box that can be opened.
+class FoldedNode(Node):
+    """A node of a namespace, which Kedro-Viz shows as one box, but with its name alone: `kedro run` finds it by that.
 
-    Kedro knows a node of a namespace as `training.train_operator` only; here `train_operator` is found as well, also in
-    the sum of this pipeline and another one, which is what `kedro run` filters.
+    Kedro would name it `training.train_operator`. Kedro-Viz identifies a node by its text, without the namespace: this
+    one must differ from the same node in the pipeline `training`, which is not folded.
     """
 
-    def __add__(self, other: Pipeline) -> "FoldedPipeline":
-        return FoldedPipeline([self, other])
+    @property
+    def name(self) -> str:
+        return self.short_name
 
-    def __radd__(self, other: Pipeline) -> "FoldedPipeline":
-        return FoldedPipeline([other, self])
+    def __str__(self) -> str:
+        return f"{self.namespace}: {super().__str__()}"
 
-    def filter(
-        self,
-        tags: Iterable[str] | None = None,
-        from_nodes: Iterable[str] | None = None,
-        to_nodes: Iterable[str] | None = None,
-        node_names: Iterable[str] | None = None,
-        **others: Any,
-    ) -> Pipeline:
-        """The nodes that meet all conditions, named with or without their namespace."""
-        whole = {node.short_name: node.name for node in self.nodes}
-        chosen = {"from_nodes": from_nodes, "to_nodes": to_nodes, "node_names": node_names}
-        names = {option: [whole.get(name, name) for name in given or []] or None for option, given in chosen.items()}
-        return super().filter(tags=tags, **names, **others)
+
+def folded(pipeline: Pipeline, namespace: str) -> Pipeline:
+    """The same pipeline as a namespace; its datasets keep their names."""
+    # Not `Pipeline(pipeline, namespace=...)`: it would make nodes of the class `Node`.
+    return Pipeline(
+        [
+            FoldedNode(node.func, node._inputs, node._outputs, name=node.name, tags=node.tags, namespace=namespace)
+            for node in pipeline.nodes
+        ]
+    )
 
 
 def register_pipelines() -> dict[str, Pipeline]:
@@ -57,7 +53,5 @@ def register_pipelines() -> dict[str, Pipeline]:
         "selection": studies.create_selection(),
         "seeds": studies.create_seeds(),
     }
-    full = FoldedPipeline(
-        [Pipeline(part, namespace=name, prefix_datasets_with_namespace=False) for name, part in parts.items()]
-    )
+    full = Pipeline([folded(part, name) for name, part in parts.items()])
     return {"__default__": full, "full": full, **parts, **others}
