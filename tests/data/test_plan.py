@@ -82,7 +82,7 @@ def test_long_plan_is_cut(published, local, caplog):
 
 def test_small_disk_is_refused(published, local, monkeypatch):
     """A plan that does not fit on the disk is refused with both numbers, before anything is made."""
-    monkeypatch.setattr(planning, "free_bytes", lambda folder: 10)
+    monkeypatch.setattr(planning, "free_disk_bytes", lambda folder: 10)
     with pytest.raises(StorageFault, match="to fetch, 1e-08 GB free; free space") as caught:
         log_plan(make_plan(local, published, None))
     assert caught.value.exit_code == 6

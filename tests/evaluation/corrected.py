@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from ups.models.denoiser import Prediction, predict
+from ups.models.denoiser import PredictedStep, predict_step
 from ups.models.sizes import Domain, Sizes
 from ups.models.state_statistics import StateStatistics
 from ups.surrogate.surrogate import Surrogate
@@ -48,11 +48,11 @@ class Denoiser:
     denoise: Denoise
     levels: list[Tensor]
 
-    def __call__(self, x: Tensor, sigma: Tensor, context: Prediction, condition: Tensor, domain: Domain) -> Tensor:
+    def __call__(self, x: Tensor, sigma: Tensor, context: PredictedStep, condition: Tensor, domain: Domain) -> Tensor:
         self.levels.append(sigma)
         return self.denoise(x, sigma[:, None, None])
 
-    def residual_unit(self, context: Prediction, domain: Domain) -> Tensor:
+    def residual_unit(self, context: PredictedStep, domain: Domain) -> Tensor:
         return context.change_rms
 
 
@@ -84,6 +84,6 @@ def trajectories(residual: Callable[[int], Tensor], num_trajectories: int, num_s
     states = [torch.randn(num_trajectories, NUM_POINTS, 1, generator=generator)]
     nothing = torch.zeros(num_trajectories, NUM_POINTS, 0), torch.zeros(num_trajectories, 1)
     for t in range(num_steps):
-        context = predict(Halving(), states[-1], *nothing, DOMAIN)
+        context = predict_step(Halving(), states[-1], *nothing, DOMAIN)
         states.append(context.z_pred + context.change_rms * residual(t))
     return torch.stack(states, 1).transpose(-1, -2)

@@ -13,7 +13,7 @@ from tests.backbones import small
 from tests.models.test_mixing import NAMES, normal, periodic, randomized, token_mixer
 from ups.models.backbone import TokenMixer, make_stack
 from ups.models.blocks import Blocks, UShape
-from ups.models.denoiser import Denoiser, Prediction
+from ups.models.denoiser import Denoiser, PredictedStep
 from ups.models.operator import Operator, SteadyModel
 from ups.models.sizes import Domain, Sizes
 
@@ -161,7 +161,7 @@ def test_conditions_can_be_hidden(conditioning: bool):
     backbone, domain = small(conditioning=conditioning), periodic((12,))
     operator, steady, denoiser = (randomized(kind(SIZES, backbone)) for kind in (Operator, SteadyModel, Denoiser))
     z, coefficients, sigma = normal(2, 12, 4), normal(2, 12, 1), torch.ones(2)
-    context = Prediction(z, normal(2, 12, 9), normal(2, 8), torch.ones(2, 1, 4))
+    context = PredictedStep(z, normal(2, 12, 9), normal(2, 8), torch.ones(2, 1, 4))
     calls = [
         lambda condition: operator(z, coefficients, condition, domain),
         lambda condition: steady(z, coefficients, condition, domain),

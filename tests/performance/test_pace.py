@@ -7,12 +7,12 @@ import pytest
 
 from tests.training.jobs import section
 from tests.training.toys import ranks, toy_run, toy_stage
-from ups.performance.pace import TIMED_SHARES, StepTimer
+from ups.performance.pace import TIMED_SHARES, PaceTimer
 
 
 def test_keys_count_with_their_probability():
     """One step of three is of the slow key: (2 * 1 s + 1 * 4 s) / 3, in whatever order keys first come."""
-    timer = object.__new__(StepTimer)
+    timer = object.__new__(PaceTimer)
     keys = {3: "slow", 5: "fast"}
     sampler = SimpleNamespace(keys=["fast", "slow"], probabilities=[2 / 3, 1 / 3], draw=lambda step: (keys[step], None))
     timer.steps, timer.batches = list(keys) * len(TIMED_SHARES), SimpleNamespace(sampler=sampler)
@@ -21,6 +21,6 @@ def test_keys_count_with_their_probability():
 
 def test_steps_count_as_they_are_throughout_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Steps that take 1 s in the first half of the training and 3 s in the second take 2 s."""
-    monkeypatch.setattr(StepTimer, "_seconds_of", lambda self, step, repeats: 1.0 if step < 800 else 3.0)
-    timer = StepTimer(toy_stage(), section(steps=1600), toy_run(tmp_path), ranks())
+    monkeypatch.setattr(PaceTimer, "_seconds_of", lambda self, step, repeats: 1.0 if step < 800 else 3.0)
+    timer = PaceTimer(toy_stage(), section(steps=1600), toy_run(tmp_path), ranks())
     assert timer.expected(timer.seconds(1)) == pytest.approx(2.0)

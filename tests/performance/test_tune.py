@@ -12,7 +12,7 @@ import torch
 from ups.config import OperatorConfig, Parameters
 from ups.errors import OutOfMemory
 from ups.files import read_json
-from ups.performance.tune import free_bytes, memory_limit, tune
+from ups.performance.tune import free_memory_bytes, memory_limit, tune
 from ups.pipelines.performance import tune_diffusion, tune_operator, tune_steady
 from ups.runs.launcher import train_stage
 from ups.runs.run import Run
@@ -40,7 +40,7 @@ def test_an_allocation_above_the_limit_fails_as_one_without_memory():
 
 def test_free_memory_is_below_that_of_the_machine():
     """What is free is more than nothing and less than all."""
-    assert 0 < free_bytes(CPU) < psutil.virtual_memory().total
+    assert 0 < free_memory_bytes(CPU) < psutil.virtual_memory().total
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_two_ranks_agree_on_a_micro_batch_that_the_next_run_takes(
     """With little memory less than the whole share fits; the next run takes that, and learns the same."""
     cache, config = latents[1]["latent_cache"], _operator(parameters)
     launch = parameters.launch.model_copy(update={"num_processes": 2})
-    little = 2 * 60 * MEBIBYTE / free_bytes(CPU)
+    little = 2 * 60 * MEBIBYTE / free_memory_bytes(CPU)
     found = tune_operator(config, launch.model_copy(update={"memory_fraction": little}), root, latent_cache=cache)
     assert 0 < found["tokens"] < found["whole"]
     assert read_json(root / "06_models/tuning.json") == {"operator on 2 x cpu, ddp": found["tokens"]}
@@ -92,7 +92,7 @@ def test_nothing_fits_into_nothing(latents: tuple[Path, dict[str, Any]], root: P
     large = config.model_copy(
         update={"model": config.model.model_copy(update={"hidden_channels": (512,) * 3, "modes": (16, 16, 16)})}
     )
-    launch = parameters.launch.model_copy(update={"memory_fraction": 20 * MEBIBYTE / free_bytes(CPU)})
+    launch = parameters.launch.model_copy(update={"memory_fraction": 20 * MEBIBYTE / free_memory_bytes(CPU)})
     inputs = {"latent_cache": latents[1]["latent_cache"]}
     run = Run(root, "operator", "tuning", large.model_dump(), inputs, launch, "cpu", root)
     with pytest.raises(OutOfMemory, match="not even one snapshot .* launch.memory_fraction"):

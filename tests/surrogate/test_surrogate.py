@@ -12,7 +12,7 @@ from tests.backbones import small
 from tests.evaluation.corrected import DOMAIN, FAMILY, NUM_POINTS, Denoise, flow_end, make_surrogate, posterior_mean
 from ups.data.pdebench import FAMILIES
 from ups.diffusion.samplers import Normal, independent
-from ups.models.denoiser import predict
+from ups.models.denoiser import predict_step
 from ups.models.operator import Operator
 from ups.models.sizes import Domain, Sizes
 from ups.surrogate.surrogate import Correction, Setting
@@ -38,7 +38,7 @@ def residuals(correction: Correction, denoise: Denoise, student: Denoise | None 
     surrogate = make_surrogate(denoise, student)
     make = surrogate.diffusion_step if student is None else surrogate.consistency_step
     step, z = make(SETTING, correction, normal(3)), state()
-    context = predict(surrogate.operator, z, SETTING.coefficients, SETTING.condition, DOMAIN)
+    context = predict_step(surrogate.operator, z, SETTING.coefficients, SETTING.condition, DOMAIN)
     return torch.stack([(step(z) - context.z_pred)[..., 0] / context.change_rms[..., 0] for _ in range(num_steps)])
 
 

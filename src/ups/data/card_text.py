@@ -29,7 +29,7 @@ STATISTICS = "mean, std: over the family's training split; of the logarithm wher
 
 
 @dataclass(frozen=True)
-class Section:
+class CardSection:
     """A heading, formulas that may hold LaTeX, plain lines, and a table whose first row names the columns."""
 
     title: str
@@ -56,20 +56,20 @@ class Card:
         return FAMILIES[self.dataset.family]
 
     @property
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[CardSection]:
         """All sections of the card, in order."""
         dataset, family = self.dataset, self.family
         parameters = ", ".join(f"{name} = {value:g}" for name, value in dataset.parameters.items())
         counts = ", ".join(f"{name} {len(indices)}" for name, indices in self.splits.items())
         return [
-            Section("Equation", formulas=family.formulas, lines=() if family.formulas else (family.equation,)),
-            Section("Parameters", lines=(parameters or "none",)),
-            Section("Domain", table=_describe_axes(dataset, family)),
-            Section("Time", lines=(_describe_time(dataset, family),)),
-            Section("Fields (dimensionless)", lines=(STATISTICS,), table=_describe_fields(self)),
-            Section("Trajectories", lines=(f"{dataset.num_trajectories}: {counts}",)),
-            Section("Files", lines=_describe_files(self)),
-            Section("Source", lines=self.origin),
+            CardSection("Equation", formulas=family.formulas, lines=() if family.formulas else (family.equation,)),
+            CardSection("Parameters", lines=(parameters or "none",)),
+            CardSection("Domain", table=_describe_axes(dataset, family)),
+            CardSection("Time", lines=(_describe_time(dataset, family),)),
+            CardSection("Fields (dimensionless)", lines=(STATISTICS,), table=_describe_fields(self)),
+            CardSection("Trajectories", lines=(f"{dataset.num_trajectories}: {counts}",)),
+            CardSection("Files", lines=_describe_files(self)),
+            CardSection("Source", lines=self.origin),
         ]
 
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 
-from ups.data.card_text import Card, Section, card_markdown, find_origin
+from ups.data.card_text import Card, CardSection, card_markdown, find_origin
 from ups.data.families import Dataset
 from ups.data.trajectories import TrajectoryReader
 from ups.files import publish
@@ -96,7 +96,7 @@ class _Column:
             self.placed.append((MARGIN, self.bottom, line.replace("_ ", "_"), style))
             self.bottom += leading
 
-    def add(self, section: Section) -> None:
+    def add(self, section: CardSection) -> None:
         """Add a heading, its formulas, lines and table."""
         self.bottom += GAP
         self.write(section.title, NORMAL, weight="bold")

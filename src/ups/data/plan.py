@@ -153,7 +153,7 @@ class PlannedFile:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DownloadPlan:
     """The files that a folder shall hold."""
 
     folder: Path
@@ -165,14 +165,14 @@ class Plan:
         return sum(max(0, file.bytes - file.arrived) for file in self.files if file.bytes and not file.is_complete)
 
 
-def make_plan(folder: Path, files: list[PublishedFile], trajectories: int | None) -> Plan:
+def make_plan(folder: Path, files: list[PublishedFile], trajectories: int | None) -> DownloadPlan:
     """Compare the wanted files (none: `ConfigFault`) with those in the folder (one of another size: `DataFault`)."""
     if not files:
         raise ConfigFault("nothing to download: name download.families or download.files")
-    return Plan(folder, tuple(_plan_file(folder, file, trajectories) for file in files))
+    return DownloadPlan(folder, tuple(_plan_file(folder, file, trajectories) for file in files))
 
 
-def log_plan(plan: Plan) -> None:
+def log_plan(plan: DownloadPlan) -> None:
     """Log the plan; a `StorageFault` if the disk has less free space than there is to fetch."""
     complete, unknown = sum(file.is_complete for file in plan.files), sum(file.bytes is None for file in plan.files)
     size = _gigabytes(sum(file.bytes or 0 for file in plan.files))
@@ -187,7 +187,7 @@ def log_plan(plan: Plan) -> None:
     tests = [file.name for file in plan.files if file.file.kind == "test"]
     if tests:
         log.warning("%d test files (%s, ...) hold one trajectory each: no stage trains on them", len(tests), tests[0])
-    free = free_bytes(plan.folder)
+    free = free_disk_bytes(plan.folder)
     need = f"{_gigabytes(plan.missing)} to fetch, {_gigabytes(free)} free"
     log.info("%d are complete; %s", complete, need)
     if plan.missing > free:
@@ -208,7 +208,7 @@ def _plan_file(folder: Path, file: PublishedFile, trajectories: int | None) -> P
     return PlannedFile(file, name, trajectories, size, arrived, path.exists())
 
 
-def free_bytes(folder: Path) -> int:
+def free_disk_bytes(folder: Path) -> int:
     """Free bytes of the disk that holds a folder, or will hold it."""
     folder = folder.absolute()
     return shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free

@@ -26,7 +26,7 @@ FILE_TRAJECTORIES = 4  # in each file of incompressible Navier-Stokes, as in PDE
 
 
 @dataclass(frozen=True)
-class Plan:
+class SimulatedFile:
     """Contents of one file: the trajectories `indices` on `grid`, at `num_snapshots` times from 0 to `duration`."""
 
     family: Family
@@ -115,31 +115,38 @@ def simulate(
             raise ConfigFault(f"{family} needs {name} >= {smallest}, got {sizes[name]}")
     problem = problem_of(family)
     indices, grid = range(first, first + num_trajectories), (resolution,) * problem.num_axes
-    plan = Plan(FAMILIES[family], problem, parameters, indices, grid, num_snapshots, duration)
+    content = SimulatedFile(FAMILIES[family], problem, parameters, indices, grid, num_snapshots, duration)
     for left_by_killed_process in path.parent.glob(f".{path.name}.*.tmp"):
         left_by_killed_process.unlink()
     with publish(path) as temporary, h5py.File(temporary, "w") as file:
-        _write(file, plan, seed, start, boundary, advance)
+        _write(file, content, seed, start, boundary, advance)
 
 
 def _write(
-    file: h5py.File, plan: Plan, seed: int, start: str, boundary: str | None, advance: Callable[[int], object] | None
+    file: h5py.File,
+    content: SimulatedFile,
+    seed: int,
+    start: str,
+    boundary: str | None,
+    advance: Callable[[int], object] | None,
 ) -> None:
-    name = plan.family.name
-    if plan.family.layout == "batch":
-        _create_batch(file, plan, seed)
-    elif plan.family.layout != "groups":
-        _create_arrays(file, plan)
-    size = max(1, BATCH_VALUES // (plan.problem.num_fields * prod(plan.grid)))
-    for offset in range(0, len(plan.indices), size):
-        indices = plan.indices[offset : offset + size]
-        u_0, sampled = sample_initial_states(name, indices, plan.grid, seed, plan.parameters, start=start)
-        _write_given(file, plan, indices, sampled)
-        for time, u in enumerate(evolve(name, u_0, {**plan.parameters, **sampled}, plan.times, boundary=boundary)):
+    name = content.family.name
+    if content.family.layout == "batch":
+        _create_batch(file, content, seed)
+    elif content.family.layout != "groups":
+        _create_arrays(file, content)
+    size = max(1, BATCH_VALUES // (content.problem.num_fields * prod(content.grid)))
+    for offset in range(0, len(content.indices), size):
+        indices = content.indices[offset : offset + size]
+        u_0, sampled = sample_initial_states(name, indices, content.grid, seed, content.parameters, start=start)
+        _write_given(file, content, indices, sampled)
+        for time, u in enumerate(
+            evolve(name, u_0, {**content.parameters, **sampled}, content.times, boundary=boundary)
+        ):
             if not torch.isfinite(u).all():
                 where = f"snapshot {time} of the trajectories {indices[0]}..{indices[-1]}"
-                raise DataFault(f"{name}: {where} is not finite; check the parameters {plan.parameters}")
-            _write_snapshot(file, plan, indices, time, u)
+                raise DataFault(f"{name}: {where} is not finite; check the parameters {content.parameters}")
+            _write_snapshot(file, content, indices, time, u)
             if advance:
                 advance(len(u))
 
@@ -162,25 +169,25 @@ def _check_times(family: str, num_snapshots: int, duration: float) -> None:
         raise ConfigFault(f"{family} needs num_snapshots >= 2 and duration > 0, got {num_snapshots} and {duration}")
 
 
-def _write_given(file: h5py.File, plan: Plan, indices: range, sampled: dict[str, Tensor]) -> None:
+def _write_given(file: h5py.File, content: SimulatedFile, indices: range, sampled: dict[str, Tensor]) -> None:
     """Write the coefficients of the trajectories `indices`, constant in time, sampled with their initial states."""
-    match plan.family.layout:
+    match content.family.layout:
         case "groups":
-            _create_groups(file, plan, indices, sampled)
+            _create_groups(file, content, indices, sampled)
         case "batch":
-            force = [sampled[name].numpy() for name in plan.family.coefficients]
-            file["force"][plan.rows(indices)] = np.stack(force, axis=-1)
+            force = [sampled[name].numpy() for name in content.family.coefficients]
+            file["force"][content.rows(indices)] = np.stack(force, axis=-1)
         case _:
-            for name in plan.family.coefficients:
-                file[name][plan.rows(indices)] = sampled[name].numpy()
+            for name in content.family.coefficients:
+                file[name][content.rows(indices)] = sampled[name].numpy()
 
 
-def _write_snapshot(file: h5py.File, plan: Plan, indices: range, time: int, u: Tensor) -> None:
+def _write_snapshot(file: h5py.File, content: SimulatedFile, indices: range, time: int, u: Tensor) -> None:
     """Write one snapshot (B, C, *grid) of the trajectories `indices`."""
-    rows, channels_last = plan.rows(indices), u.movedim(1, -1).numpy()
-    match plan.family.layout:
+    rows, channels_last = content.rows(indices), u.movedim(1, -1).numpy()
+    match content.family.layout:
         case "groups":
-            if plan.family.stored_yx:
+            if content.family.stored_yx:
                 channels_last = channels_last.swapaxes(1, 2)
             for index, values in zip(indices, channels_last, strict=True):
                 file[f"{index:04d}/data"][time] = values
@@ -188,62 +195,68 @@ def _write_snapshot(file: h5py.File, plan: Plan, indices: range, time: int, u: T
             file["velocity"][rows, time] = channels_last[..., :2]
             file["particles"][rows, time] = channels_last[..., 2:]
         case _:
-            for channel, name in enumerate(plan.family.arrays):
+            for channel, name in enumerate(content.family.arrays):
                 file[name][rows, time] = u[:, channel].numpy()
 
 
-def _create_arrays(file: h5py.File, plan: Plan) -> None:
+def _create_arrays(file: h5py.File, content: SimulatedFile) -> None:
     """Layouts `tensor` and `fields`: contiguous arrays (N, T, *grid), coefficients (N, *grid)."""
-    file.attrs.update({plan.family.attributes[name]: np.float64(value) for name, value in plan.parameters.items()})
-    for axis, centres in plan.centres.items():
+    file.attrs.update(
+        {content.family.attributes[name]: np.float64(value) for name, value in content.parameters.items()}
+    )
+    for axis, centres in content.centres.items():
         _store(file, f"{axis}-coordinate", centres)
-    if not plan.problem.steady:  # PDEBench writes one time more than there are snapshots
-        _store(file, "t-coordinate", np.append(plan.times, plan.duration + plan.times[1]))
-    count = len(plan.indices)
-    for name in plan.family.coefficients:
-        file.create_dataset(name, (count, *plan.grid), "f4", track_times=False)
-    for name in plan.family.arrays:
-        file.create_dataset(name, (count, plan.num_snapshots, *plan.grid), "f4", track_times=False)
+    if not content.problem.steady:  # PDEBench writes one time more than there are snapshots
+        _store(file, "t-coordinate", np.append(content.times, content.duration + content.times[1]))
+    count = len(content.indices)
+    for name in content.family.coefficients:
+        file.create_dataset(name, (count, *content.grid), "f4", track_times=False)
+    for name in content.family.arrays:
+        file.create_dataset(name, (count, content.num_snapshots, *content.grid), "f4", track_times=False)
 
 
-def _create_batch(file: h5py.File, plan: Plan, seed: int) -> None:
+def _create_batch(file: h5py.File, content: SimulatedFile, seed: int) -> None:
     """Layout `batch`: vectors in the last axis, one compressed chunk per snapshot, no coordinates of space."""
-    count = len(plan.indices)
-    scalar = (count, plan.num_snapshots, *plan.grid)
-    shapes = {"velocity": (*scalar, 2), "particles": (*scalar, 1), "force": (count, *plan.grid, 2)}
+    count = len(content.indices)
+    scalar = (count, content.num_snapshots, *content.grid)
+    shapes = {"velocity": (*scalar, 2), "particles": (*scalar, 1), "force": (count, *content.grid, 2)}
     for name, shape in shapes.items():
         chunks = tuple(1 if axis < 2 else points for axis, points in enumerate(shape))
         file.create_dataset(name, shape, "f4", chunks=chunks, compression="lzf", shuffle=True, track_times=False)
-    _store(file, "t", np.tile(plan.times, (count, 1)))
-    domain = {"sim_name": f"ns_incom_inhom_2d_{plan.grid[0]}", "domain_size": [1, 1], "grid_size": list(plan.grid)}
+    _store(file, "t", np.tile(content.times, (count, 1)))
+    domain = {
+        "sim_name": f"ns_incom_inhom_2d_{content.grid[0]}",
+        "domain_size": [1, 1],
+        "grid_size": list(content.grid),
+    }
     settings = domain | {"NU": incompressible.NU, "seed": seed, "n_batch": count}
     file.attrs["config"] = yaml.safe_dump(settings, sort_keys=False)
-    file.attrs["latestIndex"] = np.int64(plan.num_snapshots - 1)
+    file.attrs["latestIndex"] = np.int64(content.num_snapshots - 1)
 
 
-def _create_groups(file: h5py.File, plan: Plan, indices: range, sampled: dict[str, Tensor]) -> None:
+def _create_groups(file: h5py.File, content: SimulatedFile, indices: range, sampled: dict[str, Tensor]) -> None:
     """Layout `groups`: one group per trajectory with `data` (T, *grid, C) and exact coordinates."""
-    grid = plan.grid[::-1] if plan.family.stored_yx else plan.grid
-    shape = (plan.num_snapshots, *grid, len(plan.family.fields))
+    grid = content.grid[::-1] if content.family.stored_yx else content.grid
+    shape = (content.num_snapshots, *grid, len(content.family.fields))
     for row, index in enumerate(indices):
         group = file.create_group(f"{index:04d}")
-        group.attrs["config"] = _config(plan, index, {name: float(values[row]) for name, values in sampled.items()})
+        group.attrs["config"] = _config(content, index, {name: float(values[row]) for name, values in sampled.items()})
         group.create_dataset("data", shape, "f4", track_times=False)
-        for axis, centres in plan.centres.items():
+        for axis, centres in content.centres.items():
             _store(group, f"grid/{axis}", centres)
-        _store(group, "grid/t", plan.times)
+        _store(group, "grid/t", content.times)
 
 
 def _store(group: h5py.Group, name: str, values: np.ndarray) -> None:
     group.create_dataset(name, data=np.ascontiguousarray(values, dtype="f4"), track_times=False)
 
 
-def _config(plan: Plan, index: int, sampled: dict[str, float]) -> str:
+def _config(content: SimulatedFile, index: int, sampled: dict[str, float]) -> str:
     """The YAML text that PDEBench keeps with every group."""
-    low, high = plan.problem.low, plan.problem.high
-    box: dict[str, float] = {"x_left": low, "x_right": high, "xdim": plan.grid[0]}
-    if len(plan.grid) == 2:
-        box |= {"y_bottom": low, "y_top": high, "ydim": plan.grid[1]}
-    own = plan.problem.settings(plan.duration, plan.num_snapshots) if plan.problem.settings else {}
-    name = plan.family.file_name.partition("_NA_NA")[0].lower()  # 2d_diff-react, as in 2D_diff-react_NA_NA.h5
+    low, high = content.problem.low, content.problem.high
+    box: dict[str, float] = {"x_left": low, "x_right": high, "xdim": content.grid[0]}
+    if len(content.grid) == 2:
+        box |= {"y_bottom": low, "y_top": high, "ydim": content.grid[1]}
+    own = content.problem.settings(content.duration, content.num_snapshots) if content.problem.settings else {}
+    name = content.family.file_name.partition("_NA_NA")[0].lower()  # 2d_diff-react, as in 2D_diff-react_NA_NA.h5
     return yaml.safe_dump({"name": name, "sim": {**own, **box, "seed": index, **sampled}}, sort_keys=False)

@@ -10,7 +10,7 @@ from ups.data.download import download_file
 from ups.data.http import Advance
 from ups.data.partial import fetch_trajectories
 from ups.data.pdebench import FAMILIES
-from ups.data.plan import Plan, PlannedFile
+from ups.data.plan import DownloadPlan, PlannedFile
 from ups.data.published import refuse_outdated_md5
 from ups.data.trajectories import find_files
 from ups.errors import ConfigFault
@@ -46,7 +46,9 @@ def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, a
     return {name: {key: records[name][key] for key in ("bytes", "md5")} for name in names}
 
 
-def download_files(plan: Plan, advance: Callable[[str, int], object], *, base_url: str | None, parallel: int) -> Files:
+def download_files(
+    plan: DownloadPlan, advance: Callable[[str, int], object], *, base_url: str | None, parallel: int
+) -> Files:
     """Fetch the missing files of a plan, `parallel` at a time; the first failure stops all, the same call resumes them.
 
     `advance` receives the name of a file and the bytes of it that arrived. The MD5 of a file is computed once and kept

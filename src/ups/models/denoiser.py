@@ -23,7 +23,7 @@ def precondition(sigma: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedStep:
     """A predicted step, and its description as input of the denoiser.
 
     - `z_pred` (B, N, D): the predicted state
@@ -39,23 +39,23 @@ class Prediction:
     change_rms: Tensor
 
 
-def predict(
+def predict_step(
     model: Operator | SteadyModel, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain
-) -> Prediction:
+) -> PredictedStep:
     """Advance z (B, N, D) by one step and describe the step; a steady solution is a step from z = 0."""
     z_pred, statistics = model(z, coefficients, condition, domain), model.statistics
     x, summary = statistics.standardize(statistics.clamp_state(z, domain), domain)
     change = z_pred - z
     smallest = SMALLEST_CHANGE * statistics.expected_change(z, domain)
     change_rms = torch.maximum(statistics.field_rms(change, domain), smallest)
-    return Prediction(z_pred, torch.cat([x, change / change_rms, coefficients], -1), summary, change_rms)
+    return PredictedStep(z_pred, torch.cat([x, change / change_rms, coefficients], -1), summary, change_rms)
 
 
 class Denoiser(nn.Module):
     """D(y + sigma n; sigma) = c_skip x + c_out F(c_in x; c_noise, prediction) for x = y + sigma n.
 
     y = (z_next - z_pred) / (residual_rms * change_rms) is the standardized residual of a model's step; `residual_rms`
-    (families, D) is the median over validation samples, one value per field. The context is the model's `Prediction`.
+    (families, D) is the median over validation samples, one value per field. The context is its `PredictedStep`.
     """
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
@@ -65,7 +65,7 @@ class Denoiser(nn.Module):
         self.mixer = TokenMixer(backbone, sizes, num_states=3, num_conditions=num_conditions)
         self.register_buffer("residual_rms", torch.ones(len(sizes.families), max(sizes.latent_channels)))
 
-    def forward(self, x: Tensor, sigma: Tensor, context: Prediction, condition: Tensor, domain: Domain) -> Tensor:
+    def forward(self, x: Tensor, sigma: Tensor, context: PredictedStep, condition: Tensor, domain: Domain) -> Tensor:
         """Denoise x (B, N, D) at noise levels sigma (B,)."""
         c_skip, c_out, c_in, c_noise = precondition(sigma)
         frequencies = 2.0 ** torch.arange(NUM_NOISE_FEATURES // 2, device=x.device) / 2
@@ -75,7 +75,7 @@ class Denoiser(nn.Module):
         F = self.mixer(tokens, context.summary, condition, domain, x.shape[-1])
         return c_skip[:, None, None] * x + c_out[:, None, None] * F
 
-    def residual_unit(self, context: Prediction, domain: Domain) -> Tensor:
+    def residual_unit(self, context: PredictedStep, domain: Domain) -> Tensor:
         """The latent change (B, 1, D) that corresponds to a standardized residual y = 1."""
         row = row_of(self.rows, domain.family)
         return self.residual_rms[row, : context.z_pred.shape[-1]] * context.change_rms

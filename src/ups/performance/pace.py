@@ -61,7 +61,7 @@ def seconds_per_step(
     return cached_step(step, data_root / "06_models" / "pace", identity, measure, root=data_root)
 
 
-class StepTimer:
+class PaceTimer:
     """Times training steps of a stage: for every key (family, or field group of the codec) one per timed share.
 
     The first step of each key is taken here and not timed, because it may compile.
@@ -116,12 +116,12 @@ def pace(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
     ranks.barrier()
 
 
-def _timer(asked: dict[str, Any], run: Run, ranks: Ranks) -> StepTimer:
+def _timer(asked: dict[str, Any], run: Run, ranks: Ranks) -> PaceTimer:
     run.alive(ranks.rank).touch()
     entry = STAGES[asked["stage"]]
     config = entry.config(**asked["config"])
     own_run = replace(run, stage=asked["stage"], config=asked["config"], inputs=asked["inputs"])
-    return StepTimer(entry.build(config, own_run), config, own_run, ranks)
+    return PaceTimer(entry.build(config, own_run), config, own_run, ranks)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def free_bytes(device: torch.device) -> int:
+def free_memory_bytes(device: torch.device) -> int:
     """Free memory of this process's GPU, or of the machine and its container (cgroup), in bytes."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -90,7 +90,7 @@ def tune(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
     alone = Ranks(ranks.rank, 1, ranks.device)
     update = Update(stage, config, run, alone, Injection.read(run.folder, ranks.rank))
     sharing = run.launch.num_processes if ranks.device.type == "cpu" else 1
-    free = min(ranks.all_gather(free_bytes(ranks.device)))
+    free = min(ranks.all_gather(free_memory_bytes(ranks.device)))
     limit = int(run.launch.memory_fraction * free / sharing)
     whole = stage.batch_sizes(config)[key] // ranks.world_size * stage.num_tokens[key]
     largest = 0

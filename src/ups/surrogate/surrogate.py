@@ -12,7 +12,7 @@ from ups.diffusion import samplers
 from ups.diffusion.losses import Denoise
 from ups.diffusion.samplers import Normal, StepNoise
 from ups.models.codec import Codec, group_name
-from ups.models.denoiser import Denoiser, predict
+from ups.models.denoiser import Denoiser, predict_step
 from ups.models.operator import Operator, SteadyModel
 from ups.models.sizes import Domain
 
@@ -150,7 +150,7 @@ class Surrogate:
         assert model is not None
 
         def corrected_step(z: Tensor, origins: Tensor | None = None) -> Tensor:
-            context = predict(model, z, setting.coefficients, condition, domain)
+            context = predict_step(model, z, setting.coefficients, condition, domain)
             y = sample(lambda x, sigma: denoiser(x, sigma, context, condition, domain), step_noise(z, origins))
             return model.statistics.limit_step(context.z_pred + denoiser.residual_unit(context, domain) * y, z, domain)
 

@@ -9,7 +9,7 @@ from ups.config import DiffusionConfig
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentBatch, LatentSamples
 from ups.diffusion.losses import denoising_loss
-from ups.models.denoiser import Denoiser, Prediction, predict
+from ups.models.denoiser import Denoiser, PredictedStep, predict_step
 from ups.models.operator import Operator, SteadyModel
 from ups.models.sizes import row_of
 from ups.models.weights import from_settings, load_model
@@ -37,7 +37,7 @@ class Residuals:
         self.cache = open_cache(run, *self.models)
 
     @torch.no_grad()
-    def standardized(self, batch: LatentBatch, denoiser: Denoiser) -> tuple[Tensor, Prediction]:
+    def standardized(self, batch: LatentBatch, denoiser: Denoiser) -> tuple[Tensor, PredictedStep]:
         """Residual y = (z_next - z_pred) / residual unit of the denoiser, (B, N, D), and the prediction."""
         prediction = self._predict(batch)
         return (batch.z_next - prediction.z_pred) / denoiser.residual_unit(prediction, batch.domain), prediction
@@ -57,9 +57,11 @@ class Residuals:
             row, channels = row_of(denoiser.rows, batch.domain.family), batch.z.shape[-1]
             denoiser.residual_rms[row, :channels] = rms.repeat_interleave(channels // len(rms))
 
-    def _predict(self, batch: LatentBatch) -> Prediction:
+    def _predict(self, batch: LatentBatch) -> PredictedStep:
         kind = "steady" if FAMILIES[batch.domain.family].steady else "transient"
-        return predict(self.models[kind].to(batch.z.device), batch.z, batch.coefficients, batch.condition, batch.domain)
+        return predict_step(
+            self.models[kind].to(batch.z.device), batch.z, batch.coefficients, batch.condition, batch.domain
+        )
 
 
 def build(config: DiffusionConfig, run: Run) -> Stage:
