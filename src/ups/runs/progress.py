@@ -46,7 +46,7 @@ class ProgressBar:
         if self._bar.disable and time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = time.monotonic()
             left = progress.TimeRemainingColumn(compact=True).render(task)
-            log.info("%s: %d of %d %s, %s left %s", self.name, done, task.total, self.unit, left, note)
+            log.info("%s: %d of %d %s, %s left%s", self.name, done, task.total, self.unit, left, note and f", {note}")
 
 
 class TransferBars:
