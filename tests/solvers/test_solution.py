@@ -51,6 +51,52 @@ def test_a_solution_starts_at_u_0_in_its_precision(family):
     assert u.dtype == torch.float32
 
 
+EXCHANGED = {"compressible_ns_2d": [0, 1, 3, 2], "incompressible_ns_2d": [1, 0, 2]}  # fields; others have no vectors
+
+
+@pytest.mark.parametrize("family", [name for name in SIMULATED_FAMILIES if PROBLEMS[name].num_axes == 2])
+def test_axes_can_be_exchanged(family):
+    """On cells that are not square, a state with x and y exchanged, and all vectors, stays the exchanged state."""
+    order, times = EXCHANGED.get(family, slice(None)), [0.0] if PROBLEMS[family].steady else [0.0, 0.1, 0.3]
+    u_0, fields = sample_initial_states(family, range(2), (8, 12), seed=0, parameters={"mach": 0.5})
+    c = {"beta": 1.0, "eta": 0.0, "zeta": 0.0, **{name: value.double() for name, value in fields.items()}}
+    other = c | {name: c[name].mT for name in fields if c[name].ndim > 1}
+    if "force_x" in c:
+        other |= {"force_x": c["force_y"].mT, "force_y": c["force_x"].mT}
+    u_0, v_0 = (None, None) if u_0 is None else (u_0.double(), u_0.double().mT[:, order])
+    u, v = solve(family, u_0, c, times), solve(family, v_0, other, times)
+    assert torch.allclose(v.mT[:, :, order], u, atol=1e-10)
+
+
+def test_intermediate_snapshots_change_nothing():
+    """A dam breaks alike whether or not snapshots are taken on the way, though momenta are not among their fields."""
+    u_0, _ = sample_initial_states("shallow_water_2d", [0], (16, 16), seed=0)
+    seldom, often = (solve("shallow_water_2d", u_0.double(), {}, times)[:, -1] for times in ([0, 1], [0, 0.4, 0.7, 1]))
+    assert torch.allclose(seldom, often, atol=2e-3)
+
+
+LIMITS = {
+    "advection_1d": ({"beta": -2.0}, [7.0], (8,), 0.4 / (2 * 8)),
+    "burgers_1d": ({"nu": 1.0}, [-2.0], (8,), 0.5 / (2 * 8)),
+    "diffusion_reaction_1d": ({"nu": 2.0, "rho": 5.0}, [0.5], (8,), 0.004 / 5),
+    "compressible_ns_1d": ({"eta": 1.0, "zeta": 1.0}, [3.0, 1.8, -2.0], (8,), 0.3 / (3 * 4)),
+    "compressible_ns_2d": ({"eta": 1.0, "zeta": 1.0}, [3.0, 1.8, -4.0, 1.0], (8, 16), 0.3 / (5 * 8)),
+    "diffusion_reaction_2d": ({}, [2.0, 9.0], (8, 16), 1 / (4 * 5e-3 * (4**2 + 8**2) + 3 * 2**2 + 1)),
+    "shallow_water_2d": ({}, [4.0, 4.0, -12.0], (10, 20), 0.4 / ((1 + 2) * 2 + (3 + 2) * 4)),
+    "incompressible_ns_2d": ({"force_x": 0.0, "force_y": 0.0}, [1.0, 2.0, 3.0], (8, 16), 0.12 / 16),
+}
+
+
+@pytest.mark.parametrize("family", LIMITS)
+def test_time_steps_have_their_limit_by_hand(family):
+    """The largest step of a uniform state is the CFL number over the sum or largest of (|v| + c) / dx, c the sound."""
+    coefficients, values, grid, expected = LIMITS[family]
+    u = torch.tensor(values, dtype=torch.float64).reshape(1, -1, *[1] * len(grid)).expand(2, -1, *grid)
+    c = {name: torch.full((1, 1, *[1] * len(grid)), value) for name, value in coefficients.items()}
+    _, limit = PROBLEMS[family].stepper(c, PROBLEMS[family].box(grid))
+    assert limit(u).flatten().tolist() == pytest.approx([expected] * 2)
+
+
 def test_coefficients_may_differ_between_trajectories():
     """One value per trajectory gives the same as one call per value."""
     u_0, _ = sample_initial_states("burgers_1d", range(2), (16,), seed=0)
