@@ -8,6 +8,7 @@ from torch import Tensor
 from ups.errors import ConfigFault
 from ups.solvers import compressible, sample_initial_states, solve
 from ups.solvers.compressible import GAMMA, conserved, hllc, primitive, viscous_change
+from ups.solvers.random_fields import solenoidal
 
 torch.set_num_threads(1)
 
@@ -227,6 +228,17 @@ def test_speed_is_the_mach_number(num_axes):
     assert (ratio < 1 + 1e-5).all()
 
 
+def test_outside_its_window_a_gas_is_at_rest():
+    """About half of the gases have a window; there density and pressure are rho_0 and rho_0 T_0 in the corner."""
+    u, _ = sample_initial_states("compressible_ns_2d", range(40), (12, 12), seed=3, parameters={"mach": 0.5})
+    rho_0, T_0 = np.stack([np.random.default_rng([3, i]).uniform(0.1, 10.0, 2) for i in range(40)], axis=1)
+    corner = u[..., 0, 0].numpy()
+    has_window = np.abs(corner[:, 2:]).max(axis=1) < 1e-3
+    assert 12 <= has_window.sum() <= 28
+    np.testing.assert_allclose(corner[has_window, 0], rho_0[has_window], rtol=1e-3)
+    np.testing.assert_allclose(corner[has_window, 1], (rho_0 * T_0)[has_window], rtol=1e-3)
+
+
 def test_sines_gas_stays_in_its_range():
     """Density lies between 1 and 20, pressure between 10 and 200, and velocities have either sign."""
     u, _ = sample_initial_states("compressible_ns_1d", range(200), (64,), seed=0)
@@ -248,12 +260,21 @@ def test_shock_tubes_have_two_states():
     assert u[:, 2].min() > 0.6
 
 
+def test_shock_tubes_jump_where_their_right_states_say():
+    """Of 64 cells density jumps at 64 (1/4 + r/2) for the right density 10^r, pressure for 10^(1 + r)."""
+    u, _ = sample_initial_states("compressible_ns_1d", range(50), (64,), seed=0, start="Shock")
+    r = u[:, :2, -1].double().log10() - torch.tensor([0.0, 1.0])
+    place = (u[:, :2].diff(dim=-1) != 0).float().argmax(-1) + 1
+    assert torch.equal(place, (64 * (0.25 + 0.5 * r)).floor().long())
+
+
 def test_turbulence_has_its_mach_number():
-    """Density 1, pressure 1 / (Gamma M^2) and mean speed 1."""
+    """Density 1, pressure 1 / (Gamma M^2) and mean speed 1, without divergence."""
     u, _ = sample_initial_states("compressible_ns_3d", [0], (12,) * 3, seed=0, parameters={"mach": 0.5}, start="Turb")
     assert torch.allclose(u[:, 0], torch.ones(()))
     assert torch.allclose(u[:, 1], torch.tensor(1 / (GAMMA * 0.25)))
     assert u[:, 2:].square().sum(1).sqrt().mean().item() == pytest.approx(1.0, rel=1e-5)
+    np.testing.assert_allclose(solenoidal(u[0, 2:].numpy()), u[0, 2:].numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def test_darcy_mirrors_with_its_permeability():
 
 
 def test_permeability_is_one_or_a_tenth():
-    """Permeabilities take the values 0.1 and 1, each on about half of the area."""
+    """Permeabilities are 0.1 or 1, each on about half of the area, and 1 rather in the middle, where bumps overlap."""
     _, coefficients = sample_initial_states("darcy_2d", range(300), (16, 16), seed=0)
     assert set(coefficients["nu"].unique().tolist()) == {torch.tensor(0.1).item(), 1.0}
     assert (coefficients["nu"] == 1).float().mean().item() == pytest.approx(0.5, abs=0.05)
+    assert coefficients["nu"][:, 8, 8].mean() > 2 * coefficients["nu"][:, 0, 0].mean()

@@ -48,6 +48,22 @@ def test_the_force_acts_on_the_particles():
         assert (u.abs().max() > 1e-3) == moves
 
 
+def test_particles_are_carried_along_the_new_velocity():
+    """From rest a force moves them within the first step already."""
+    u_0, force = still(16)
+    u_0[:, 2] = torch.arange(16.0)[:, None]
+    force["force_x"] = (2 * pi * torch.arange(16) / 16).sin().expand(16, 16)
+    c = solve("incompressible_ns_2d", u_0, force, [0.0, 0.005])[0, :, 2]
+    assert (c[1] - c[0]).abs().max() > 1e-4
+
+
+def test_forces_are_smoother_than_flows():
+    """No force has a mode longer than sqrt(5); flows and particles have those of length 1 too."""
+    u_0, force = sample_initial_states("incompressible_ns_2d", [0], (16, 16), seed=0)
+    lowest = [torch.fft.fft2(u)[0, 0, 1].abs() / 256 for u in (force["force_x"], force["force_y"], u_0[:, 2])]
+    assert lowest[0] < 1e-6 and lowest[1] < 1e-6 and lowest[2] > 1e-2
+
+
 def test_a_flow_without_force_comes_to_rest():
     """Without force kinetic energy falls from snapshot to snapshot."""
     u_0, _ = sample_initial_states("incompressible_ns_2d", range(2), (16, 16), seed=0)

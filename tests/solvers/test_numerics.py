@@ -155,6 +155,14 @@ def test_vortices_carry_nothing_across_their_streamlines_and_have_no_divergence(
     assert 1.9 < carried < 2.1 and 1.4 < divergence < 1.6
 
 
+def test_a_tracer_moves_with_its_flow():
+    """Particles 2 x + 3 y that stay where they are although v = (1, 2) miss 1 * 2 + 2 * 3 per unit of time."""
+    x, y = torch.meshgrid(centres(8), centres(10), indexing="ij")
+    u = torch.stack((torch.ones_like(x), 2 * torch.ones_like(x), 2 * x + 3 * y))[None, None].expand(1, 2, 3, 8, 10)
+    residual = equation_of("incompressible_ns_2d", {}, (1 / 8, 1 / 10), "wall").residual(u, 0.1)
+    assert torch.allclose(residual[..., 1:-1, 1:-1], torch.tensor(8.0, dtype=torch.float64))
+
+
 def test_derivatives_end_as_the_boundary_says():
     """Beyond the ends stand the other end, the same value, or its negative."""
     u = torch.tensor([1.0, 2.0, 4.0])

@@ -67,6 +67,14 @@ def test_sines_have_the_published_spread():
     assert u_0.mean(-1).abs().median().item() == pytest.approx(0.47, abs=0.1)
 
 
+def test_absolute_values_have_either_sign():
+    """Of the states that do not change sign about as many are negative as are positive."""
+    u_0, _ = sample_initial_states("advection_1d", range(1000), (64,), seed=0)
+    positive, negative = (u_0.amin(-1) >= 0).sum().item(), (u_0.amax(-1) <= 0).sum().item()
+    assert positive > 100
+    assert negative == pytest.approx(positive, rel=0.2)
+
+
 def test_window_opens_between_its_edges():
     """The window is one between its edges, one half on them and zero outside."""
     w = window(np.array([0.0, 0.2, 0.5, 0.8, 1.0]), 0.2, 0.8)

@@ -41,16 +41,20 @@ def test_reaction_diffusion_is_resolved_in_time():
 
 
 def test_reaction_diffusion_2d_starts_at_its_equation():
-    """A uniform state follows u_t = u - u^3 - k - v and v_t = u - v, as a short Euler step says."""
-    u_0 = torch.tensor([0.3, -0.2], dtype=torch.float64)[None, :, None, None].expand(1, 2, 8, 8)
-    u = solve("diffusion_reaction_2d", u_0, {}, [0.0, 1e-6])[0, 1, :, 0, 0]
-    rate = torch.tensor([0.3 - 0.027 - 5e-3 + 0.2, 0.3 + 0.2], dtype=torch.float64)
-    assert torch.allclose((u - u_0[0, :, 0, 0]) / 1e-6, rate, atol=1e-5)
+    """A wave follows u_t = 1e-3 lap u + u - u^3 - k - v and v_t = 5e-3 lap v + u - v, as a short Euler step says."""
+    wave = (pi * centres(8)).cos()[:, None].expand(8, 12)
+    u, v = 0.3 + 0.1 * wave, -0.2 + 0.4 * wave
+    u_0 = torch.stack((u, v))[None]
+    found = (solve("diffusion_reaction_2d", u_0, {}, [0.0, 1e-6])[0, 1] - u_0[0]) / 1e-6
+    curvature = -4 * 4**2 * torch.sin(torch.tensor(pi / 16, dtype=torch.float64)) ** 2 * wave
+    rate = torch.stack((1e-4 * curvature + u - u**3 - 5e-3 - v, 2e-3 * curvature + u - v))
+    assert torch.allclose(found, rate, atol=1e-5)
 
 
 def test_retardation_has_its_published_constants():
-    """R(1) = 1 + 0.71 / 0.29 * 2880 * 3.5e-4 * 0.874 = 3.1569."""
+    """R(1) = 1 + 0.71 / 0.29 * 2880 * 3.5e-4 * 0.874 = 3.1569, and R(0) = 1 + 2.1569 * 1e-6^(0.874 - 1)."""
     assert retardation(torch.tensor(1.0)).item() == pytest.approx(3.1569, rel=1e-4)
+    assert retardation(torch.tensor(0.0)).item() == pytest.approx(1 + 2.1569 * 10**0.756, rel=1e-4)
 
 
 def test_rate_has_the_ghosts_of_the_two_ends():

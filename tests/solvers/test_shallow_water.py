@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from ups.solvers import sample_initial_states, solve
@@ -39,6 +40,23 @@ def test_hll_is_consistent():
     h, v, w = 2.0, 0.3, -0.4
     state = torch.tensor([h, v, w])[None, :, None]
     assert torch.allclose(hll(state, state)[0, :, 0], torch.tensor([h * v, h * v**2 + h**2 / 2, h * v * w]))
+
+
+def test_hll_by_hand():
+    """Between h = 4, v = 1 and h = 1, v = -1 the waves have the speeds -2 and 3, and the flux is their mean."""
+    left, right = torch.tensor([[4.0, 1.0, 0.5]])[..., None], torch.tensor([[1.0, -1.0, 2.0]])[..., None]
+    across = (3 * 2.0 - 2 * 2.0 - 6 * (2.0 - 2.0)) / 5  # fluxes 2 and -2, momenta 2 and 2
+    assert hll(left, right).flatten().tolist() == pytest.approx([28 / 5, 69 / 5, across])
+
+
+@pytest.mark.parametrize("axis", [2, 3])
+def test_what_leaves_through_a_wall_does_not_come_back(axis):
+    """Water that is higher at one wall leaves there, and the opposite wall does not feel it."""
+    u_0 = torch.ones(1, 1, 24, 24, dtype=torch.float64)
+    u_0.narrow(axis, 0, 4).fill_(2.0)
+    u = solve("shallow_water_2d", u_0, {}, [0.0, 0.3])[:, 1]
+    assert torch.allclose(u.narrow(axis, 20, 4), torch.tensor(1.0, dtype=torch.float64), atol=1e-4)
+    assert u.narrow(axis, 0, 4).mean() < 1.95
 
 
 def test_the_dam_has_its_radius():
