@@ -68,9 +68,7 @@ def _import_graph(package: str) -> "ImportGraph":
 @cache
 def _code(module: str) -> str:
     """The syntax tree of a module without docstrings, as text."""
-    package = find_spec(
-        module.partition(".")[0]
-    )  # the one lookup that imports nothing; for submodules it runs their package
+    package = find_spec(module.partition(".")[0])  # imports nothing, unlike the look-up of a module in a package
     assert package is not None and package.origin is not None, module
     path = Path(package.origin).parent.joinpath(*module.split(".")[1:])
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -1,0 +1,36 @@
+"""What identifies a stage, and when its training counts as finished."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.jobs import launched, section
+from ups.files import WEIGHTS, digest_of, manifest_of, write_json
+from ups.runs import launcher, stage_cache
+from ups.runs.launcher import is_finished, train_stage
+from ups.training.stages import STAGES
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("place", ["training.loop", "training.stages.{stage}"])
+def test_a_stage_is_identified_by_its_code_and_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, place: str
+):
+    """Another training loop, or another module of the stage, is another key: old weights are not up to date."""
+    keys, changed = [], f"ups.{place.format(stage=stage)}"
+    monkeypatch.setattr(launcher, "cached_step", lambda name, folder, key, *_, **__: keys.append(key))
+    for version in ("before", "after"):
+        monkeypatch.setattr(stage_cache, "code_digest", lambda m, v=version: f"{m} {v}" if m == changed else m)
+        train_stage(stage, section(steps=1), {}, launched(), tmp_path)
+    assert len(set(keys)) == 2
+
+
+def test_only_the_weights_of_the_manifest_are_final(tmp_path: Path):
+    """Weights without a manifest, or altered since it was written, are not those of a finished training."""
+    weights = tmp_path / WEIGHTS
+    weights.write_bytes(b"trained")
+    assert not is_finished(tmp_path)
+    write_json(manifest_of(weights), {"sha256": digest_of(weights), "bytes": 7})
+    assert is_finished(tmp_path)
+    weights.write_bytes(b"altered")
+    assert not is_finished(tmp_path)
