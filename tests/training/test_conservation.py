@@ -28,13 +28,15 @@ def codec() -> Codec:
     return made.requires_grad_(False)
 
 
-def directions(boundary: str | None = None) -> torch.Tensor:
-    """Of datasets with these boundaries, or each with its family's own."""
+def directions(boundary: str | None = None, also: str | None = None) -> torch.Tensor:
+    """Of datasets with these boundaries, or each with its family's own; with `also` of a second dataset each."""
     datasets = {}
     for name in GROUPS:
         family = FAMILIES[name.partition("/")[0]]
         axes = [boundary or family.boundary] * len(family.axes)
         datasets[name] = {"dataset": {"family": family.name, "boundary": axes}}
+        if also is not None:
+            datasets[f"{name} 2"] = {"dataset": {"family": family.name, "boundary": [also, *axes[1:]]}}
     families = {name.partition("/")[0]: row for row, name in enumerate(GROUPS)}
     operator = SimpleNamespace(rows=families, conserved=torch.zeros(len(GROUPS), 9))
     set_conserved(operator, SimpleNamespace(datasets=datasets), codec())
@@ -78,3 +80,9 @@ def test_what_is_not_conserved_has_no_direction():
         }
     )
     assert not directions("dirichlet").any()
+
+
+def test_one_open_dataset_ends_conservation():
+    """A family with a periodic and an open dataset has no direction: its operator serves both."""
+    assert not directions(also="dirichlet").any()
+    assert torch.equal(directions(also="periodic")[0], directions()[0])

@@ -21,14 +21,16 @@ from tests.training.jobs import (
     status_of,
     train,
 )
+from tests.training.toys import ranks, toy_run, toy_stage
 from ups.config.training import TrainingSection
 from ups.data.samples import LatentBatch, LatentSamples
 from ups.errors import Diverged
-from ups.files import digest_of, read_json
+from ups.files import WEIGHTS, digest_of, read_json
 from ups.models.weights import load
 from ups.runs.run import Run
 from ups.training import loop
 from ups.training.distributed import Ranks
+from ups.training.parallel import full_state
 from ups.training.stage import Stage
 from ups.training.stages import operator
 
@@ -48,6 +50,19 @@ def test_two_ranks_learn_what_one_learns(undisturbed: Callable[[int], Path]):
     weights_of_two = load(two / "weights.pt")["weights"]
     for name, expected in load(one / "weights.pt")["weights"].items():
         torch.testing.assert_close(weights_of_two[name], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_validation_scores_what_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The last validation is of the averaged weights, which are written, and not of those of the optimizer."""
+    scored = []
+    monkeypatch.setattr(loop, "validate", lambda stage, model, *_: scored.append(full_state(model)) or {"key": 1.0})
+    monkeypatch.setattr(loop.signal, "signal", lambda *_: None)
+    config = section(steps=4, validate_every=4, ema_decay=0.9)
+    run = toy_run(tmp_path)
+    run.write()
+    loop.train(toy_stage(), config, run, ranks())
+    saved = load(tmp_path / WEIGHTS)["weights"]
+    assert len(scored) == 1 and all(torch.equal(scored[0][name], weight) for name, weight in saved.items())
 
 
 @pytest.mark.slow

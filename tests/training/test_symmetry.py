@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from ups.data.pdebench import FAMILIES
+from ups.data.samples import LatentBatch
 from ups.models.codec import Codec, FieldGroup
+from ups.models.sizes import Domain
 from ups.solvers import sample_initial_states, solve
 from ups.solvers.families import PROBLEMS
+from ups.training import symmetry
+from ups.training.distributed import Draw
 from ups.training.symmetry import AxisTransform, Symmetries, axis_transforms
 
 torch.set_num_threads(1)
@@ -67,6 +71,26 @@ def test_there_are_as_many_turns_as_a_cube_has():
     assert [len(set(axis_transforms(family, cubic=False))) for family in families] == [2, 4, 8]
     assert len(axis_transforms(FAMILIES["advection_1d"], cubic=True)) == 1
     assert len(Symmetries(domains((6, 8), "darcy_2d"), Codec(GROUPS)).transforms["darcy_2d"]) == 4
+
+
+@pytest.mark.parametrize("axis", [{"lengths": [1.0, 2.0]}, {"boundary": ["periodic", "wall"]}, {"grid": [6, 8]}])
+def test_axes_that_differ_are_not_swapped(axis: dict):
+    """A domain with other lengths, boundaries or points along one axis is mirrored, but not turned."""
+    cache = domains((6, 6), "darcy_2d")
+    cache.datasets["one"]["dataset"] |= axis
+    assert len(Symmetries(cache, Codec(GROUPS)).transforms["darcy_2d"]) == 4
+
+
+def test_only_training_samples_are_turned(monkeypatch: pytest.MonkeyPatch):
+    """Validation batches stay as they are, so that their losses can be compared; training batches are turned."""
+    monkeypatch.setattr(symmetry, "load_model", lambda *_: Codec(GROUPS).requires_grad_(False))
+    run = SimpleNamespace(data_root=None, inputs={"latent_cache": {"codec": {}}})
+    z = torch.randn(2, 4, 3)
+    batch = LatentBatch(Domain("burgers_1d", (4,), (True,)), z, z + 1, z[..., :0], torch.zeros(2, 3))
+    seen = symmetry.augmented(lambda model, batch, draw: batch.z, domains((12,), "burgers_1d"), run)
+    draws = [Draw((0, step), 2, slice(0, 2), torch.device("cpu"), step) for step in range(8)]
+    assert {torch.equal(seen(None, batch, draw), z) for draw in draws} == {True, False}
+    assert all(torch.equal(seen(None, batch, Draw(draw.seed, 2, slice(0, 2), draw.device)), z) for draw in draws)
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -64,6 +64,16 @@ def test_a_step_moves_model_average_and_optimizer(tmp_path: Path):
             assert_equal(after[part], before[part])
 
 
+def test_the_average_warms_up(tmp_path: Path):
+    """After step k the average has moved to the weights by 1 - min(ema_decay, (1 + k) / (10 + k)) of the distance."""
+    update = toy_update(tmp_path, section(ema_decay=0.15))
+    for step, decay in enumerate([0.1, 0.15, 0.15]):
+        before = [parameter.clone() for parameter in update.average.parameters()]
+        take(update, tmp_path, step)
+        for old, new, weight in zip(before, update.average.parameters(), update.model.parameters(), strict=True):
+            torch.testing.assert_close(new, decay * old + (1 - decay) * weight)
+
+
 @pytest.mark.parametrize("kind", ["nan", "spike"])
 def test_a_gradient_not_fit_to_use_changes_no_bit(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
     """NaN or a spike leaves model and optimizer state as they were, and counts."""

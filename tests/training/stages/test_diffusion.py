@@ -9,9 +9,10 @@ from ups.data.pdebench import FAMILIES
 from ups.models.operator import Operator, SteadyModel
 from ups.models.weights import from_settings, load_model
 from ups.runs.run import Run
+from ups.training.distributed import Draw
 from ups.training.inputs import field_rms
-from ups.training.stages import diffusion, operator, steady
-from ups.training.stages.diffusion import Residuals
+from ups.training.stages import consistency, diffusion, operator, steady
+from ups.training.stages.diffusion import Residuals, residual_power
 
 MODELS = {"compressible_ns_1d": ("operator", Operator), "darcy_2d": ("steady", SteadyModel)}
 
@@ -38,6 +39,28 @@ def test_residuals_complete_what_a_familys_own_model_says(run: Run, family: str)
     torch.testing.assert_close(completed, batch.z_next, rtol=1e-4, atol=1e-4)
     medians = field_rms(y, batch.domain.family).median(0).values
     assert medians.tolist() == pytest.approx([1.0] * len(FAMILIES[family].fields), rel=1e-3)
+
+
+def test_losses_are_relative_to_large_residuals_only():
+    """A residual of mean square 4 counts by its quarter; one of 1e-6, which is noise, is not blown up."""
+    y = torch.stack([torch.full((3, 2), 2.0), torch.full((3, 2), 1e-3)])
+    assert residual_power(y).tolist() == [4.0, 1.0]
+
+
+def test_student_is_trained_at_the_adjacent_noise_level(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """Easy consistency tuning at stage 0 of its schedule: the target has the level (1 - n(sigma) / q) sigma."""
+    levels, config = [], section("consistency")
+    monkeypatch.setattr(consistency, "load_settings", lambda *_: {})
+    denoiser = diffusion.build(section("diffusion"), run).model
+    monkeypatch.setattr(consistency, "load_model", lambda *_: denoiser)
+    monkeypatch.setattr(consistency, "consistency_loss", lambda *inputs: levels.extend(inputs[-2:]) or torch.ones(2))
+    inputs = run.inputs | {"diffusion": {}}
+    stage = consistency.build(config, Run(**{**vars(run), "inputs": inputs}))
+    batch = stage.valid.load("darcy_2d", torch.arange(2).numpy())
+    stage.loss(stage.model, batch, Draw((0,), 2, slice(0, 2), torch.device("cpu")))
+    sigma, sigma_next = levels
+    n = 1 + config.k / (1 + (config.b * sigma).exp())
+    torch.testing.assert_close(sigma_next, (1 - n / config.q).clamp(min=0) * sigma)
 
 
 def test_transient_and_steady_families_are_kept_apart(run: Run):
