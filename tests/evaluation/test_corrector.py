@@ -157,6 +157,18 @@ def test_every_limit_counts(decide: Callable[..., dict], limit: str, expected: f
         assert decision["families"][FAMILY]["diffusion"]["mode"] == mode
 
 
+@pytest.mark.parametrize(("rollout", "qualifies"), [(0.85, True), (0.7, False)])
+def test_one_overconfident_horizon_keeps_it_off(monkeypatch: pytest.MonkeyPatch, rollout: float, qualifies: bool):
+    """Spread-skill must be within 1 / 1.25 and 1.25 for one step and for rollouts, not on average alone."""
+    good = {"nRMSE": 1.0, "MAE": 1.0, "CRPS": 0.5, "band_error_4": 1.0}
+    scores = {"waves": {h: good | {"spread_skill": s} for h, s in {"one_step": 1.0, "rollout": rollout}.items()}}
+    monkeypatch.setattr(corrector.Validation, "_scores", lambda self, stepper: scores)
+    config = CONFIG.model_copy(update={"max_miscalibration": 1.25})
+    validation = corrector.Validation(make_surrogate(BIASED), [], config, torch.device("cpu"))
+    candidate = validation.candidate("diffusion", Correction("sample", 10.0, 0.002, 16, 1.0, 0.0))
+    assert candidate.qualifies == qualifies
+
+
 def test_constant_residuals_have_correlated_noise(decide: Callable[..., dict]):
     """Where the operator misses the same at every step, a member's noise stays the same too."""
     assert decide(kept(1.0, 0.5), BIASED)["families"][FAMILY]["diffusion"]["noise_correlation"] == 1.0

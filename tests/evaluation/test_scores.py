@@ -1,0 +1,47 @@
+"""Which fields have a drift of their integral, and what counts as the time and the cost of a method."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ups.data.families import Dataset
+from ups.evaluation import costs
+from ups.evaluation.scores import conserved_channels
+from ups.evaluation.timing import in_turns
+
+GAS = Dataset("gas", "compressible_ns_2d", ("a.h5",), (4,), (0.0, 1.0), (8, 8), (1.0, 1.0), ("periodic",) * 2, {})
+PARAMETERS = {"codec": 1, "operator": 10, "steady": 100, "diffusion": 1000, "consistency": 10_000}
+
+
+def test_only_closed_domains_conserve():
+    """A periodic gas keeps the integral of its density; one that flows out at an end of one axis does not."""
+    assert conserved_channels(GAS) == [0]
+    assert conserved_channels(replace(GAS, boundary=("periodic", "outflow"))) == []
+    assert conserved_channels(replace(GAS, family="diffusion_reaction_1d", boundary=("periodic",))) == []
+
+
+def test_a_slow_first_call_is_no_part_of_the_time():
+    """The first call, which may compile, is left out of the median of one further round."""
+    calls = iter([0.2, 0.0])
+    seconds = in_turns({"compiled": lambda: time.sleep(next(calls))}, 1, torch.device("cpu"))
+    assert seconds["compiled"] < 0.1
+
+
+def test_a_method_costs_all_that_it_builds_on(monkeypatch: pytest.MonkeyPatch):
+    """Every method contains its codec, a corrector also the operator and the steady model, a student its teacher."""
+    weights = {stage: {"w": torch.zeros(count)} for stage, count in PARAMETERS.items()}
+    monkeypatch.setattr(costs, "load", lambda path: {"weights": weights[path.parent.name]})
+    monkeypatch.setattr(costs, "training_seconds", lambda path: PARAMETERS[path.name] / 2)
+    monkeypatch.setattr(costs, "held_out", lambda *_: [SimpleNamespace(dataset=GAS)])
+    times = dict.fromkeys(("operator", "steady", "diffusion", "consistency", "fno"), 1.0)
+    monkeypatch.setattr(costs, "milliseconds_per_frame", lambda *_: times)
+    stages = {stage: {"path": stage} for stage in PARAMETERS}
+    trained = SimpleNamespace(stages=stages, data_root=Path(), surrogate=lambda _: None, cache=lambda: None)
+    methods = costs.total_costs(trained, {}, {}, None, "cpu", Path(), compiled=False)["methods"]
+    expected = {"operator": 11, "steady": 101, "diffusion": 1111, "consistency": 11_111}
+    assert {name: method["parameters"] for name, method in methods.items()} == expected
+    assert {name: 2 * method["training_seconds"] for name, method in methods.items()} == expected
