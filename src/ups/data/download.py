@@ -25,7 +25,7 @@ POLL_SECONDS = 0.2
 
 @contextmanager
 def lock(target: Path, advance: Advance) -> Iterator[None]:
-    """Lock `target` by a hidden file beside it; `advance(0)` is called while another thread or process has the lock."""
+    """Lock `target` between processes by a hidden file, removed at the end; `advance(0)` is called while waiting."""
 
     def cancel() -> bool:
         advance(0)

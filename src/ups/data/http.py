@@ -232,7 +232,7 @@ def _blocks(response: requests.Response) -> Iterator[bytes]:
 class HTTPFile(AbstractBufferedFile):
     """One version of the file at a URL, read at any position through a cache of blocks of 64 KiB.
 
-    A `DataFault` ends it if the server sends no ranges, fails again and again, or replaces the file while it is read.
+    A `DataFault` is raised if the server sends no ranges, fails again and again, or replaces the file during reading.
     h5py reports a failed transfer as a damaged file, so `fault` keeps the first failure. h5py names the file by its
     `repr`, which is the URL.
     """
