@@ -2,10 +2,12 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from ups.data.families import BOUNDARIES, NUM_CONDITIONS, PARAMETERS, Dataset, condition_features
+from ups.data.samples import domains
 
 PLAIN = Dataset(
     name="plain",
@@ -48,6 +50,22 @@ def test_each_parameter_counts(name: str):
     values = [{}, {name: 1.0}, {name: 0.1}, {name: 1e-8}, {name: 0.0}]
     vectors = [tuple(condition_features(replace(PLAIN, parameters=parameters))) for parameters in values]
     assert len(set(vectors)) == len(values)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_sign_of_a_parameter_counts(name: str):
+    """A wave that runs to the left has other features than one that runs to the right."""
+    right, left = (condition_features(replace(PLAIN, parameters={name: value})) for value in (0.4, -0.4))
+    assert right != left and [abs(value) for value in right] == [abs(value) for value in left]
+
+
+def test_a_family_is_periodic_only_if_all_its_datasets_are():
+    """An axis that is open in one dataset of the family is not periodic in any: one basis serves them all."""
+    entries = {
+        str(number): {"dataset": {"family": "compressible_ns_2d", "boundary": boundary}, "token_grid": [8, 8]}
+        for number, boundary in enumerate((["periodic", "periodic"], ["outflow", "periodic"], ["periodic", "periodic"]))
+    }
+    assert domains(SimpleNamespace(datasets=entries))["compressible_ns_2d"].periodic == (False, True)
 
 
 def test_parameters_do_not_mix():

@@ -70,6 +70,20 @@ def test_equal_initial_snapshots_stay_together(write, tmp_path):
         assert place(splits, 2) == place(splits, 7)
 
 
+def test_minus_zero_is_zero(write, tmp_path):
+    """Initial states that differ in the sign of a zero alone are one state."""
+
+    def edit(file: h5py.File) -> None:
+        for index, zero in ((2, 0.0), (7, -0.0)):
+            file["Vx"][index, 0] = file["Vx"][2, 0]
+            file["Vx"][index, 0, 0] = zero
+
+    path = write("compressible_ns_1d", count=9, edit=edit)
+    for seed in range(8):
+        splits = split_folder(tmp_path, seed)[path.stem]
+        assert place(splits, 2) == place(splits, 7)
+
+
 def test_constant_fields_do_not_link(write, tmp_path):
     """A field that is the same constant in all trajectories says nothing about their initial conditions."""
 

@@ -56,6 +56,31 @@ def test_batches_do_not_matter(split: list[int]):
         assert score.interval is None or parts[name].interval == pytest.approx(score.interval, rel=1e-12)
 
 
+def test_correlation_time_is_a_median():
+    """Rollouts that decorrelate in steps 1, 1 and 9 do so in step 1: one that lasts does not count by its length."""
+    wave = torch.sin(2 * torch.pi * torch.arange(32) / 32).expand(3, 10, 1, 32)
+    sign = torch.ones(3, 10)
+    for trajectory, step in enumerate((1, 1, 9)):
+        sign[trajectory, step - 1 :] = -1
+    suite = ScoreSuite(1, 4, (), seed=0)
+    suite.update(sign[:, :, None, None] * wave, Truth(wave), wave[:, 0])
+    assert suite.compute()["correlation_time"].value == 1.0
+
+
+def test_opposite_errors_of_two_channels_do_not_cancel():
+    """Spectral scores are of every channel by itself: errors of other sign are as large as errors of the same."""
+    u_ref, error = (
+        torch.randn(2, 3, 2, 32, generator=torch.Generator().manual_seed(0)),
+        torch.randn(2, 3, 1, 32, generator=torch.Generator().manual_seed(1)),
+    )
+    found = []
+    for sign in (1.0, -1.0):
+        suite = ScoreSuite(1, 4, (), seed=0)
+        suite.update(u_ref + error * torch.tensor([1.0, sign])[:, None], Truth(u_ref))
+        found.append({name: s.value for name, s in suite.compute().items() if "fRMSE" in name or "band_error" in name})
+    assert found[1] == pytest.approx(found[0], rel=1e-4) and min(found[0].values()) > 0.01
+
+
 def test_intervals_hold_their_values():
     """Statistics over trajectories lie in their interval; seven trajectories have none."""
     members, u_ref = random_fields(9)

@@ -9,7 +9,8 @@ from torch import Tensor
 from tests.backbones import small
 from ups.data.families import BOUNDARIES, NUM_CONDITIONS, PARAMETERS, Dataset, condition_features
 from ups.data.pdebench import FAMILIES
-from ups.models.operator import Operator
+from ups.models.denoiser import predict_step
+from ups.models.operator import Operator, SteadyModel
 from ups.models.sizes import Domain, Sizes
 from ups.models.state_statistics import LARGEST, SMALLEST, StateStatistics
 
@@ -187,6 +188,36 @@ def two_fields() -> StateStatistics:
     statistics.field_average[0] = torch.block_diag(*[torch.full((3, 3), 1 / 3)] * 2)
     statistics.fluctuation_rms[0] = torch.tensor([2.0] * 3 + [0.5] * 3)
     return statistics
+
+
+def test_expected_change_has_one_amplitude_for_all_fields():
+    """Fields with amplitudes 1 and 3 are expected to change by sqrt((1 + 9) / 2) times their usual steps of 2 and 5."""
+    domain, statistics = domain_of(DATASET), StateStatistics(Sizes(("darcy_2d",), (2,), (2,), (2,), (0,), 1))
+    statistics.step_rms.copy_(torch.tensor([[2.0, 5.0]]))
+    waves = torch.tensor([[1.0, 3.0], [-1.0, -3.0]]).repeat(12, 1)[None]
+    found = statistics.expected_change(waves + 7.0, domain)
+    torch.testing.assert_close(found, 5**0.5 * torch.tensor([[[2.0, 5.0]]]))
+
+
+def test_a_step_without_change_is_described_by_finite_numbers():
+    """The denoiser gets the predicted change over its RMS: an operator that predicts none gives a finite input."""
+    z, domain = normal(2, 24, D), domain_of(DATASET)
+    step = predict_step(operator(), z, normal(2, 24, D_C), normal(2, NUM_CONDITIONS), domain)
+    assert torch.equal(step.z_pred, z)
+    assert all(tensor.isfinite().all() for tensor in (step.tokens, step.summary, step.change_rms))
+    assert (step.change_rms > 0).all()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_steady_solutions_stay_within_their_limits(size: float):
+    """Whatever the coefficients, mean and fluctuation of a solution are at most those of training with a margin."""
+    model = SteadyModel(Sizes(("darcy_2d",), (2,), (1,), (D,), (D_C,), NUM_CONDITIONS), small(modes=(3, 3, 3)))
+    with torch.no_grad():
+        for seed, parameter in enumerate(model.parameters()):
+            parameter.copy_(normal(*parameter.shape, seed=seed))
+    model.statistics.max_mean.fill_(0.5), model.statistics.max_fluctuation.fill_(2.0)
+    z = model(normal(3, 24, D), size * normal(3, 24, D_C), normal(3, NUM_CONDITIONS), domain_of(DATASET))
+    assert (z.abs() <= 2.5 + 1e-5).all()
 
 
 def test_amplitude_by_hand():
