@@ -53,6 +53,13 @@ def test_a_wrong_phase_has_the_right_energy():
     assert found["band_energy_2"] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_errors_of_two_channels_do_not_cancel():
+    """Ten times the energy in one channel and a tenth in the other are both wrong by one decade."""
+    reference = torch.ones(2, 16)
+    found = band_scores(reference, torch.tensor([[10.0], [0.1]]) * reference, reference)
+    assert [found[f"band_energy_{band}"] for band in range(1, 5)] == pytest.approx([1.0] * 4)
+
+
 def test_a_truth_of_zero_is_finite():
     """Without any energy in the truth the scores are large, not NaN."""
     assert all(math.isfinite(value) for value in scores(wave(4), torch.zeros(1, 1, 1, 64)).values())
