@@ -62,7 +62,7 @@ def download_file(url: str, md5: str, target: Path, advance: Advance, *, num_byt
             _expect_md5(target, digest_of(target, "md5"), md5, f"delete it to fetch {url}")
             advance(target.stat().st_size)
             return
-        with storage_faults(target, "free space or make the folder writable, the same command goes on here"):
+        with storage_faults(target, "free space or make the folder writable; the same command resumes here"):
             _fetch(url, md5, target, num_bytes, advance)
 
 

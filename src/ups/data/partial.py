@@ -100,7 +100,7 @@ def fetch_trajectories(
         if target.exists():
             _expect_marker(target, positions, file)
             return
-        remedy = "free space or name a folder that can be written to, the same command goes on here"
+        remedy = "free space or name a folder that can be written to; the same command resumes here"
         with storage_faults(target, remedy), new_session() as session:
             _fetch(HTTPFile(session, url, advance), file, target, positions)
 

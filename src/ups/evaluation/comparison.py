@@ -28,7 +28,7 @@ COSTS = ("training_seconds", "parameters", "datasets", FRAME, "over_fno", "speed
 COST_NOTE = (
     "Milliseconds per predicted snapshot and trajectory, decoding included, for a few trajectories in one "
     "batch; for diffusion and consistency of one member, while their errors are those of an ensemble's mean. The last "
-    "three columns are geometric means over the datasets that a method predicts and is not off for: rows with "
+    "three columns are geometric means over the datasets that a method predicts and is not off for; rows with "
     "different numbers of datasets are not comparable. The solver is ours, on the same grid and on the CPU, with other "
     "initial states. Training and parameters include the stages that a method builds on: the codec, for the "
     "correctors also the operator and the steady model."

@@ -50,7 +50,7 @@ def plot_errors(curves: dict[str, Arrays], times: dict[str, np.ndarray]) -> Figu
 
 
 def _frame_errors(panel: Axes, curves: Arrays) -> None:
-    """Scale the axis to the methods that predict; the codec's error, if far below them, is given as a text."""
+    """Scale the axis to the errors of the methods; the codec's error, if far below them, is given as text."""
     predicted = [errors for method, errors in curves.items() if method != "codec"]
     _log_axis(panel, np.concatenate(predicted or list(curves.values())))
     floor = np.nanmax(curves["codec"]) if "codec" in curves else np.inf

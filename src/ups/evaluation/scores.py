@@ -37,7 +37,7 @@ Suites = dict[tuple[str, str], ScoreSuite]
 
 @dataclass(frozen=True)
 class TrajectorySet:
-    """Trajectories to score: some indices of one dataset in `folder`, and what the models need besides the fields.
+    """Trajectories to score, the `indices` of a dataset in `folder`, and what the models need besides the fields.
 
     `condition` are the features of the PDE's parameters, `domain` the family with its grid of tokens.
     """

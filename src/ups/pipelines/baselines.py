@@ -27,7 +27,7 @@ GRID = {"fields": "fields", "points": "points_receipt"}
 
 
 def create_pipeline() -> Pipeline:
-    """It needs the data, receipts and scores of `full`."""
+    """Run `--pipeline full` before it: it needs its data, receipts and scores."""
     train = ["fields", "pace", "budget", "params:baselines"]
     steps = [
         step(make_points, ["datasets", "normalization"], "points_receipt"),
@@ -44,7 +44,7 @@ def create_pipeline() -> Pipeline:
 
 log = logging.getLogger(__name__)
 
-# Steps assumed for a baseline before its budget is known; the time of a step depends on the fraction of the training.
+# Steps assumed for a baseline before its budget is known: unrolled steps get slower in the course of the training.
 PACED_STEPS = 1000
 
 
@@ -99,7 +99,7 @@ def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:
         launch: LaunchConfig,
         data_root: Path,
     ) -> dict[str, Receipt]:
-        """Train per family for as many steps as its budget allows, with the best learning rate of short trials."""
+        """Train one model per family for the steps its budget allows, with the best learning rate of short trials."""
         receipts = {}
         inputs = {"latent_cache": fields}
         for family in _families(fields):
@@ -198,11 +198,11 @@ def compare(
     errors = comparison.errors_of(metrics, baseline_metrics)
     logged = comparison.training_seconds_text(costs["training_seconds"])
     note = (
-        f"Every baseline of a family was trained as long as our codec and model on average per family: "
-        f"{min(seconds.values()):.0f} to {max(seconds.values()):.0f} s at the pace that was measured in turns on one "
-        f"machine (the linear one for a part of it), which sets the number of steps; trials of learning rates and the "
-        f"compilation of ours come on top. Logged in all, with compilation, without trials: {logged}; where these "
-        f"differ otherwise, other work slowed some or the pace. "
+        f"Training time of a baseline: that of our codec and of our operator or steady model, each divided by its "
+        f"number of families, {min(seconds.values()):.0f} to {max(seconds.values()):.0f} s (linear: a fraction). It "
+        f"sets the number of steps by the seconds per step, measured alternately for all models on one machine. Trials "
+        f"of learning rates and the compilation of our models are not counted. Logged seconds of all families, with "
+        f"compilation, without trials, and with delays by other programs: {logged}. "
         f"Error: nRMSE of PDEBench, corrected, mean over test trajectories."
     )
     text = comparison.comparison_text(errors, costs, note)
