@@ -55,7 +55,7 @@ def download_file(url: str, md5: str, target: Path, advance: Advance, *, num_byt
 
     Raises:
         DataFault: the server, the size or the MD5 is wrong.
-        StorageFault: the disk is full or closed; the bytes that arrived are kept.
+        StorageFault: the disk is full or not writable; the bytes that arrived are kept.
     """
     with lock(target, advance):
         if target.exists():

@@ -158,7 +158,7 @@ def _ranges(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _expect_marker(path: Path, positions: Sequence[int], file: PublishedFile) -> None:
-    marker = read_marker(path) or "no partial file"
+    marker = read_marker(path) or "not a partial file"
     start, end = _marker(positions, "*", file).split("*", 1)
     if not (marker.startswith(start) and marker.endswith(end)):
         raise file_fault(path, f"is {marker}", "delete it to fetch it anew")
