@@ -10,7 +10,7 @@ from tests.training.jobs import launched
 from ups.config import LaunchConfig
 from ups.errors import Diverged
 from ups.performance import pace
-from ups.performance.pace import TIMED_SHARES
+from ups.performance.pace import TIMED_FRACTIONS
 from ups.pipelines import baselines
 from ups.runs.run import Run
 from ups.training.stages.operator import horizon_at
@@ -46,7 +46,7 @@ def test_baselines_are_timed_as_they_unroll(launch: LaunchConfig, tmp_path: Path
     unroll = CONFIG.unroll.model_copy(update={"horizon": 5, "start": 0.5})
     for stage in stages.values():
         steps = stage["config"]["steps"]
-        assert [horizon_at(int(share * steps), steps, unroll) for share in TIMED_SHARES] == [1, 1, 2, 4]
+        assert [horizon_at(int(fraction * steps), steps, unroll) for fraction in TIMED_FRACTIONS] == [1, 1, 2, 4]
 
 
 def test_a_learning_rate_that_diverges_is_not_chosen(

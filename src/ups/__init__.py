@@ -1,3 +1,3 @@
-"""Universal Physics Stack: one neural surrogate for all PDEBench families, from raw files to a verdict."""
+"""Universal Physics Stack: one latent neural surrogate for all PDEBench families, from raw files to a verdict."""
 
 __version__ = "0.1.0"

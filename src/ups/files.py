@@ -11,7 +11,7 @@ from typing import Any
 
 from ups.errors import DataFault, StorageFault
 
-REMEDY = "free some space or choose another place, the same command goes on"
+REMEDY = "free some space or choose another folder; the same command resumes"
 WEIGHTS = "weights.pt"
 UNUSABLE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),  # a full or failing disk

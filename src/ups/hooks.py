@@ -1,4 +1,4 @@
-"""Kedro hooks of every run: parameters are checked before any work, a fault ends it with one line, MLflow tracks it."""
+"""Kedro hooks: parameters are checked before any work, a fault ends a run with one line, MLflow tracks every run."""
 
 import atexit
 import difflib
@@ -22,7 +22,7 @@ from ups.runs import tracking
 from ups.runs.machine import refuse_under_torchrun
 from ups.runs.torchrun import is_watching, stop_requested
 
-# Former name of a parameter -> its present name; both may be any part of a dotted name ("draws", "corrector.spreads").
+# Former -> present name of a parameter; a former name is the end of the dotted one ("draws", "corrector.spreads").
 RENAMED = {
     "draws": "family_weights_by_dimension",
     "experts": "separate_trunks",
@@ -112,13 +112,13 @@ def _stop(number: int, _: FrameType | None) -> None:
     stop_requested.set()
     signal.signal(number, signal.SIG_DFL)
     if not is_watching():
-        stopped = FaultExit(Preempted("interrupted; the same command goes on with the step it was in"))
+        stopped = FaultExit(Preempted("interrupted; the same command resumes the step that was interrupted"))
         stopped.show()
         sys.exit(stopped.exit_code)
 
 
 def _fault_behind(error: BaseException | None) -> Fault | None:
-    """The fault behind an error: one wrapped by Kedro, as when loading a dataset, or a full disk or memory."""
+    """The fault that an error stands for: one that Kedro wrapped, or a full disk or memory; None for other errors."""
     while error is not None and not isinstance(error, Fault):
         if isinstance(error, OSError) and error.errno in UNUSABLE:
             return StorageFault(f"{error.filename or 'a file'}: {os.strerror(error.errno)}; {REMEDY}")
@@ -170,7 +170,7 @@ def check_data_root(data_root: str, catalog: dict[str, Any]) -> None:
     """Check that the catalog, which cannot read parameters, has the data root that the parameters name.
 
     Raises:
-        ConfigFault: it is set among the parameters of an environment: nodes would write there, the catalog elsewhere.
+        ConfigFault: `data_root` is set among the parameters: nodes would write there, the catalog elsewhere.
     """
     used = catalog["latent_cache"]["data_root"]
     if data_root != used:

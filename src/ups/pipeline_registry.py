@@ -11,7 +11,7 @@ from ups.pipelines import baselines, data, evaluation, performance, studies, tra
 
 
 class FoldedNode(Node):
-    """A node of a namespace, which Kedro-Viz shows as one box, but with its name alone: `kedro run` finds it by that.
+    """A node of a namespace, which Kedro-Viz shows as one box; its name has no namespace, for `kedro run --nodes`.
 
     Kedro would name it `training.train_operator`. Kedro-Viz identifies a node by its text, without the namespace: this
     one must differ from the same node in the pipeline `training`, which is not folded.

@@ -14,7 +14,7 @@ warnings.filterwarnings("ignore", "Option '--pipeline'", KedroDeprecationWarning
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 HOOKS = (TrackingHooks(), ParameterHooks())  # Kedro calls the last first: parameters are checked before any use
-# Their hooks write beside the project and post usage data: a run writes below data_root and nowhere else.
+# The hooks of these plug-ins write beside the project and post usage data; a run must write below data_root alone.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro-viz", "kedro-telemetry")
 CONFIG_LOADER_ARGS = {
     "base_env": "base",

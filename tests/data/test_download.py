@@ -384,7 +384,7 @@ def test_full_disk_keeps_what_arrived(server, target):
     url = server()
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
-        with pytest.raises(StorageFault, match=f"{NAME}: .*the same command goes on"):
+        with pytest.raises(StorageFault, match=f"{NAME}: .*the same command resumes"):
             fetch(url, target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -7,7 +7,7 @@ import pytest
 from tests.evaluation.conftest import unpadded
 from ups.errors import DataFault
 from ups.evaluation.comparison import comparison_text, draw_comparison, errors_of, training_seconds_text
-from ups.evaluation.costs import frame_costs
+from ups.evaluation.costs import snapshot_costs
 
 ERRORS = {"persistence": 1.0, "linear": 0.5, "unet": 0.2, "fno": 0.4, "operator": 0.1, "diffusion": 0.05}
 COSTS = {
@@ -16,12 +16,12 @@ COSTS = {
             "training_seconds": 10.0,
             "parameters": 1200,
             "datasets": 3,
-            "milliseconds_per_frame": 3.0,
+            "milliseconds_per_snapshot": 3.0,
             "over_fno": 1.5,
             "speed_up_over_solver": 0.25,
         },
     },
-    "milliseconds_per_frame": {"flow": {"fno": 2.0, "unet": 8.0, "operator": 1.0, "diffusion": 0.5, "solver": 7.0}},
+    "milliseconds_per_snapshot": {"flow": {"fno": 2.0, "unet": 8.0, "operator": 1.0, "diffusion": 0.5, "solver": 7.0}},
     "compiled": False,
 }
 
@@ -63,28 +63,28 @@ def test_costs_have_a_line_per_method():
 
 def test_times_are_compared_on_the_same_datasets():
     """Twice the FNO's time on the one dataset it is for, though less than the FNO's mean over all."""
-    frames = [{"fno": 1.0, "solver": 8.0, "diffusion": 2.0}, {"fno": 100.0, "solver": 100.0}]
-    found = frame_costs("diffusion", [frame for frame in frames if "diffusion" in frame])
-    assert found == {"datasets": 1, "milliseconds_per_frame": 2.0, "over_fno": 2.0, "speed_up_over_solver": 4.0}
-    assert frame_costs("fno", frames) == pytest.approx(
-        {"datasets": 2, "milliseconds_per_frame": 10.0, "over_fno": 1.0, "speed_up_over_solver": 8**0.5}
+    all_times = [{"fno": 1.0, "solver": 8.0, "diffusion": 2.0}, {"fno": 100.0, "solver": 100.0}]
+    found = snapshot_costs("diffusion", [times for times in all_times if "diffusion" in times])
+    assert found == {"datasets": 1, "milliseconds_per_snapshot": 2.0, "over_fno": 2.0, "speed_up_over_solver": 4.0}
+    assert snapshot_costs("fno", all_times) == pytest.approx(
+        {"datasets": 2, "milliseconds_per_snapshot": 10.0, "over_fno": 1.0, "speed_up_over_solver": 8**0.5}
     )
 
 
 def test_every_dataset_is_beside_its_solver():
-    """The operator takes half the FNO's time for a frame, and a seventh of the solver's."""
+    """The operator takes half the FNO's time for a snapshot, and a seventh of the solver's."""
     lines = unpadded(comparison_text(errors_of(records("a", ERRORS), []), COSTS, "note"))
     assert "| flow | 1 | 2 | 8 | 7 | 0.5 | 7 |" in lines
 
 
 def test_a_family_without_solver_has_no_time_of_it():
     """A user's own family: its cell stays empty, and the mean is over the others."""
-    frames = {
+    all_times = {
         "flow": {"fno": 2.0, "unet": 8.0, "operator": 1.0, "solver": 7.0},
         "own": {"fno": 2.0, "unet": 8.0, "operator": 4.0},
     }
-    assert frame_costs("operator", list(frames.values()))["speed_up_over_solver"] == pytest.approx(7.0)
-    costs = COSTS | {"milliseconds_per_frame": frames}
+    assert snapshot_costs("operator", list(all_times.values()))["speed_up_over_solver"] == pytest.approx(7.0)
+    costs = COSTS | {"milliseconds_per_snapshot": all_times}
     lines = unpadded(comparison_text(errors_of(records("a", ERRORS), []), costs, "note"))
     assert "| own | 4 | 2 | 8 | | 2 | |" in lines
 

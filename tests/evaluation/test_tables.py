@@ -8,7 +8,7 @@ from tests.evaluation.conftest import unpadded
 from ups.evaluation.comparison import comparison_text, errors_of
 from ups.evaluation.tables import score_table
 
-NO_COSTS = {"methods": {}, "milliseconds_per_frame": {}, "compiled": False}
+NO_COSTS = {"methods": {}, "milliseconds_per_snapshot": {}, "compiled": False}
 
 
 def record(method: str, horizon: str, value: float | None, dataset: str = "burgers", **more: str) -> dict:

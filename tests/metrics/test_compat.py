@@ -107,12 +107,12 @@ def test_initial_snapshots_count_as_exact(num_initial: int):
 
 @pytest.mark.parametrize("grid", [(16,), (12, 10), (6, 8, 6)], ids=str)
 @pytest.mark.parametrize("num_initial", [1, 10])
-def test_nRMSE_converts_to_the_corrected_one(grid: tuple[int, ...], num_initial: int):  # noqa: N802
-    """With whole batches, of T snapshots T_0 initial, compat-nRMSE = corrected-nRMSE (T - T_0) / T."""
+def test_nRMSE_converts_to_that_of_MetricSuite(grid: tuple[int, ...], num_initial: int):  # noqa: N802
+    """With whole batches, of T snapshots T_0 initial, nRMSE of `CompatSuite` = that of `MetricSuite` (T - T_0) / T."""
     u_pred, u_ref = random_pair(grid, batch_size=6, num_times=5)
-    corrected = MetricSuite()
-    corrected.add(snapshot_errors(u_pred, u_ref))
-    expected = corrected.compute()["nRMSE"] * 5 / (5 + num_initial)
+    suite = MetricSuite()
+    suite.add(snapshot_errors(u_pred, u_ref))
+    expected = suite.compute()["nRMSE"] * 5 / (5 + num_initial)
     assert measure(u_pred, u_ref, 3, num_initial)["nRMSE"] == pytest.approx(expected, rel=1e-12)
 
 

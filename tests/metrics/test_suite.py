@@ -94,7 +94,7 @@ def test_intervals_hold_their_values():
 
 
 def test_compat_converts_to_corrected():
-    """With one initial and four predicted snapshots the published nRMSE is 4 / 5 of the corrected one."""
+    """With one initial and four predicted snapshots the published nRMSE is 4 / 5 of that of `MetricSuite`."""
     scores = measure(*random_fields(8), [8])
     assert scores[f"{COMPAT}nRMSE"].value == pytest.approx(0.8 * scores["nRMSE"].value)
 

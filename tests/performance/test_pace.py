@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.jobs import section
 from tests.training.toys import ranks, toy_run, toy_stage
-from ups.performance.pace import TIMED_SHARES, PaceTimer
+from ups.performance.pace import TIMED_FRACTIONS, PaceTimer
 
 
 def test_keys_count_with_their_probability():
@@ -15,8 +15,8 @@ def test_keys_count_with_their_probability():
     timer = object.__new__(PaceTimer)
     keys = {3: "slow", 5: "fast"}
     sampler = SimpleNamespace(keys=["fast", "slow"], probabilities=[2 / 3, 1 / 3], draw=lambda step: (keys[step], None))
-    timer.steps, timer.batches = list(keys) * len(TIMED_SHARES), SimpleNamespace(sampler=sampler)
-    assert timer.expected([4.0, 1.0] * len(TIMED_SHARES)) == pytest.approx(2.0)
+    timer.steps, timer.batches = list(keys) * len(TIMED_FRACTIONS), SimpleNamespace(sampler=sampler)
+    assert timer.expected([4.0, 1.0] * len(TIMED_FRACTIONS)) == pytest.approx(2.0)
 
 
 def test_steps_count_as_they_are_throughout_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

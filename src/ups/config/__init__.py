@@ -54,7 +54,7 @@ class Parameters(Section):
         if self.source == "folder" and self.raw_root is None:
             raise ValueError("source = folder needs the folder of PDEBench files: --params raw_root=DIR")
         if self.split.valid_fraction + self.split.test_fraction >= 1:
-            raise ValueError("split.valid_fraction + split.test_fraction must stay below 1: training needs a share too")
+            raise ValueError("split.valid_fraction + split.test_fraction must stay below 1: the rest is for training")
         if self.seed not in (self.simulate.seed, self.split.seed, self.operator.seed):
             raise ValueError(
                 f"seed = {self.seed} reaches no section: set it by --params seed={self.seed}, or in globals.yml of conf"

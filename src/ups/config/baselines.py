@@ -30,7 +30,7 @@ class UNetModel(Section):
 
 
 class LinearModel(Section):
-    """Points per axis of the linear stencil."""
+    """Size of the linear stencil: `kernel_size` points per axis."""
 
     kernel_size: PositiveInt
 
@@ -49,14 +49,14 @@ class BaselineConfig(TrainingSection):
 class BaselinesConfig(Section):
     """What `--pipeline baselines` trains: one model per family and kind.
 
-    Number of steps = training time of our models / number of families * `time_shares` of the kind / seconds per step.
+    Number of steps = training time of our codec and model per family * `time_shares` of the kind / seconds per step.
 
     - `learning_rates`: each is tried for the fraction `trial_share` of the steps, which does not count as training
       time; the one with the lowest validation loss is used
     - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
     - `validate_share`: fraction of the steps between two validations, unless `recipe.validate_every` is less; also
       short trainings need several, because the noise of `noise.own_error` is scaled by the latest validation error
-    - `pace_seconds`, `pace_rounds`: seconds per step are the median over rounds of about so many seconds
+    - `pace_seconds`, `pace_rounds`: seconds per step are the median over `pace_rounds` rounds of about `pace_seconds`
     """
 
     recipe: Recipe

@@ -13,7 +13,7 @@ SourceName = Literal[(*FAMILIES, *ALIASES)]  # type: ignore[valid-type]
 
 
 class SimulatedDataset(Section):
-    """One file to simulate: `duration` in the PDE's seconds, `resolution` in grid points per axis."""
+    """One file to simulate: `duration` in the time unit of the PDE, `resolution` in grid points per axis."""
 
     family: FamilyName
     parameters: dict[str, float]
@@ -31,7 +31,7 @@ class SimulateConfig(Section):
 
 
 class DownloadConfig(Section):
-    """What `source: pdebench` fetches: files of families (or of tasks of the predecessor of `ups`), files by name.
+    """What `source: pdebench` fetches: files of families (or `ALIASES` of them), files by name.
 
     `parameters`, `kind`, `resolution`, `files_per_family` and `max_gigabytes` choose among the files of `families`;
     `trajectories` fetches the first of each file only, `base_url` names a mirror with PDEBench's folders.
@@ -50,7 +50,7 @@ class DownloadConfig(Section):
 
 
 class SplitConfig(Section):
-    """Shares of the initial conditions held out for validation and test; the rest is for training."""
+    """Fractions of the initial conditions held out for validation and test; the rest is for training."""
 
     seed: Seed
     valid_fraction: Fraction

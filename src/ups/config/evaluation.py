@@ -74,7 +74,7 @@ class EvaluationConfig(Section):
     """Scoring: `batch_tokens` tokens per batch, ensembles of `ensemble_size` members.
 
     All trajectories of further PDEBench files in `folder` are scored too, with `folder_correctors` false without
-    correctors, many times faster. Both affect nothing but the scores of that folder.
+    correctors, many times faster. `folder` and `folder_correctors` affect the scores of that folder alone.
     """
 
     folder: Annotated[Annotated[str, Field(min_length=1)] | None, Field(exclude=True)]

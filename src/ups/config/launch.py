@@ -11,13 +11,13 @@ class LaunchConfig(Section):
     """How a stage is trained: none of these parameters changes the trained weights beyond rounding.
 
     Attributes:
-        num_processes: Per node; one GPU each on CUDA.
+        num_processes: Per node; on CUDA one GPU for each process.
         rendezvous: "HOST:PORT" at which several nodes find each other, an address of one in a private network.
         threads_per_process: None: the cores of the machine divided by `num_processes`.
         device: `auto` is CUDA if there is a GPU.
         sharding: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state.
         bucket_megabytes: Size of the messages in which DDP reduces gradients.
-        micro_batch_tokens: Tokens of one pass per process; None: what `--pipeline tune` found, or all at once.
+        micro_batch_tokens: Tokens per process and forward pass; None: what `--pipeline tune` found, or all.
         memory_fraction: Of the free memory, that `--pipeline tune` may use.
         restarts: Of a job that lost a process or ran out of memory, each from the last checkpoint.
         timeout_seconds: Without a training step, after which a job counts as hung.

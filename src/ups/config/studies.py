@@ -27,7 +27,7 @@ class Variant(Section):
 class AblationConfig(Section):
     """`--pipeline ablation`: the operator of every variant is trained for `steps` steps, once per seed.
 
-    The time of a training step is measured in `pace_rounds` rounds, alternating variants every `pace_seconds` or so.
+    The time of a training step is measured in `pace_rounds` rounds, in each for about `pace_seconds` per variant.
     """
 
     steps: Steps

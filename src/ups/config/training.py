@@ -36,7 +36,7 @@ class Noise(Section):
 
 
 class Unroll(Section):
-    """Unrolled time steps in training: 1 until the share `start` of all training steps, then linearly to `horizon`.
+    """Unrolled time steps in training: 1 up to the fraction `start` of the training, then growing to `horizon`.
 
     With `pushforward` no gradient flows from one unrolled step into the one before it (Brandstetter et al. 2022,
     arXiv:2202.03376).

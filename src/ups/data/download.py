@@ -55,14 +55,14 @@ def download_file(url: str, md5: str, target: Path, advance: Advance, *, num_byt
 
     Raises:
         DataFault: the server, the size or the MD5 is wrong.
-        StorageFault: the disk is full or closed; the bytes that arrived are kept.
+        StorageFault: the disk is full or not writable; the bytes that arrived are kept.
     """
     with lock(target, advance):
         if target.exists():
             _expect_md5(target, digest_of(target, "md5"), md5, f"delete it to fetch {url}")
             advance(target.stat().st_size)
             return
-        with storage_faults(target, "free space or make the folder writable, the same command goes on here"):
+        with storage_faults(target, "free space or make the folder writable; the same command resumes here"):
             _fetch(url, md5, target, num_bytes, advance)
 
 

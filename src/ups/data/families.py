@@ -62,7 +62,7 @@ class Family:
     - `formulas` (LaTeX that Matplotlib and Markdown both read, or plain text) replace `equation` on data cards,
       `meanings` explain the fields there.
 
-    A layout, boundary, axes or parameter that is none of the known ones is a `ValueError`.
+    An unknown layout, boundary, parameter or combination of axes raises a `ValueError`.
     """
 
     name: str

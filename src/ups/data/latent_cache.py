@@ -32,7 +32,7 @@ CHECKSUM_BYTES = 4
 REMEDY = "run `kedro run --from-nodes encode_latents`"
 MAX_OPEN_CHUNKS = 4096  # memory maps that a process keeps open
 SNAPSHOTS_AT_ONCE = 16  # encoded together; limits the memory that the codec needs
-MARGIN = 1.5  # from the largest value in the training split to a limit on predictions
+MARGIN = 1.5  # limit on predictions / largest value in the training split
 WRITE_ALL = {"write_empty_chunks": True}  # zarr omits chunks of the fill value NaN, which would look like a lost file
 
 Encode = Callable[[np.ndarray, str, str], np.ndarray]

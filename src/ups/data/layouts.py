@@ -167,7 +167,7 @@ def _shape(file: h5py.File, name: str, rank: int) -> tuple[int, ...]:
 def _expect_shape(file: h5py.File, name: str, expected: tuple[int, ...]) -> None:
     shape = _shape(file, name, len(expected))
     if shape != tuple(expected):
-        raise file_fault(file.filename, f"{name!r} has shape {shape}, the other fields ask for {tuple(expected)}")
+        raise file_fault(file.filename, f"{name!r} has shape {shape}, the other fields have {tuple(expected)}")
 
 
 def _read_times(file: h5py.File, name: str, num_snapshots: int) -> tuple[float, ...]:

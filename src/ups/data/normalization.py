@@ -39,7 +39,7 @@ class Moments:
 def fit_normalization(
     folder: Path, datasets: dict[str, Dataset], splits: dict[str, dict[str, list[int]]], advance: Callable[[int], None]
 ) -> dict:
-    """Statistics `{family: {"fields" | "coefficients": {name: {"log", "mean", "std"}}}}`, of the logarithm if "log".
+    """Statistics `{family: {"fields" | "coefficients": {name: {"log", "mean", "std"}}}}`; with "log" those of log(u).
 
     They come from the train split only. `advance(1)` is called after each trajectory.
 

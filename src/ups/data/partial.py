@@ -100,7 +100,7 @@ def fetch_trajectories(
         if target.exists():
             _expect_marker(target, positions, file)
             return
-        remedy = "free space or name a folder that can be written to, the same command goes on here"
+        remedy = "free space or name a folder that can be written to; the same command resumes here"
         with storage_faults(target, remedy), new_session() as session:
             _fetch(HTTPFile(session, url, advance), file, target, positions)
 
@@ -158,7 +158,7 @@ def _ranges(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _expect_marker(path: Path, positions: Sequence[int], file: PublishedFile) -> None:
-    marker = read_marker(path) or "no partial file"
+    marker = read_marker(path) or "not a partial file"
     start, end = _marker(positions, "*", file).split("*", 1)
     if not (marker.startswith(start) and marker.endswith(end)):
         raise file_fault(path, f"is {marker}", "delete it to fetch it anew")

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 GIGABYTE = 10**9
 PARTIAL_LAYOUTS = ("tensor", "fields")  # stored contiguously: a trajectory is a range of bytes
-METADATA_BYTES = 2**18  # estimate of what is read of a remote file before its trajectories
+METADATA_BYTES = 2**18  # estimate of the bytes that are read of a remote file before its trajectories
 MAX_LINES = 40  # of files in the log
 
 

@@ -1,4 +1,4 @@
-"""The table of all published PDEBench files, searched by file name, by family, or by a task of the earlier package."""
+"""The table of all published PDEBench files, searched by file name, by family, or by a former task name."""
 
 import csv
 import difflib
@@ -18,7 +18,7 @@ OUTDATED_TABLE = Path(__file__).with_name("pdebench_outdated.csv")
 OUTDATED_IDS = dict.fromkeys([*range(133022, 133029), 133100, *range(133109, 133114)], "advection_1d")
 OUTDATED_IDS |= dict.fromkeys(range(133114, 133145), "burgers_1d")
 
-# Task names of the earlier Universal Physics Stack: the family, and a pattern of the names of its files.
+# Task names of former versions of this project: the family, and a pattern of the names of its files.
 ALIASES: dict[str, tuple[str, str]] = {
     "advection1d": ("advection_1d", r".*"),
     "burgers1d": ("burgers_1d", r".*"),
@@ -82,7 +82,7 @@ def find_file(name: str) -> PublishedFile:
 
 
 def find_family_files(name: str) -> list[PublishedFile]:
-    """Files of a family, or of a task of the earlier Universal Physics Stack, without copies of the same bytes."""
+    """Files of a family, or of a former task name (`ALIASES`), without copies of the same bytes."""
     family, pattern = ALIASES.get(name, (name, r".*"))
     if family not in FAMILIES:
         known = [*FAMILIES, *ALIASES]

@@ -1,4 +1,4 @@
-"""Samples of a split by number (see `ups.training.batches`): snapshots for the codec, else latent time steps."""
+"""Numbered samples of a split for `ups.training.batches`: snapshots for the codec, latent time steps for the others."""
 
 import math
 from bisect import bisect_right

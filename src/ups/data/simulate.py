@@ -21,7 +21,7 @@ from ups.solvers import evolve, incompressible, sample_initial_states
 from ups.solvers.families import Problem, problem_of
 from ups.solvers.solution import one_thread
 
-BATCH_VALUES = 2**15  # numbers in the states of one batch, whose trajectories are advanced together
+BATCH_VALUES = 2**15  # numbers in the states of the trajectories that are advanced together
 FILE_TRAJECTORIES = 4  # in each file of incompressible Navier-Stokes, as in PDEBench
 
 

@@ -49,7 +49,7 @@ def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, a
 def download_files(
     plan: DownloadPlan, advance: Callable[[str, int], object], *, base_url: str | None, parallel: int
 ) -> Files:
-    """Fetch the missing files of a plan, `parallel` at a time; the first failure stops all, the same call resumes them.
+    """Fetch the missing files of a plan, `parallel` at a time; the first failure stops all; the same call resumes.
 
     `advance` receives the name of a file and the bytes of it that arrived. The MD5 of a file is computed once and kept
     in `checksums.json`: sizes are not enough, an outdated version may have the size of the current one.

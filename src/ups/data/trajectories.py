@@ -43,7 +43,7 @@ def find_single_grid_datasets(folder: Path, names: list[str]) -> dict[str, Datas
 
 
 def find_datasets(folder: Path, names: list[str]) -> dict[str, Dataset]:
-    """Datasets by name, sorted. Every file is checked except its values; batch files that differ in number are one."""
+    """Datasets by name, sorted. Files are checked but for their values; numbered files of layout `batch` are joined."""
     datasets: dict[str, Dataset] = {}
     for name in sorted(set(names), key=_natural_order):
         new = _inspect(folder / name)

@@ -12,7 +12,7 @@ RHO = 7.0  # exponent of the Karras grid
 SECOND_SIGMA = 1.64  # second noise level of consistency sampling, for data of unit variance
 
 Normal = Callable[..., Tensor]  # normal(num_noises, B, ...): unit noise of that shape, `independent` or `antithetic`
-StepNoise = Callable[[Tensor, Tensor | None], Tensor]  # step_noise(z, origins): of a time step, see `correlated_noise`
+StepNoise = Callable[[Tensor, Tensor | None], Tensor]  # step_noise(z, origins) of one step, see `correlated_noise`
 
 
 def karras_grid(num_steps: int, sigma_min: float, sigma_max: float) -> Tensor:

@@ -4,10 +4,10 @@
 - `scores`: metrics of every method over sets of trajectories
 - `external`: scores of other files and other models: PDEBench files of a folder, fine-tuned operators, baselines
 - `gates`: pass or fail, from the metrics alone
-- `corrector`: ways to sample residuals, scored on validation trajectories, and the choice among them
+- `corrector`: choice among ways to sample residuals, by their scores on validation trajectories
 - `comparison`, `costs`: errors beside those of the baselines; seconds per training, milliseconds per snapshot
 - `studies`: tables of the ablation and of several seeds
 - `violations`: violations of physics by predictions, and a score fitted on them
-- `search`, `selection`: picking ensemble members by that score, its cost, and whether it lowers the error
+- `search`, `selection`: choice among ensemble members by that score, its cost, and whether it lowers the error
 - `figures`, `tables`, `timing`: plots, Markdown and console tables, alternating timing
 """

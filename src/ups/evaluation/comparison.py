@@ -13,7 +13,7 @@ from torch import Tensor
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation.corrector import HIGH_BAND
-from ups.evaluation.costs import FRAME, OURS
+from ups.evaluation.costs import OURS, PER_SNAPSHOT
 from ups.evaluation.figures import SMALL, colour_of, new_figure
 from ups.evaluation.predictions import HORIZONS, plain_method
 from ups.evaluation.tables import geometric_mean, number, ratio, table
@@ -24,11 +24,11 @@ BASELINES = ("persistence", "linear", "unet", "fno")
 HORIZON_TITLES = {"one_step": "One step", "rollout": "Rollout"}
 STRONG = ("unet", "fno")
 WITHOUT_SAMPLING = ("operator", "steady")
-COSTS = ("training_seconds", "parameters", "datasets", FRAME, "over_fno", "speed_up_over_solver")
+COSTS = ("training_seconds", "parameters", "datasets", PER_SNAPSHOT, "over_fno", "speed_up_over_solver")
 COST_NOTE = (
     "Milliseconds per predicted snapshot and trajectory, decoding included, for a few trajectories in one "
     "batch; for diffusion and consistency of one member, while their errors are those of an ensemble's mean. The last "
-    "three columns are geometric means over the datasets that a method predicts and is not off for: rows with "
+    "three columns are geometric means over the datasets that a method predicts and is not off for; rows with "
     "different numbers of datasets are not comparable. The solver is ours, on the same grid and on the CPU, with other "
     "initial states. Training and parameters include the stages that a method builds on: the codec, for the "
     "correctors also the operator and the steady model."
@@ -72,10 +72,10 @@ def comparison_text(errors: Errors, costs: dict[str, Any], note: str) -> str:
         lines += [f"## {title}: nRMSE on the test split", "", table(["dataset", *methods, *sides], rows), ""]
     cost_note = f"{COST_NOTE} {COMPILED_NOTE if costs['compiled'] else 'No model was compiled.'}"
     cost_rows = [[method, *(_shown(cost[column]) for column in COSTS)] for method, cost in costs["methods"].items()]
-    cost_names = [name.replace("_", " ").replace("frame", "snapshot") for name in COSTS]
+    cost_names = [name.replace("_", " ") for name in COSTS]
     lines += ["## Cost", "", cost_note, "", table(["method", *cost_names], cost_rows), ""]
-    frames = ["dataset", "ours", "fno", "unet", "solver", "ours / fno", "solver / ours"]
-    return "\n".join([*lines, "## Milliseconds per snapshot", "", table(frames, _frame_rows(costs[FRAME])), ""])
+    names = ["dataset", "ours", "fno", "unet", "solver", "ours / fno", "solver / ours"]
+    return "\n".join([*lines, "## Milliseconds per snapshot", "", table(names, _time_rows(costs[PER_SNAPSHOT])), ""])
 
 
 def training_seconds_text(seconds: dict[str, float]) -> str:
@@ -99,8 +99,8 @@ def _error_rows(errors: Errors, methods: Sequence[str], horizon: str) -> Iterato
     yield ["geometric mean", *[""] * len(methods), *map(_shown, means)]
 
 
-def _frame_rows(frames: dict[str, dict[str, float]]) -> Iterator[list[str]]:
-    for dataset, times in sorted(frames.items()):
+def _time_rows(times_by_dataset: dict[str, dict[str, float]]) -> Iterator[list[str]]:
+    for dataset, times in sorted(times_by_dataset.items()):
         ours = best(times, WITHOUT_SAMPLING)
         fno, unet, solver = times["fno"], times["unet"], times.get("solver", _ABSENT)
         yield [dataset, *map(_shown, (ours, fno, unet, solver, ratio(ours, fno), ratio(solver, ours)))]

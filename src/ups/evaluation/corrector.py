@@ -1,6 +1,6 @@
 """The choice of the corrector: for each family whether and how residuals are sampled, from its validation split.
 
-Candidates, ways to sample residuals, are scored on validation trajectories relative to the plain model.
+Candidates (ways to sample residuals) are compared with the plain model: operator or steady model without corrector.
 """
 
 import math
@@ -27,9 +27,9 @@ from ups.surrogate.trained import OFF, Trained
 
 HIGH_BAND = "band_error_4"  # error in the highest of four bands of wavenumbers
 METRICS = ("nRMSE", "MAE", "CRPS", "spread_skill", HIGH_BAND)
-COMPAT_BATCH_SIZE = 1  # affects metrics that are not used here
+COMPAT_BATCH_SIZE = 1  # of `CompatSuite`, whose metrics are not used here
 TIMED_ROUNDS = 5
-MARGIN = 1.25  # the error grows with the residual scale too, so that spread-skill grows by less than that factor
+MARGIN = 1.25  # by which the expected spread-skill may exceed its limit: the error grows with the residual scale too
 STRIDE = 3  # one step is scored from every third snapshot, because neighbouring snapshots are alike
 
 Scores = dict[str, dict[str, dict[str, float]]]
@@ -87,7 +87,7 @@ class Validation:
 
     @cached_property
     def plain(self) -> Scores:
-        """Scores of the operator or the steady model, without corrector."""
+        """Scores of the plain model."""
         return self._scores(Stepper(self.surrogate.plain_step, 1))
 
     def candidate(self, method: str, correction: Correction) -> Candidate:
@@ -228,7 +228,7 @@ def try_consistency(validation: Validation, teacher: Candidate) -> list[Candidat
 
 
 def _with_residual_scales(validation: Validation, unscaled: Candidate) -> list[Candidate]:
-    """The same correction with the residual scales that may calibrate it: its spread-skill about grows with them."""
+    """The correction with those residual scales that may calibrate it: spread-skill is about proportional to them."""
     limit = MARGIN * validation.config.max_miscalibration
     lowest, highest = _values(unscaled.scores, "spread_skill").aminmax()
     scales = [scale for scale in validation.config.residual_scales if scale != 1.0]
@@ -238,7 +238,7 @@ def _with_residual_scales(validation: Validation, unscaled: Candidate) -> list[C
 
 
 def _student_rank(student: Candidate, teacher: Candidate, limits: StudentConfig) -> tuple[bool, int, tuple]:
-    """Sort key, best first: as good as the teacher, of these the fewest evaluations; then by rank."""
+    """Sort key, best first: students as good as the teacher, by number of evaluations; then the others, by rank."""
     is_as_good = student.qualifies and _is_within(_errors_over(teacher, student), limits)
     return not is_as_good, student.correction.num_steps * is_as_good, student.rank
 

@@ -30,7 +30,7 @@ from ups.training.stages import stages_behind
 NUM_ROUNDS = 5
 NUM_TRAJECTORIES = 4
 ALL_AT_ONCE = 2**62  # tokens: all trajectories in one batch
-FRAME = "milliseconds_per_frame"
+PER_SNAPSHOT = "milliseconds_per_snapshot"
 OURS = ("operator", "diffusion", "consistency", "steady")
 
 Run = Callable[[], object]
@@ -52,26 +52,26 @@ def total_costs(
     token per grid point. With `compiled` the operator and the steady model are compiled before times are measured.
 
     Returns:
-        - "methods": {method: {"training_seconds", "parameters", "datasets", "milliseconds_per_frame", "over_fno",
+        - "methods": {method: {"training_seconds", "parameters", "datasets", "milliseconds_per_snapshot", "over_fno",
           "speed_up_over_solver"}}; the last three are geometric means over the "datasets" that the method predicts.
           Training and parameters include the stages that a method builds on: the codec, for correctors the operator
           and the steady model;
         - "training_seconds": {"ours" or kind: seconds}, without the correctors;
-        - "milliseconds_per_frame": {dataset: {method or "solver": value}};
+        - "milliseconds_per_snapshot": {dataset: {method or "solver": value}};
         - "compiled".
     """
     ours, where = trained.surrogate(device), torch.device(device)
     if compiled:
         ours.compile()
     on_grid = {each.dataset.name: each for each in held_out(fields, raw, "test")}
-    frames: dict[str, dict[str, float]] = {}
+    times_by_dataset: dict[str, dict[str, float]] = {}
     for trajectory_set in held_out(trained.cache(), raw, "test"):
         name, family = trajectory_set.dataset.name, trajectory_set.dataset.family
         of_family = {
             kind: baseline_surrogate(family, receipts[family], identity_codec, device, trained.data_root)
             for kind, receipts in baselines.items()
         }
-        frames[name] = milliseconds_per_frame(ours, trajectory_set, of_family, on_grid[name], where)
+        times_by_dataset[name] = milliseconds_per_snapshot(ours, trajectory_set, of_family, on_grid[name], where)
     folders = {name: [trained.data_root / r["path"] for r in receipts.values()] for name, receipts in baselines.items()}
     known = {n: trained.data_root / r["path"] for n, r in trained.stages.items()}
     folders |= {method: [known[s] for s in known if s in stages_behind(method)] for method in OURS}
@@ -79,29 +79,29 @@ def total_costs(
         method: {
             "training_seconds": sum(map(training_seconds, paths)),
             "parameters": sum(v.numel() for folder in paths for v in load(folder / WEIGHTS)["weights"].values()),
-            **frame_costs(method, [times for times in frames.values() if method in times]),
+            **snapshot_costs(method, [times for times in times_by_dataset.values() if method in times]),
         }
         for method, paths in folders.items()
-        if any(method in times for times in frames.values())
+        if any(method in times for times in times_by_dataset.values())
     }
     paths_of = {"ours": [known[stage] for stage in PLAIN_STAGES if stage in known]} | {k: folders[k] for k in baselines}
     seconds = {name: sum(map(training_seconds, paths)) for name, paths in paths_of.items()}
-    return {"methods": methods, "training_seconds": seconds, FRAME: frames, "compiled": compiled}
+    return {"methods": methods, "training_seconds": seconds, PER_SNAPSHOT: times_by_dataset, "compiled": compiled}
 
 
-def frame_costs(method: str, frames: list[dict[str, float]]) -> dict[str, float | None]:
+def snapshot_costs(method: str, times_of_datasets: list[dict[str, float]]) -> dict[str, float | None]:
     """Geometric means over the datasets that a method predicts; ratios are of times on the same dataset."""
-    speed_ups = [times["solver"] / times[method] for times in frames if "solver" in times]
+    speed_ups = [times["solver"] / times[method] for times in times_of_datasets if "solver" in times]
     return {
-        "datasets": len(frames),
-        FRAME: geometric_mean([times[method] for times in frames]),
-        "over_fno": geometric_mean([times[method] / times["fno"] for times in frames]),
+        "datasets": len(times_of_datasets),
+        PER_SNAPSHOT: geometric_mean([times[method] for times in times_of_datasets]),
+        "over_fno": geometric_mean([times[method] / times["fno"] for times in times_of_datasets]),
         "speed_up_over_solver": geometric_mean(speed_ups),
     }
 
 
 @torch.no_grad()
-def milliseconds_per_frame(
+def milliseconds_per_snapshot(
     ours: Surrogate,
     trajectory_set: TrajectorySet,
     baselines: dict[str, Surrogate],
@@ -118,8 +118,8 @@ def milliseconds_per_frame(
         contenders |= _rollouts(name, surrogate, replace(on_grid, indices=indices), device)
     if trajectory_set.dataset.family in SIMULATED_FAMILIES:
         contenders["solver"] = _solution(trajectory_set)
-    num_frames = max(1, len(trajectory_set.dataset.times) - 1) * len(indices)
-    return {name: 1e3 * seconds / num_frames for name, seconds in in_turns(contenders, NUM_ROUNDS, device).items()}
+    num_snapshots = max(1, len(trajectory_set.dataset.times) - 1) * len(indices)
+    return {name: 1e3 * seconds / num_snapshots for name, seconds in in_turns(contenders, NUM_ROUNDS, device).items()}
 
 
 def _rollouts(name: str, surrogate: Surrogate, trajectory_set: TrajectorySet, device: torch.device) -> dict[str, Run]:

@@ -68,7 +68,7 @@ def _field_group(path: Path, dataset: Dataset, codec: Codec) -> FieldGroup:
 
 
 def _periodic(dataset: Dataset, cache: LatentCache) -> tuple[bool, ...]:
-    """Which axes the models treat as periodic: as in training for the same boundary conditions, else as in the file."""
+    """Axes that the models treat as periodic: those of training with equal boundary conditions, else of the file."""
     for entry in cache.datasets.values():
         known = Dataset.from_json(entry["dataset"])
         if (known.family, known.boundary) == (dataset.family, dataset.boundary):

@@ -44,13 +44,13 @@ def plot_errors(curves: dict[str, Arrays], times: dict[str, np.ndarray]) -> Figu
             panel.plot(times[name], _positive(errors), color=colour_of(method), marker=marker, label=method)
         if steady:
             panel.set(xticks=[], xlabel="")
-        _frame_errors(panel, curves[name])
+        _scale_axis(panel, curves[name])
     common_legend(figure)
     return figure
 
 
-def _frame_errors(panel: Axes, curves: Arrays) -> None:
-    """Scale the axis to the methods that predict; the codec's error, if far below them, is given as a text."""
+def _scale_axis(panel: Axes, curves: Arrays) -> None:
+    """Scale the axis to the errors of the methods; the codec's error, if far below them, is given as text."""
     predicted = [errors for method, errors in curves.items() if method != "codec"]
     _log_axis(panel, np.concatenate(predicted or list(curves.values())))
     floor = np.nanmax(curves["codec"]) if "codec" in curves else np.inf

@@ -40,7 +40,7 @@ class Stepper:
     num_members: int
 
     def start(self, setting: Setting) -> NoisyStep:
-        """The step of all M members of B trajectories, (M B, N, D), with noise that does not continue earlier one."""
+        """The step of all M members of B trajectories, (M B, N, D); its noise is independent of earlier steps."""
         return self.step_of(setting.repeated(self.num_members))
 
 

@@ -37,7 +37,7 @@ Suites = dict[tuple[str, str], ScoreSuite]
 
 @dataclass(frozen=True)
 class TrajectorySet:
-    """Trajectories to score: some indices of one dataset in `folder`, and what the models need besides the fields.
+    """Trajectories to score, the `indices` of a dataset in `folder`, and what the models need besides the fields.
 
     `condition` are the features of the PDE's parameters, `domain` the family with its grid of tokens.
     """
@@ -114,7 +114,7 @@ def _score_set(
             suites[method, horizon].update(prediction.u, truth, u_0, prediction.ensemble)
         example = example or _example(u_ref, {key: predictions[key] for key in predictions if key[0] not in off})
         bar.advance(len(u_ref))
-    if clamped := suites["codec", "rollout"].corrected.clamped:
+    if clamped := suites["codec", "rollout"].metrics.clamped:
         message = "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there"
         log.warning(message, dataset.name, clamped, EPS, EPS)
     arrays = example | _curves_and_ranks({key: suite for key, suite in suites.items() if key[0] not in off})
@@ -166,7 +166,7 @@ def _example(u_ref: Tensor, predictions: Predictions) -> dict[str, np.ndarray]:
 def _curves_and_ranks(suites: Suites) -> dict[str, np.ndarray]:
     """The nRMSE (T,) and, for ensembles, the rank histogram (C, M + 1) of each rollout."""
     rollouts = {method: suite for (method, horizon), suite in suites.items() if horizon == "rollout"}
-    curves = {f"curve/{method}": suite.corrected.curve() for method, suite in rollouts.items()}
+    curves = {f"curve/{method}": suite.metrics.curve() for method, suite in rollouts.items()}
     ranks = {f"ranks/{method}": suite.ranks() for method, suite in rollouts.items()}
     return {name: values.cpu().numpy() for name, values in (curves | ranks).items() if values is not None}
 
@@ -175,7 +175,7 @@ def _records(dataset: Dataset, method: str, horizon: str, suite: ScoreSuite) -> 
     for metric, score in suite.compute().items():
         record = {"family": dataset.family, "dataset": dataset.name, "method": method, "metric": metric}
         record |= {"horizon": horizon, "value": finite(score.value)}
-        record["num_trajectories"] = suite.corrected.num_trajectories
+        record["num_trajectories"] = suite.metrics.num_trajectories
         if metric == "nRMSE":
             record["trajectories"] = [finite(value) for value in suite.of_trajectories(metric).tolist()]
         interval = {} if score.interval is None else dict(zip(("low", "high"), score.interval, strict=True))

@@ -1,7 +1,7 @@
 """Search at test time: choose among ensemble members by a score, after whole rollouts or step by step along a beam.
 
-A score is one number per trajectory, computed without the reference; smaller is better, and of equals the first is
-chosen. A `step` maps latents z -> z_next (B, N, D) with noise, by which the members of a trajectory differ.
+A score is one number per trajectory, computed without the reference; smaller is better, and of equal scores the first
+is chosen. A `step` maps latents z -> z_next (B, N, D) with noise, by which the members of a trajectory differ.
 """
 
 from collections.abc import Callable, Iterable

@@ -99,7 +99,7 @@ def decide(errors: dict[Key, Tensor], seed: int) -> dict[str, Any]:
 def initial_conditions(trajectory_set: TrajectorySet) -> list[InitialCondition]:
     """An identifier of each trajectory's initial condition, equal across the datasets of a family that share it.
 
-    It is the position in the published file, but for datasets of several files, whose initial conditions all differ.
+    It is the position in the published file; in layout `batch`, where all differ, it is the index in the dataset.
     """
     dataset = trajectory_set.dataset
     if FAMILIES[dataset.family].layout == "batch":
@@ -187,10 +187,10 @@ def _records(
     return records
 
 
-DECISION_NOTE = f"""On where the best search method on the validation split beats the mean of as many members, a single
-member and the operator alone: gains are differences in nRMSE, and the 95 % intervals of all three lie above 0.
-Intervals are over initial conditions, each with the mean over the family's datasets that start from it;
-fewer than {MIN_TRAJECTORIES} have none, and leave the search off."""
+DECISION_NOTE = f"""Search is on where the best search method on the validation split beats the mean of as
+many members, a single member and the operator alone: gains are differences in nRMSE, and the 95 % intervals of all
+three lie above 0. Intervals are over initial conditions, each with the mean over the family's datasets that start from
+it; fewer than {MIN_TRAJECTORIES} have none, and leave the search off."""
 SCORE_NOTE = f"""Rank correlation of score and error among the members of a trajectory; for each violation its weight
 and, in brackets, the members' violation over that of the reference: no number where the reference's is below round-off
 ({EPS:g}), or a member diverged."""

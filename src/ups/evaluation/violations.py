@@ -136,7 +136,7 @@ def ratios_to_reference(values: Violations, reference: Violations) -> dict[str, 
 def fit_score(
     truth: Sequence[Violations], predicted: Violations, errors: Tensor
 ) -> tuple[PhysicsScore, dict[str, float | None]]:
-    """The score from batches of reference violations, and (K, B, T, C_r), (K, B) of members; `ratios_to_reference`."""
+    """The score fitted on violations (K, B, T, C_r) and errors (K, B) of members, and their `ratios_to_reference`."""
     reference = mean_reference(truth)
     terms = {name: term.mean(-1) for name, term in log_ratios(predicted, reference).items()}
     return PhysicsScore(reference, fit_weights(terms, errors)), ratios_to_reference(predicted, reference)

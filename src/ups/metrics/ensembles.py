@@ -13,8 +13,8 @@ from ups.metrics.errors import SampleMeans
 class EnsembleErrors:
     """Reductions over space of an ensemble of M members, from which its scores follow.
 
-    Fair CRPS, variance of the members and squared error of their mean: (B, T, C). Share of the cells in which r members
-    are below the reference: ranks (B, T, C, M + 1).
+    Fair CRPS, variance of the members and squared error of their mean: (B, T, C). Fraction of the cells where r members
+    are below the reference: `ranks` (B, T, C, M + 1).
     """
 
     crps: Tensor
@@ -29,7 +29,7 @@ class EnsembleErrors:
 
     @classmethod
     def mean(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
-        """Average ensembles of one size that predict the same reference."""
+        """Average the reductions of ensembles of the same size and with the same reference."""
         columns = zip(*(vars(part).values() for part in parts), strict=True)
         return cls(*(torch.stack(values).mean(dim=0) for values in columns))
 
@@ -55,7 +55,7 @@ def fair_crps(members: Tensor, u_ref: Tensor) -> Tensor:
 
 
 def rank_histogram(members: Tensor, u_ref: Tensor) -> Tensor:
-    """Share of the cells where r members are below the reference: (M, B, T, C, *grid) -> (B, T, C, M + 1) over r.
+    """Fraction of the cells where r members are below the reference: (M, B, T, C, *grid) -> (B, T, C, M + 1) over r.
 
     A reference that equals some members counts in equal parts for every rank it could have: the expectation of ties
     broken at random. Snapshots with a value that is not finite have NaN.
@@ -76,10 +76,10 @@ class EnsembleSuite:
     - `CRPS`: the fair CRPS, in the units of the field
     - `spread_skill`: sqrt((M + 1) / M <s^2>) / sqrt(<(mean - u_ref)^2>) per channel, with the variance s^2 of the
       members (divided by M - 1); 1 is calibrated, less is overconfident
-    - `rank_deviation`: sum_r |f_r - 1 / (M + 1)| for the shares f_r of the ranks r = 0, ..., M; 0 is flat
-    - `coverage`: share of the cells whose reference lies between the smallest and the largest member; calibrated is
+    - `rank_deviation`: sum_r |f_r - 1 / (M + 1)| for the fractions f_r of the ranks r = 0, ..., M; 0 is flat
+    - `coverage`: fraction of the cells whose reference lies between the smallest and the largest member; calibrated is
       (M - 1) / (M + 1)
-    - `ECE`: mean over k = 1, ..., M / 2 of |share of the cells between the k-th smallest and the k-th largest member
+    - `ECE`: mean over k = 1, ..., M / 2 of |fraction of cells between the k-th smallest and the k-th largest member
       - (M + 1 - 2 k) / (M + 1)|
     """
 

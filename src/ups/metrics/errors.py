@@ -126,5 +126,5 @@ class SampleMeans:
 
     def __getitem__(self, name: str) -> Tensor:
         if not self.num_samples:
-            raise ValueError("expected at least one trajectory, got none: call update() before asking for metrics")
+            raise ValueError("expected at least one trajectory, got none: add a batch before asking for metrics")
         return self._sums[name] / self.num_samples

@@ -50,7 +50,7 @@ class ScoreSuite:
     """
 
     def __init__(self, num_dims: int, batch_size: int, conserved: Sequence[int], seed: int) -> None:
-        self.corrected = MetricSuite()
+        self.metrics = MetricSuite()
         self.conserved, self.seed = list(conserved), seed
         self._compat = CompatSuite(num_dims, batch_size)
         self._spectra = SampleMeans()
@@ -66,7 +66,7 @@ class ScoreSuite:
         reductions of the members whose mean is u_pred.
         """
         errors = snapshot_errors(u_pred, truth.u)
-        self.corrected.add(errors)
+        self.metrics.add(errors)
         self._compat.add(errors)
         self._spectra.add({"error": errors.radial, "prediction": radial_spectrum(u_pred), "reference": truth.spectrum})
         scores = {
@@ -96,7 +96,7 @@ class ScoreSuite:
             values[name] = float(each.quantile(0.5) if is_median else each.mean())
             intervals[name] = bootstrap_interval(each, statistic=np.median if is_median else np.mean, seed=self.seed)
         spectra = [self._spectra[name].sum(dim=0) for name in ("error", "prediction", "reference")]
-        values |= self.corrected.compute() | band_scores(*spectra)
+        values |= self.metrics.compute() | band_scores(*spectra)
         values |= {f"{COMPAT}{name}": value for name, value in self._compat.compute().items()}
         if "CRPS" in self._trajectories:
             values |= self._ensemble.compute()

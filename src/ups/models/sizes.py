@@ -101,5 +101,5 @@ class Backbone:
             raise ValueError("window needs mixing: attention")
 
     def channels(self, num_axes: int) -> int:
-        """Hidden channels on grids of so many axes."""
+        """Hidden channels on grids of `num_axes` axes."""
         return self.hidden_channels[num_axes - 1]

@@ -32,7 +32,7 @@ from ups.runs.torchrun import WORKER, run_job, run_query
 log = logging.getLogger(__name__)
 
 Comparison = dict[str, dict[str, Any]]  # "value" and "baseline": arguments of `Setup`
-Timings = dict[str, dict[str, Any]]  # "value" and "baseline": the answer of `ups.performance.timing_worker`
+Timings = dict[str, dict[str, Any]]  # "value" and "baseline": the result of `ups.performance.timing_worker`
 Record = dict[str, Any]  # "name", "value", "unit", "baseline", "ratio"
 
 TIMING_WORKER = "ups.performance.timing_worker"
@@ -136,8 +136,8 @@ def _scaling(run: Run, families: list[str], config: BenchmarkConfig, num_gpus: i
 
 def _time(run: Run, name: str, config: BenchmarkConfig, comparisons: dict[str, Comparison]) -> dict[str, Timings]:
     log.info("benchmark: %s", ", ".join(comparisons))
-    question = {"comparisons": comparisons, "rounds": config.rounds, "seconds_per_round": config.seconds_per_round}
-    return run_query(TIMING_WORKER, replace(run, folder=run.folder / name), question)
+    request = {"comparisons": comparisons, "rounds": config.rounds, "seconds_per_round": config.seconds_per_round}
+    return run_query(TIMING_WORKER, replace(run, folder=run.folder / name), request)
 
 
 class _FirstStepDone(Exception):
@@ -155,7 +155,7 @@ def _starts(run: Run, config: BenchmarkConfig) -> list[Record]:
         shutil.rmtree(run.folder, ignore_errors=True)
         run.folder.mkdir(parents=True)
         run.write()
-        # The first job is asked to stop after its first step, which it saves; the second one goes on with the next.
+        # The first job is asked to stop after its first step, which it saves; the second one resumes with the next.
         firsts.append(_seconds_to_next_step(run))
         resumes.append(_seconds_to_next_step(run))
     return [
@@ -196,7 +196,7 @@ def throughput(name: str, timings: Timings, remark: str = "") -> Record:
 
 
 def loop_records(name: str, timings: Timings, checkpoint_steps: int) -> list[Record]:
-    """Speed of plain steps, their waiting for data, and the share that checkpoint and log of an interval add to them.
+    """Speed of plain steps, the fraction spent waiting for data, and the fraction that checkpoint and log add.
 
     Neighbouring rounds are subtracted, so that slow changes of the machine's speed cancel.
     """

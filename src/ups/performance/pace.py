@@ -31,8 +31,8 @@ from ups.training.update import Update
 from ups.training.worker import main
 
 PACE_WORKER = "ups.performance.pace"
-# Steps are timed after these shares of a training: with `unroll` a later step costs more than an earlier one.
-TIMED_SHARES = (0.125, 0.375, 0.625, 0.875)
+# Steps are timed after these fractions of a training: with `unroll` a later step costs more than an earlier one.
+TIMED_FRACTIONS = (0.125, 0.375, 0.625, 0.875)
 
 
 def seconds_per_step(
@@ -48,21 +48,21 @@ def seconds_per_step(
     Returns:
         The receipt of step `step`, with {"seconds_per_step": {name: seconds}}.
     """
-    question = {"seconds": config.pace_seconds, "rounds": config.pace_rounds, "stages": stages}
+    request = {"seconds": config.pace_seconds, "rounds": config.pace_rounds, "stages": stages}
     how = launch.model_dump(include={"num_processes", "num_nodes", "threads_per_process", "device", "compile"})
-    identity = fingerprint(PACE_WORKER, None, question | {"launch": how})
+    identity = fingerprint(PACE_WORKER, None, request | {"launch": how})
 
     def measure(folder: Path) -> dict[str, Any]:
-        first = next(iter(stages.values()))  # a worker process needs one stage to start with; `question` has all
+        first = next(iter(stages.values()))  # a worker process needs one stage to start with; `request` has all
         place = (launch, device(launch), data_root, raw)
         run = Run(folder, first["stage"], identity, first["config"], first["inputs"], *place)
-        return {"seconds_per_step": run_query(PACE_WORKER, run, question)}
+        return {"seconds_per_step": run_query(PACE_WORKER, run, request)}
 
     return cached_step(step, data_root / "06_models" / "pace", identity, measure, root=data_root)
 
 
 class PaceTimer:
-    """Times training steps of a stage: for every key (family, or field group of the codec) one per timed share.
+    """Times training steps of a stage: for every key (family, or field group of the codec) one per timed fraction.
 
     The first step of each key is taken here and not timed, because it may compile.
     """
@@ -71,7 +71,7 @@ class PaceTimer:
         self.learning_rate = config.learning_rate
         parts = (stage, config, run, ranks, Injection(run.folder, ranks.rank))
         self.update, self.batches = Update(*parts), Batches(*parts)
-        starts = [int(share * config.steps) for share in TIMED_SHARES]
+        starts = [int(fraction * config.steps) for fraction in TIMED_FRACTIONS]
         self.steps = [step for start in starts for step in self.batches.first_of_each_key(start)]
         self.seconds(1)
 
@@ -80,10 +80,10 @@ class PaceTimer:
         return [self._seconds_of(step, repeats) for step in self.steps]
 
     def expected(self, seconds: list[float]) -> float:
-        """Expected seconds of a step of the training: the mean over timed shares and, by probability, over keys."""
+        """Expected seconds of a step of the training: the mean over timed fractions and, by probability, over keys."""
         sampler = self.batches.sampler
         probabilities = dict(zip(sampler.keys, sampler.probabilities, strict=True))
-        weights = [float(probabilities[sampler.draw(step)[0]]) / len(TIMED_SHARES) for step in self.steps]
+        weights = [float(probabilities[sampler.draw(step)[0]]) / len(TIMED_FRACTIONS) for step in self.steps]
         return sum(weight * each for weight, each in zip(weights, seconds, strict=True))
 
     def _seconds_of(self, step: int, repeats: int) -> float:
@@ -96,18 +96,18 @@ class PaceTimer:
 
 
 def pace(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
-    """Answer {name: seconds per step}, the median over rounds in which the stages alternate.
+    """Write the result {name: seconds per step}, the median over rounds in which the stages alternate.
 
-    The question is {"seconds": of each stage per round, "rounds", "stages": {name: {"stage", "config", "inputs"}}}.
+    The request is {"seconds": of each stage per round, "rounds", "stages": {name: {"stage", "config", "inputs"}}}.
     """
-    question = read_json(run.folder / REQUEST)
-    timers = {name: _timer(asked, run, ranks) for name, asked in question["stages"].items()}
+    request = read_json(run.folder / REQUEST)
+    timers = {name: _timer(asked, run, ranks) for name, asked in request["stages"].items()}
     repeats = {
-        name: ranks.broadcast(max(1, round(question["seconds"] / sum(timer.seconds(1)))))
+        name: ranks.broadcast(max(1, round(request["seconds"] / sum(timer.seconds(1)))))
         for name, timer in timers.items()
     }
     measured: dict[str, list[float]] = {name: [] for name in timers}
-    for _ in range(question["rounds"]):
+    for _ in range(request["rounds"]):
         for name, timer in timers.items():
             run.alive(ranks.rank).touch()
             measured[name].append(timer.expected(timer.seconds(repeats[name])))

@@ -46,7 +46,7 @@ class Event:
 
 
 def profile(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
-    """Answer {"parts", "collectives", "operators", "steps", "world_size", "device"} of rank 0; means per step.
+    """Write {"parts", "collectives", "operators", "steps", "world_size", "device"} of rank 0 as result; means per step.
 
     The other ranks take the same steps without the profiler.
     """
@@ -69,13 +69,13 @@ def profile(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> No
     if recorded is not None:
         recorded.export_chrome_trace(str(run.folder / TRACE))
         events = events_of(recorded)
-        answer = {
+        result = {
             "parts": parts_of(events, ranks.device.type),
             "collectives": collective_seconds(events) / settings.steps,
             "operators": operators_of(recorded, settings.steps),
         }
         size = {"steps": settings.steps, "world_size": ranks.world_size, "device": ranks.device.type}
-        write_json(run.folder / RESULT, answer | size)
+        write_json(run.folder / RESULT, result | size)
     ranks.barrier()
 
 

@@ -24,21 +24,21 @@ SIDES = ("value", "baseline")
 
 
 def time_comparisons(_: Stage, __: TrainingSection, run: Run, ranks: Ranks) -> None:
-    """Answer {comparison: {"value" or "baseline": {"rounds", "peak_bytes", "eager_because"}}}, as measured on rank 0.
+    """Write the result {comparison: {"value" or "baseline": {"rounds", "peak_bytes", "eager_because"}}} of rank 0.
 
-    The question is {"comparisons": {name: {"value", "baseline": arguments of `Setup`}}, "rounds", "seconds_per_round"}.
+    The request is {"comparisons": {name: {"value", "baseline": arguments of `Setup`}}, "rounds", "seconds_per_round"}.
     The stage that `main` has built is not used: every setup builds its own.
     """
-    question = read_json(run.folder / REQUEST)
-    answer = {}
-    for name, comparison in question["comparisons"].items():
-        answer[name] = _time_both([Setup(**comparison[side]) for side in SIDES], question, run, ranks)
+    request = read_json(run.folder / REQUEST)
+    result = {}
+    for name, comparison in request["comparisons"].items():
+        result[name] = _time_both([Setup(**comparison[side]) for side in SIDES], request, run, ranks)
     if ranks.rank == 0:
-        write_json(run.folder / RESULT, answer)
+        write_json(run.folder / RESULT, result)
     ranks.barrier()
 
 
-def _time_both(setups: list[Setup], question: dict[str, Any], run: Run, ranks: Ranks) -> dict[str, Any]:
+def _time_both(setups: list[Setup], request: dict[str, Any], run: Run, ranks: Ranks) -> dict[str, Any]:
     """Rounds of both setups with the same number of steps; their order alternates between rounds."""
     trainings = [None if setup.rank_0_only and ranks.rank else TimedTraining(setup, run, ranks) for setup in setups]
     rounds: list[list[dict[str, float]]] = [[], []]
@@ -50,11 +50,11 @@ def _time_both(setups: list[Setup], question: dict[str, Any], run: Run, ranks: R
             run.alive(ranks.rank).touch()
             seconds = training.warm_up() if training else 0.0
             # The number for the baseline, which comes last, is used for both.
-            num_steps = ranks.broadcast(max(1, round(question["seconds_per_round"] / max(seconds, 1e-6))))
+            num_steps = ranks.broadcast(max(1, round(request["seconds_per_round"] / max(seconds, 1e-6))))
         # A collection of garbage during one of the rounds would count against its setup.
         gc.collect()
         gc.freeze()
-        for number in range(question["rounds"]):
+        for number in range(request["rounds"]):
             for position in (0, 1) if number % 2 == 0 else (1, 0):
                 run.alive(ranks.rank).touch()
                 ranks.barrier()

@@ -75,7 +75,7 @@ def _data_bytes() -> int:
 
 
 def tune(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
-    """Answer {"key", "tokens", "whole", "limit_bytes"}.
+    """Write the result {"key", "tokens", "whole", "limit_bytes"}.
 
     `key` (family, or field group of the codec) has the largest batches. `tokens` per forward and backward pass fit on
     every rank; None if a rank's whole share of the batch, `whole` tokens, fits. Ranks of one machine share its memory
@@ -108,8 +108,8 @@ def tune(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
             "model, launch.activation_checkpointing=true, or a larger launch.memory_fraction"
         )
     if ranks.rank == 0:
-        answer = {"key": key, "tokens": None if smallest == whole else smallest, "whole": whole, "limit_bytes": limit}
-        write_json(run.folder / RESULT, answer)
+        result = {"key": key, "tokens": None if smallest == whole else smallest, "whole": whole, "limit_bytes": limit}
+        write_json(run.folder / RESULT, result)
     ranks.barrier()
 
 

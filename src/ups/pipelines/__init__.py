@@ -1,4 +1,4 @@
-"""The Kedro pipelines, one module each: `create_pipeline` on top is the table of contents, its nodes follow.
+"""The Kedro pipelines, one module each: first the functions that list nodes, then the functions of the nodes.
 
 `data`: raw files to checked, split and normalized datasets.
 `training`: codec, latents, operator, steady model, diffusion, consistency.
@@ -7,8 +7,8 @@
 `studies`: ablation, fine-tuning, selection by physics, seeds.
 `performance`: tune, profile, benchmark.
 
-The tables of contents do not repeat `launch` and the two folders of a run, `data_root` and `raw_root`: `step` adds
-them to the inputs of every node whose function has such a parameter. They are parameters, which `ParameterHooks` has
+The lists of nodes do not repeat `launch` and the two folders of a run, `data_root` and `raw_root`: `step` adds them
+to the inputs of every node whose function has such a parameter. They are parameters, which `ParameterHooks` has
 made absolute paths, and not datasets, because these would add edges to nearly every node of the graph.
 """
 
@@ -49,7 +49,7 @@ def step(
 def cached(
     name: str, root: Path, place: str, module: str, config: BaseModel | None, inputs: dict[str, Any]
 ) -> Callable[[Callable[[Path], Receipt]], Receipt]:
-    """A function that takes the work of step `name` and returns its receipt: `cached_step` without its last argument.
+    """`cached_step` with all arguments but `work`: called with the work of step `name` it returns the receipt.
 
     The step's folder is below `root/place`, its key made of configuration, inputs and the code behind `module`.
     """

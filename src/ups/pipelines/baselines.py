@@ -23,15 +23,15 @@ from ups.runs.stage_cache import Receipt, trained_receipts
 KINDS = ("fno", "unet", "linear")
 MODELS = {kind: f"{kind}_receipts" for kind in KINDS}
 OURS = {stage: STAGES[stage] for stage in ("codec", "operator", "steady")}
-GRID = {"fields": "fields", "points": "points_receipt"}
+GRID = {"fields": "fields", "identity_codec": "identity_codec_receipt"}
 
 
 def create_pipeline() -> Pipeline:
-    """It needs the data, receipts and scores of `full`."""
+    """Run `--pipeline full` before it: it needs its data, receipts and scores."""
     train = ["fields", "pace", "budget", "params:baselines"]
     steps = [
-        step(make_points, ["datasets", "normalization"], "points_receipt"),
-        step(encode_latents, ["datasets", "points_receipt", "params:latents"], "fields", name="lay_out_fields"),
+        step(make_identity_codec, ["datasets", "normalization"], "identity_codec_receipt"),
+        step(encode_latents, ["datasets", "identity_codec_receipt", "params:latents"], "fields", name="lay_out_fields"),
         step(measure_pace, OURS | {"fields": "fields", "config": "params:baselines"}, "pace"),
         step(budget, OURS | {"pace": "pace", "latent_cache": "latent_cache"}, "budget"),
         *(step(baseline_trainer(kind), train, f"{kind}_receipts", name=f"train_{kind}", tags=kind) for kind in KINDS),
@@ -44,16 +44,16 @@ def create_pipeline() -> Pipeline:
 
 log = logging.getLogger(__name__)
 
-# Steps assumed for a baseline before its budget is known; the time of a step depends on the fraction of the training.
+# Steps assumed for a baseline before its budget is known: unrolled steps get slower in the course of the training.
 PACED_STEPS = 1000
 
 
-def make_points(datasets: Receipt, normalization: Receipt, data_root: Path) -> Receipt:
+def make_identity_codec(datasets: Receipt, normalization: Receipt, data_root: Path) -> Receipt:
     """The identity codec of models on the grid: every grid point is a token, every field a latent channel."""
     from ups.training.stages.codec import write_identity_codec
 
     inputs = {"datasets": datasets, "normalization": normalization}
-    written = cached("points", data_root, "06_models/points", "ups.training.stages.codec", None, inputs)
+    written = cached("identity_codec", data_root, "06_models/identity_codec", "ups.training.stages.codec", None, inputs)
     return written(lambda folder: write_identity_codec(folder, datasets, normalization))
 
 
@@ -99,7 +99,7 @@ def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:
         launch: LaunchConfig,
         data_root: Path,
     ) -> dict[str, Receipt]:
-        """Train per family for as many steps as its budget allows, with the best learning rate of short trials."""
+        """Train one model per family for the steps its budget allows, with the best learning rate of short trials."""
         receipts = {}
         inputs = {"latent_cache": fields}
         for family in _families(fields):
@@ -130,7 +130,7 @@ def _validated(section: BaselineConfig, inputs: dict[str, Receipt], launch: Laun
 
 def evaluate_baselines(
     fields: Receipt,
-    points: Receipt,
+    identity_codec: Receipt,
     config: EvaluationConfig,
     launch: LaunchConfig,
     raw: Path,
@@ -142,17 +142,18 @@ def evaluate_baselines(
     from ups.evaluation.external import score_baselines
 
     limit_threads(launch)
-    inputs, module = {"fields": fields, "points": points, **baselines}, "ups.evaluation.external"
+    inputs, module = {"fields": fields, "identity_codec": identity_codec, **baselines}, "ups.evaluation.external"
 
     def work(folder: Path) -> Receipt:
         cache = LatentCache.open(data_root / fields["path"], fields["key"])
-        return {"records": score_baselines(folder, cache, baselines, points, config, device(launch), raw, data_root)}
+        where = device(launch)
+        return {"records": score_baselines(folder, cache, baselines, identity_codec, config, where, raw, data_root)}
 
     return cached("evaluate_baselines", data_root, "07_model_output/baselines", module, config, inputs)(work)["records"]
 
 
 def measure_costs(
-    fields: Receipt, points: Receipt, launch: LaunchConfig, raw: Path, data_root: Path, **models: Receipt
+    fields: Receipt, identity_codec: Receipt, launch: LaunchConfig, raw: Path, data_root: Path, **models: Receipt
 ) -> dict[str, Any]:
     """Training seconds, parameters and milliseconds per snapshot of every method and of the numerical solver.
 
@@ -168,11 +169,11 @@ def measure_costs(
     def work(_: Path) -> Receipt:
         cache, where = LatentCache.open(data_root / fields["path"], fields["key"]), device(launch)
         compiled = launch.compile and _compiles(where)
-        return total_costs(trained, baselines, points, cache, where, raw, compiled=compiled)
+        return total_costs(trained, baselines, identity_codec, cache, where, raw, compiled=compiled)
 
     inputs = {"fields": fields, **models, "compile": launch.compile}
     receipt = cached("measure_costs", data_root, "07_model_output/costs", "ups.evaluation.costs", None, inputs)(work)
-    return {name: receipt[name] for name in ("methods", "training_seconds", "milliseconds_per_frame", "compiled")}
+    return {name: receipt[name] for name in ("methods", "training_seconds", "milliseconds_per_snapshot", "compiled")}
 
 
 def _compiles(where: str) -> bool:
@@ -198,12 +199,11 @@ def compare(
     errors = comparison.errors_of(metrics, baseline_metrics)
     logged = comparison.training_seconds_text(costs["training_seconds"])
     note = (
-        f"Every baseline of a family was trained as long as our codec and model on average per family: "
-        f"{min(seconds.values()):.0f} to {max(seconds.values()):.0f} s at the pace that was measured in turns on one "
-        f"machine (the linear one for a part of it), which sets the number of steps; trials of learning rates and the "
-        f"compilation of ours come on top. Logged in all, with compilation, without trials: {logged}; where these "
-        f"differ otherwise, other work slowed some or the pace. "
-        f"Error: nRMSE of PDEBench, corrected, mean over test trajectories."
+        f"Training time of a baseline: that of our codec and of our operator or steady model, each divided by its "
+        f"number of families, {min(seconds.values()):.0f} to {max(seconds.values()):.0f} s (linear: a fraction). It "
+        f"sets the number of steps by the seconds per step, measured alternately for all models on one machine, without"
+        f" trials of learning rates and compilation of our models. Logged seconds of all families, with compilation, "
+        f"without trials, slowed by other programs: {logged}. Error: mean nRMSE over test trajectories and times."
     )
     text = comparison.comparison_text(errors, costs, note)
     intervals = comparison.intervals_text(metrics, baseline_metrics)

@@ -1,4 +1,4 @@
-"""Pipeline `evaluation`: how the corrector is used, scores in physical units, figures, and the gates they must pass."""
+"""Pipeline `evaluation`: choice of the corrector, scores in physical units, figures, and gates on the scores."""
 
 import logging
 from pathlib import Path
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 def trained_stages(inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> "Trained":
-    """The stages that were trained, for work in this process with the threads of a training process.
+    """The stages that were trained; torch in this process then uses as many threads as in a training process.
 
     `inputs` are the receipts of stages by name and that of the latent cache, `latent_cache`.
     """
@@ -60,7 +60,7 @@ def trained_stages(inputs: dict[str, Receipt], launch: LaunchConfig, data_root: 
 def choose_corrector(
     latent_cache: Receipt, config: CorrectorConfig, launch: LaunchConfig, raw: Path, data_root: Path, **stages: Receipt
 ) -> tuple[Receipt, dict[str, Any]]:
-    """Choose on the validation split, per family and denoiser, how residuals are added to predictions, if at all."""
+    """Choose on the validation split, per family and method, how residuals are added to predictions, if at all."""
     from ups.evaluation.corrector import choose
 
     inputs = {"latent_cache": latent_cache, **stages}

@@ -35,7 +35,7 @@ BENCHMARK = "benchmark"  # the data root of the benchmark, below that of the run
 
 
 def create_tune() -> Pipeline:
-    """Run `--pipeline data` before it, and `--pipeline training` for the stages that are trained on other stages."""
+    """Needs `--pipeline data` before, and `--pipeline training` for the stages that are trained on other stages."""
     codec = {"datasets": "datasets", "normalization": "normalization"}
     cache = {"latent_cache": "latent_cache_if_any"}
     operators = cache | {"operator": "operator_receipt_if_any", "steady": "steady_receipt_if_any"}
@@ -51,14 +51,14 @@ def create_tune() -> Pipeline:
 
 
 def create_profile() -> Pipeline:
-    """It needs the latents that `--pipeline training` makes, or `--to-nodes encode_latents`."""
+    """Needs the latents of `kedro run --pipeline training`, or of `kedro run --to-nodes encode_latents`."""
     inputs = ["latent_cache", "params:operator", "params:profile"]
     outputs = ["profile_trace", "profile_text", "profile_figure"]
     return Pipeline([step(profile_operator, inputs, outputs)], tags="profile")
 
 
 def create_benchmark() -> Pipeline:
-    """It simulates its own data, so that it needs no other pipeline before it."""
+    """Simulates data of its own: no other pipeline has to run before."""
     sections = ["params:benchmark", "params:split", "params:codec", "params:latents"]
     steps = [
         step(prepare_benchmark, sections, "benchmark_data"),
@@ -68,7 +68,7 @@ def create_benchmark() -> Pipeline:
     return Pipeline(steps, tags="benchmark")
 
 
-Inputs = Receipt | None  # None: its node has not been run yet
+Inputs = Receipt | None  # None: the node that makes it has not been run yet
 
 
 def tune_codec(
@@ -151,7 +151,7 @@ def prepare_benchmark(
     launch: LaunchConfig,
     data_root: Path,
 ) -> dict[str, Receipt]:
-    """Simulate and encode what is measured on, in a data root of its own, unless it is up to date."""
+    """Simulate and encode the data of the benchmark, in a data root of their own, unless they are up to date."""
     root = data_root / BENCHMARK
     raw = root / "01_raw"
     launch = launch.model_copy(update={"num_processes": 1, "num_nodes": 1})
@@ -168,7 +168,7 @@ def prepare_benchmark(
 def measure_speed(
     data: dict[str, Receipt], operator: OperatorConfig, config: BenchmarkConfig, launch: LaunchConfig, data_root: Path
 ) -> dict[str, Any]:
-    """Measure on one machine, whatever `launch` gives as processes and nodes."""
+    """Compare the setups on this machine; `num_processes` and `num_nodes` of `launch` are ignored."""
     import torch
 
     from ups.performance.benchmark import measure

@@ -25,7 +25,7 @@ from ups.runs.stage_cache import Receipt
 
 
 def create_ablation() -> Pipeline:
-    """It needs the codec and the latents that `--pipeline training` makes, or `--to-nodes encode_latents`."""
+    """Needs codec and latents of `kedro run --pipeline training`, or of `kedro run --to-nodes encode_latents`."""
     train = ["latent_cache", "params:operator", "params:ablation"]
     score = ["ablation_variants", "latent_cache", "codec_receipt", "params:evaluation"]
     steps = [
@@ -38,7 +38,7 @@ def create_ablation() -> Pipeline:
 
 
 def create_finetune() -> Pipeline:
-    """It needs the operator that `--pipeline training` makes."""
+    """Needs the operator of `kedro run --pipeline training`."""
     stages = ["latent_cache", "codec_receipt", "operator_receipt", "finetune_receipt"]
     steps = [
         step(train_finetune, ["latent_cache", "operator_receipt", "params:finetune"], "finetune_receipt"),
@@ -48,7 +48,7 @@ def create_finetune() -> Pipeline:
 
 
 def create_selection() -> Pipeline:
-    """Decided on the validation split, confirmed once on the test split; `evaluate` uses none of it."""
+    """Choose a way to select members on validation data, confirm it on test data; `evaluate` ignores the result."""
     steps = [
         step(select, SURROGATE | {"config": "params:selection"}, "selection"),
         step(report_selection, ["selection"], ["selection_text", "selection_figure"]),
@@ -57,7 +57,7 @@ def create_selection() -> Pipeline:
 
 
 def create_seeds() -> Pipeline:
-    """Run `full` and `baselines` before it, for every seed in a data root of its own."""
+    """Needs the results of `full` and `baselines` for every seed, each in a data root of its own."""
     return Pipeline([step(compare_seeds, ["params:seeds"], "seeds_text")], tags="seeds")
 
 
@@ -121,7 +121,7 @@ def compare_variants(scores: list[dict[str, Any]], pace: Receipt) -> tuple[list[
 def train_finetune(
     latent_cache: Receipt, operator: Receipt, config: FinetuneConfig, launch: LaunchConfig, data_root: Path
 ) -> Receipt:
-    """Go on training the operator on the datasets of one family."""
+    """Continue the training of the operator on the datasets of one family."""
     if config.family not in latent_cache["transient"]:
         known = ", ".join(latent_cache["transient"]) or "none"
         raise ConfigFault(
@@ -141,7 +141,7 @@ def score_finetuned(
     raw: Path,
     data_root: Path,
 ) -> list[dict[str, Any]]:
-    """Score the operator before and after on the family's test split."""
+    """Score the operator before and after fine-tuning, on the family's test split."""
     from ups.evaluation.external import score_operators
     from ups.evaluation.scores import held_out
     from ups.evaluation.tables import score_table
@@ -183,7 +183,7 @@ def compare_seeds(config: SeedsConfig) -> str:
 
     Raises:
         ConfigFault: fewer than two data roots.
-        DataFault: one of them has no comparison yet, or one of other datasets, or that of another root.
+        DataFault: a data root has no scores yet, or other datasets than the first, or the same errors as another.
     """
     from ups.evaluation.studies import errors_in, seeds_text
 

@@ -22,7 +22,7 @@ from ups.runs.stage_cache import Receipt, trained_receipts, untrained_receipt
 
 
 def create_pipeline() -> Pipeline:
-    """Every stage is trained by torchrun in processes of its own, unless section, inputs and code are unchanged."""
+    """Every stage is trained in processes of torchrun, unless its parameters, inputs and code are unchanged."""
     cache = {"latent_cache": "latent_cache"}
     operators = cache | {"operator": "operator_receipt", "steady": "steady_receipt"}
     denoiser = operators | {"diffusion": "diffusion_receipt"}

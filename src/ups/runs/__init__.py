@@ -1,8 +1,8 @@
 """Running steps and skipping finished ones: the stage cache, training jobs under torchrun, run folders, tracking.
 
 stage_cache: a step is done once per key (configuration, inputs, code)
-launcher: train a stage, restart a job that was lost
-torchrun: one job as a child process, its heartbeats, its end
+launcher: train a stage, restart its job after a fault
+torchrun: a job as a child process: start, heartbeats, end
 node: torchrun on one of several nodes
 processes: ends a worker when its parent process ends
 run: files of a run folder, read and written by launcher and workers

@@ -1,4 +1,4 @@
-"""Train a stage as a torchrun job: skip it if it is up to date, resume it if not, restart it if it was lost."""
+"""Train a stage as a torchrun job: skip a finished stage, resume an unfinished one, restart after a fault."""
 
 import json
 import logging

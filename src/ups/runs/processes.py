@@ -1,4 +1,4 @@
-"""Ends a child process when its parent ends; a separate module because a worker calls it before it imports torch."""
+"""End a child process when its parent ends; a module of its own, because a worker calls it before importing torch."""
 
 import ctypes
 import os

@@ -1,6 +1,6 @@
 """Files of a run folder: `run.json` with all that a worker needs, metrics, heartbeats, faults.
 
-Training code imports this module, so that a change here trains every stage again; it imports few modules.
+Training code imports this module, so that a change here, or in a module imported here, trains every stage again.
 """
 
 import json

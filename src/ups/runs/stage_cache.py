@@ -90,8 +90,8 @@ def cached_step(
 
     The step's folder is `folder/<first 12 digits of key>`. An interrupted `work` finds there what it has written before
     and may resume from it. The receipt adds to the result of `work`: path relative to `root` and fingerprint. The file
-    on disk also lists the sizes of all files; the returned receipt does not, for the length of a log varies and would
-    change the keys of the steps that follow.
+    on disk also lists the sizes of all files; the returned receipt does not, because the length of a log varies and
+    would change the keys of the steps that follow.
 
     Raises:
         Locked: another process works in the same folder.

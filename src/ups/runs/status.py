@@ -21,15 +21,15 @@ CONSEQUENCES = {"Fault": 1, "Preempted": 2}  # kinds of reports that count only 
 def find_fault(folder: Path, world_size: int, returncode: int, log_start: int) -> Fault:
     """The fault that ended a job: one that a rank has reported, else a killed rank, else an unexplained loss.
 
-    Of several reports the earliest with a known cause counts, then internal errors, then ranks that got SIGTERM;
-    ranks that lost the connection to another one only suffer from its fault. `log_start` is the offset in bytes at
+    Of several reports the earliest with a known cause counts, else the earliest internal error, else a rank that got
+    SIGTERM; a lost connection to another rank is never the cause. `log_start` is the offset in bytes at
     which the job's output begins in the log.
     """
     stage = folder.parent.name
     reports = sorted(map(read_json, folder.glob(FAULTS)), key=lambda report: report["time"])
     causes = [report for report in reports if report["kind"] != "LostPeer"]
     if causes:
-        first = min(causes, key=lambda report: CONSEQUENCES.get(report["kind"], 0))  # the earliest of equals
+        first = min(causes, key=lambda report: CONSEQUENCES.get(report["kind"], 0))  # of equal kinds the earliest
         fault: Fault = getattr(errors, first["kind"])(first["what"])
         fault.rank = first["rank"]
         vars(fault).update(first.get("details", {}))

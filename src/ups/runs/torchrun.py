@@ -28,14 +28,14 @@ WORKER, NODE = "ups.training.worker", "ups.runs.node"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 COMPILED = ".compiled"
 COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-STORE, STORE_BYTES = "store.", 2**16  # a job whose store meets a full disk hangs until the time-out
+STORE, STORE_BYTES = "store.", 2**16  # reserved: a job whose store cannot grow on a full disk hangs until the time-out
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 35.0  # torchrun itself waits 30 s for its workers after SIGTERM
 DUMP_SECONDS = 1.0  # for ranks to write their stacks into the log before they are killed
 REQUEST, RESULT = "request.json", "result.json"
 
 stop_requested = threading.Event()
-"""Set by the signal handler of this command; an event, for a job may be watched in a thread, which gets no signals."""
+"""Set by the signal handler of this command; a job may be watched in a thread, and threads receive no signals."""
 _jobs: set[int] = set()  # process ids of the torchruns that this process watches
 
 
@@ -240,7 +240,7 @@ def _is_stopped(process: psutil.Process) -> bool:
 
 
 def run_query(module: str, run: Run, request: dict[str, Any]) -> Any:
-    """Run a job that measures something: `module` reads `request.json`, its rank 0 writes `result.json`; the result.
+    """Run a job that measures something: `module` reads `request.json`, its rank 0 writes the returned `result.json`.
 
     Raises:
         Fault: the job ended without a result.

@@ -100,7 +100,7 @@ def wavenumbers(u: Tensor, length: float) -> Tensor:
 
 
 def central_difference(u: Tensor, axis: int, dx: float, boundary: str) -> Tensor:
-    """(u_(i+1) - u_(i-1)) / (2 dx), where the cell beyond an end is given by `boundary`.
+    """(u_(i+1) - u_(i-1)) / (2 dx), where `boundary` gives the cell beyond an end.
 
     periodic: the cell of the other end; wall: minus the last cell; otherwise the last cell, a gradient of 0.
     """

@@ -9,7 +9,7 @@ Sample = tuple[np.ndarray | None, dict[str, np.ndarray]]
 
 
 def sines(x: np.ndarray, generator: np.random.Generator, num_modes: int = 4, P: float = 0.1) -> np.ndarray:
-    """Sum_j A_j sin(2 pi j c_j x / L' + phi_j), sometimes its absolute value, a random sign, windowed at rate `P`.
+    """Sum_j A_j sin(2 pi j c_j x / L' + phi_j), modulus with probability 0.1, random sign, window with probability P.
 
     c_j counts how often j = 1..num_modes comes up in two draws, and L' = x_{N-1} - x_0. Every mode has an amplitude and
     a phase, so a mode that does not come up adds a constant.
@@ -33,7 +33,7 @@ def window(x: np.ndarray, a: float, b: float) -> np.ndarray:
 
 
 def rescaled(u: np.ndarray) -> np.ndarray:
-    """`u` moved and stretched to [0, 1]."""
+    """`u` mapped linearly to [0, 1]."""
     return (u - u.min()) / (u.max() - u.min())
 
 

@@ -89,7 +89,7 @@ class Batches:
 
     @contextmanager
     def from_step(self, first: int) -> Iterator[None]:
-        """Within it, `next` returns the shares of steps `first`, `first` + 1, ..."""
+        """Within this context `next` returns the shares of steps `first`, `first` + 1, ..."""
         self.next_step = first
         for _ in range(NUM_READ_AHEAD):
             self._read_ahead()

@@ -55,8 +55,8 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             inject.at("step", history.step)
             share = timer.wait_for(batches.next)
             rate = learning_rate(config, history.step, history.valid_losses, half_patience)
-            # Saving is collective, so `update` lets the ranks agree on it. After a failed save the next one is due at
-            # once, because it raises the fault of the failed one.
+            # Saving is collective, so `update` lets the ranks agree on it. After a failed save another one is due at
+            # once: it waits for the failed one and raises its fault.
             save = checkpoints.failed() or (ranks.rank == 0 and timer.save_is_due())
             outcome = update(share, rate, stop=bool(terminations), save=save)
             history.add(outcome, share)

@@ -23,9 +23,9 @@ from ups.metrics.spectra import log_bands
 from ups.models.codec import Codec, group_name
 from ups.training.distributed import Draw
 
-SMALLEST_FIELD = 1e-3  # of the typical magnitude of a field
-EPS = 1e-12  # below the root of a mean square: the gradient of sqrt at 0 is infinite
-SMALLEST_BAND = 1e-2  # of the expected change of one step: smallest amplitude that the error of a band is relative to
+SMALLEST_FIELD = 1e-3  # smallest denominator of an error, relative to the typical magnitude of the field
+EPS = 1e-12  # added under the root of a mean square: the gradient of sqrt at 0 is infinite
+SMALLEST_BAND = 1e-2  # smallest denominator of the error of a band, relative to the expected change of one step
 
 
 def query_error(u_pred: Tensor, u_ref: Tensor, floor: Tensor, points: Tensor) -> Tensor:

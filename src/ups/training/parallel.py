@@ -55,7 +55,7 @@ def _shard(model: nn.Module, ranks: Ranks) -> None:
 
 @contextmanager
 def gradient_sync(model: nn.Module, ranks: Ranks, is_last: bool, bucket_megabytes: float) -> Iterator[None]:
-    """Within it backward passes add to the gradients; at its end, if `is_last`, gradients are averaged over ranks.
+    """A context for backward passes, which add to the gradients; at its end, if `is_last`, the ranks average them.
 
     `is_last` marks the last micro-batch of a step. Gradients of replicas are sent in buckets of about
     `bucket_megabytes`. Parameters without gradient are left out, so that all ranks must use the same parameters.

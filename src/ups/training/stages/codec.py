@@ -70,4 +70,4 @@ def write_identity_codec(folder: Path, datasets: dict[str, Any], normalization: 
     groups = field_groups(IDENTITY, datasets, normalization)
     settings = {"groups": {name: asdict(group) for name, group in groups.items()}}
     publish_tensors(folder / WEIGHTS, {"settings": settings, "weights": Codec(groups).state_dict()})
-    return {"stage": "points", "weights": digest_of(folder / WEIGHTS)}
+    return {"stage": "identity_codec", "weights": digest_of(folder / WEIGHTS)}

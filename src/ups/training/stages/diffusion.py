@@ -23,7 +23,7 @@ MODELS = {"transient": ("operator", from_settings(Operator)), "steady": ("steady
 
 
 class Residuals:
-    """Residuals of the trained models among the inputs of a run: operator, steady model, or both.
+    """Residuals of the trained models that are inputs of a run: operator, steady model, or both.
 
     `cache` is the latent cache with the families of these models only.
     """

@@ -13,7 +13,7 @@ from ups.training.stages.operator import build as build_operator
 def build(config: FinetuneConfig, run: Run) -> Stage:
     """The stage of the trained operator, with its final weights, on the samples of `config.family` only.
 
-    The loss has the options that the operator was trained with; options that depend on the share of the training done
+    The loss has the options that the operator was trained with; options that depend on the progress of the training
     (the rollout length of `horizon_at`) refer to the steps of this stage.
     """
     family, receipt = config.family, run.inputs["operator"]
