@@ -38,7 +38,7 @@ def test_a_method_costs_all_that_it_builds_on(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(costs, "training_seconds", lambda path: PARAMETERS[path.name] / 2)
     monkeypatch.setattr(costs, "held_out", lambda *_: [SimpleNamespace(dataset=GAS)])
     times = dict.fromkeys(("operator", "steady", "diffusion", "consistency", "fno"), 1.0)
-    monkeypatch.setattr(costs, "milliseconds_per_frame", lambda *_: times)
+    monkeypatch.setattr(costs, "milliseconds_per_snapshot", lambda *_: times)
     stages = {stage: {"path": stage} for stage in PARAMETERS}
     trained = SimpleNamespace(stages=stages, data_root=Path(), surrogate=lambda _: None, cache=lambda: None)
     methods = costs.total_costs(trained, {}, {}, None, "cpu", Path(), compiled=False)["methods"]
