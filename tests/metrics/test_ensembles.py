@@ -127,6 +127,14 @@ def test_times_can_be_reduced_one_by_one():
     assert all(torch.allclose(values, vars(expected)[name]) for name, values in vars(joined).items())
 
 
+def test_ensembles_of_one_reference_are_averaged():
+    """Reductions of two ensembles average to what lies halfway between them."""
+    members, u_ref = gaussian(4, num_cells=10)
+    one, other = ensemble_errors(members[:2], u_ref), ensemble_errors(members[2:], u_ref)
+    for name, values in vars(EnsembleErrors.mean([one, other])).items():
+        assert torch.allclose(2 * values, getattr(one, name) + getattr(other, name))
+
+
 def test_diverged_member_is_not_hidden():
     """One NaN in one member makes every score NaN."""
     members, u_ref = gaussian(4, num_cells=10)

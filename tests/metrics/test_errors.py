@@ -1,12 +1,13 @@
 """Errors of snapshots and trajectories against values known in advance."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from ups.metrics.errors import L2RE, MAE, VRMSE, conservation_drift, correlation, correlation_time, nRMSE
+from ups.metrics.errors import EPS, L2RE, MAE, VRMSE, conservation_drift, correlation, correlation_time, nRMSE
 
 
 def random_field(*shape: int) -> Tensor:
@@ -47,6 +48,20 @@ def test_L2RE_by_hand():  # noqa: N802
     u_ref = torch.tensor([[1.0, 3.0], [3.0, 9.0]]).reshape(1, 2, 1, 2)
     u_pred = u_ref + torch.tensor([[3.0, 0.0], [-4.0, 0.0]]).reshape(1, 2, 1, 2)
     assert L2RE(u_pred, u_ref).tolist() == [[pytest.approx(0.5)]]
+
+
+@pytest.mark.parametrize("error", [nRMSE, L2RE])
+def test_a_truth_of_zero_is_divided_by_eps(error: Callable[[Tensor, Tensor], Tensor]):
+    """An error of EPS beside a truth of zero is a relative error of 1."""
+    u_ref = torch.zeros(1, 2, 1, 8)
+    assert torch.allclose(error(u_ref + EPS, u_ref), torch.ones(()))
+
+
+def test_correlation_counts_relative_variations():
+    """A tiny field that varies counts; a field that varies by less than EPS of its RMS says nothing."""
+    u = random_field(1, 1, 1, 16)
+    assert correlation(-1e-8 * u, 1e-8 * u).item() == pytest.approx(-1.0)
+    assert correlation(-u, 1e4 + 1e-3 * u).item() == 1.0
 
 
 def test_correlation_ignores_scale_and_offset():
@@ -100,7 +115,7 @@ def test_a_shifted_field_is_conserved(grid: tuple[int, ...]):
 
 
 def test_drift_by_hand():
-    """A field (1, -3) that gains 2 has drifted by half of |1| + |-3|."""
+    """A field (1, -3) that gains or loses 2 has drifted by half of |1| + |-3|."""
     u_0 = torch.tensor([1.0, -3.0]).reshape(1, 1, 2)
-    u = torch.stack([u_0, u_0 + 1], dim=1)
-    assert conservation_drift(u, u_0).flatten().tolist() == [0.0, 0.5]
+    u = torch.stack([u_0, u_0 + 1, u_0 - 1], dim=1)
+    assert conservation_drift(u, u_0).flatten().tolist() == [0.0, 0.5, 0.5]

@@ -60,6 +60,13 @@ def test_errors_of_two_channels_do_not_cancel():
     assert [found[f"band_energy_{band}"] for band in range(1, 5)] == pytest.approx([1.0] * 4)
 
 
+def test_a_weak_channel_counts_beside_a_strong_one():
+    """Other units of one channel leave the scores as they are: round-off is measured against its own energy."""
+    spectra = torch.rand(3, 2, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected, scale = band_scores(*spectra), torch.tensor([[1.0], [1e-14]], dtype=torch.float64)
+    assert band_scores(*(scale * spectra)) == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_truth_of_zero_is_finite():
     """Without any energy in the truth the scores are large, not NaN."""
     assert all(math.isfinite(value) for value in scores(wave(4), torch.zeros(1, 1, 1, 64)).values())

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ups.metrics.ensembles import ensemble_errors
+from ups.metrics.spectra import log_bands
 from ups.metrics.suite import COMPAT, Score, ScoreSuite, Truth
 
 PDEBENCH = {"nRMSE", "RMSE", "max_error", "cRMSE", "bRMSE", "fRMSE_low", "fRMSE_mid", "fRMSE_high"}
@@ -56,17 +57,6 @@ def test_batches_do_not_matter(split: list[int]):
         assert score.interval is None or parts[name].interval == pytest.approx(score.interval, rel=1e-12)
 
 
-def test_correlation_time_is_a_median():
-    """Rollouts that decorrelate in steps 1, 1 and 9 do so in step 1: one that lasts does not count by its length."""
-    wave = torch.sin(2 * torch.pi * torch.arange(32) / 32).expand(3, 10, 1, 32)
-    sign = torch.ones(3, 10)
-    for trajectory, step in enumerate((1, 1, 9)):
-        sign[trajectory, step - 1 :] = -1
-    suite = ScoreSuite(1, 4, (), seed=0)
-    suite.update(sign[:, :, None, None] * wave, Truth(wave), wave[:, 0])
-    assert suite.compute()["correlation_time"].value == 1.0
-
-
 def test_opposite_errors_of_two_channels_do_not_cancel():
     """Spectral scores are of every channel by itself: errors of other sign are as large as errors of the same."""
     u_ref, error = (
@@ -107,6 +97,58 @@ def test_the_persistence_of_a_rollout_conserves_and_decorrelates():
     scores = suite.compute()
     assert scores["conservation_drift"] == Score(0.0, (0.0, 0.0))
     assert scores["correlation_time"] == Score(1.0, (1.0, 1.0))
+
+
+def test_correlation_time_is_a_median():
+    """One rollout of eight that stays correlated for 9 steps moves neither value nor interval; a mean would be 2."""
+    u = torch.randn(8, 9, 1, 16, generator=torch.Generator().manual_seed(0))
+    suite = ScoreSuite(1, 4, (), seed=0)
+    suite.update(u * torch.tensor([-1.0] * 7 + [1.0]).reshape(8, 1, 1, 1), Truth(u), u[:, 0])
+    assert suite.of_trajectories("correlation_time").tolist() == [1.0] * 7 + [9.0]
+    assert suite.compute()["correlation_time"] == Score(1.0, (1.0, 1.0))
+
+
+def test_intervals_depend_on_the_seed():
+    """Another seed resamples other trajectories, and leaves the values as they are."""
+    members, u_ref = random_fields(9)
+    scores = []
+    for seed in (0, 1):
+        suite = ScoreSuite(1, 4, (), seed)
+        suite.update(members[0], Truth(u_ref))
+        scores.append(suite.compute()["nRMSE"])
+    assert scores[0].value == scores[1].value
+    assert scores[0].interval != scores[1].interval
+
+
+def test_band_errors_count_every_direction():
+    """Without the only wave of the truth, whose vector (-2, 3) PDEBench does not count, its whole band is wrong."""
+    x = 2 * math.pi * torch.arange(16, dtype=torch.float64) / 16
+    u_ref = (3 * x - 2 * x[:, None]).cos()[None, None, None]
+    suite = ScoreSuite(2, 4, (), seed=0)
+    suite.update(torch.zeros_like(u_ref), Truth(u_ref))
+    (band,) = (band for band, (start, stop) in log_bands(8).items() if start <= 3 < stop)
+    assert suite.compute()[f"band_error_{band}"].value == pytest.approx(1.0)
+
+
+def test_compat_counts_by_batch_size_and_axes():
+    """In 3D the boundary error adds both channels up; in batches of two the maximum is the mean of 1 and 3."""
+    error = torch.tensor([1.0, 1.0, 3.0, 3.0]).reshape(4, 1, 1, 1, 1, 1).expand(4, 3, 2, 4, 4, 4)
+    suite = ScoreSuite(3, 2, (), seed=0)
+    suite.update(1 + error, Truth(torch.ones_like(error)))
+    scores = {name: score.value for name, score in suite.compute().items()}
+    assert scores[f"{COMPAT}max_error"] == pytest.approx(3 / 4 * 2)
+    assert scores[f"{COMPAT}bRMSE"] == pytest.approx(3 / 4 * 2 * math.sqrt(2))
+    assert scores["bRMSE"] == pytest.approx(2.0)
+
+
+def test_drift_is_that_of_the_conserved_channels():
+    """The drift of a channel that the equation does not conserve is not counted."""
+    u_ref = random_fields(2)[1]
+    u_pred = u_ref[:, :1].expand_as(u_ref[:, 1:]).clone()
+    u_pred[:, :, 1] += 5.0
+    suite = ScoreSuite(1, 4, (0,), seed=0)
+    suite.update(u_pred, Truth(u_ref[:, 1:]), u_ref[:, 0])
+    assert suite.compute()["conservation_drift"].value == 0.0
 
 
 def test_diverged_prediction_is_not_hidden():
