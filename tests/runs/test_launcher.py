@@ -1,13 +1,17 @@
 """What identifies a stage, and when its training counts as finished."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.training.jobs import launched, section
-from ups.files import WEIGHTS, digest_of, manifest_of, write_json
+from ups.errors import OutOfMemory
+from ups.files import WEIGHTS, digest_of, manifest_of, read_json, write_json
 from ups.runs import launcher, stage_cache
 from ups.runs.launcher import is_finished, train_stage
+from ups.runs.run import Run
+from ups.training.checkpoints import publish_tensors
 from ups.training.stages import STAGES
 
 
@@ -26,7 +30,7 @@ def test_a_stage_is_identified_by_its_code_and_the_loop(
 
 
 def test_only_the_weights_of_the_manifest_are_final(tmp_path: Path):
-    """Weights without a manifest, or altered since it was written, are not those of a finished training."""
+    """Weights without a manifest, altered since it was written or lost are not those of a finished training."""
     weights = tmp_path / WEIGHTS
     weights.write_bytes(b"trained")
     assert not is_finished(tmp_path)
@@ -34,3 +38,28 @@ def test_only_the_weights_of_the_manifest_are_final(tmp_path: Path):
     assert is_finished(tmp_path)
     weights.write_bytes(b"altered")
     assert not is_finished(tmp_path)
+    weights.unlink()
+    assert not is_finished(tmp_path)
+
+
+def test_micro_batches_are_halved_until_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """After a lack of memory with 100 tokens, then with 50, a job gets 50, then 25, which later runs remember."""
+    limits, tokens = [], iter([100, 50])
+
+    def job(worker: str, run: Run, forward: Callable[[], None]) -> tuple[int, int]:
+        limits.append(run.launch.micro_batch_tokens)
+        if len(limits) == 3:
+            publish_tensors(run.folder / WEIGHTS, {})
+        return 1, 0
+
+    def fault(*_: int) -> OutOfMemory:
+        found = OutOfMemory("no memory")
+        found.tokens = next(tokens)
+        return found
+
+    monkeypatch.setattr(launcher, "run_job", job)
+    monkeypatch.setattr(launcher, "find_fault", fault)
+    monkeypatch.setattr(launcher, "PAUSE_SECONDS", 0.0)
+    train_stage("operator", section(), {}, launched(), tmp_path)
+    assert limits == [None, 50, 25]
+    assert list(read_json(tmp_path / "06_models/tuning.json").values()) == [25]

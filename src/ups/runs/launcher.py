@@ -59,8 +59,8 @@ def train_stage(
 
 def is_finished(folder: Path) -> bool:
     """Whether the final weights exist and have the SHA-256 of their manifest."""
-    manifest = manifest_of(folder / WEIGHTS)
-    return manifest.is_file() and digest_of(folder / WEIGHTS) == read_json(manifest)["sha256"]
+    weights, manifest = folder / WEIGHTS, manifest_of(folder / WEIGHTS)
+    return weights.is_file() and manifest.is_file() and digest_of(weights) == read_json(manifest)["sha256"]
 
 
 def _train(run: Run) -> None:
