@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ups.diffusion.samplers import (
     antithetic,
+    consistency_grid,
     consistency_sampler,
     correlated_noise,
     independent,
@@ -98,6 +99,14 @@ def test_karras_grid_by_hand():
 def test_karras_grid_of_one_step():
     """One step goes from sigma_max straight to zero."""
     assert karras_grid(1, 0.02, 5.0).tolist() == [5.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "sigma_max", "expected"), [(1, 80.0, [80.0]), (2, 80.0, [80.0, 1.64]), (2, 2.0, [2.0, 1.0])]
+)
+def test_consistency_grid_by_hand(num_steps: int, sigma_max: float, expected: list[float]):
+    """The second level is 1.64, but never above half of the first."""
+    assert consistency_grid(num_steps, sigma_max).tolist() == pytest.approx(expected)
 
 
 def test_one_consistency_step():

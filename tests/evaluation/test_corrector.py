@@ -223,6 +223,34 @@ def test_an_exact_student_is_accepted(decide: Callable[..., dict]):
     assert accept["nRMSE"] == pytest.approx(1.0, abs=0.02) and accept["CRPS"] == pytest.approx(1.0, abs=0.04)
 
 
+@pytest.mark.parametrize(
+    "limit", [{"max_nrmse": 0.9}, {"max_crps": 0.9}, {"min_evaluations_ratio": 17.0}, {"min_wall_time_ratio": 1e6}]
+)
+def test_every_limit_of_the_student_counts(decide: Callable[..., dict], limit: dict[str, float]):
+    """The exact student, as good as its teacher in a sixteenth of the evaluations, fails where more is asked for."""
+    student = CONFIG.student.model_copy(update=limit | {"num_steps": [1]})
+    options = {"refine": [], "noise_correlations": [], "residual_scales": []}
+    config = CONFIG.model_copy(update=options | {"student": student})
+    decision = decide(fresh(1.0, 0.5), BIASED, flow_end(1.0, 0.5), config)
+    assert decision["report"][FAMILY]["accept"]["accepted"] is False
+
+
+def test_a_student_has_a_scale_of_its_own(decide: Callable[..., dict]):
+    """A teacher of half the standard deviation is scaled by 1.4; its student of the exact one is not."""
+    limits = {"max_nrmse": 2.0, "max_high_band": 3.0, "refine": [], "noise_correlations": [0.0]}
+    config = CONFIG.model_copy(update=limits)
+    found = decide(fresh(0.0, 1.0), posterior_mean(0.0, 0.5), flow_end(0.0, 1.0), config)["families"][FAMILY]
+    assert [found[method]["residual_scale"] for method in ("diffusion", "consistency")] == [1.4, 1.0]
+
+
+def test_a_scale_is_tried_if_it_fits_both_horizons(decide: Callable[..., dict]):
+    """Spreads of 0.99 in a step and 0.70 in a rollout: 1.4 fits both up to a factor of 1.5, 0.7 and 2 only one."""
+    change = {"residual_scales": [0.7, 1.0, 1.4, 2.0], "max_miscalibration": 1.2}
+    config = CONFIG.model_copy(update=change | {"refine": [], "noise_correlations": [0.0]})
+    report = decide(kept(1.0, 0.5), BIASED, config=config)["report"][FAMILY]
+    assert {one["correction"]["residual_scale"] for one in report["candidates"]} == {1.0, 1.4}
+
+
 def test_a_student_that_learned_nothing_is_off(decide: Callable[..., dict]):
     """The teacher stays on beside a student that is off, and not accepted."""
     decision = decide(fresh(1.0, 0.5), BIASED, noise)

@@ -10,8 +10,10 @@ import torch
 
 from ups.data.families import Dataset
 from ups.evaluation import costs
-from ups.evaluation.scores import conserved_channels
+from ups.evaluation.scores import TrajectorySet, conserved_channels
 from ups.evaluation.timing import in_turns
+from ups.models.sizes import Domain
+from ups.runs.run import append_metrics, training_seconds
 
 GAS = Dataset("gas", "compressible_ns_2d", ("a.h5",), (4,), (0.0, 1.0), (8, 8), (1.0, 1.0), ("periodic",) * 2, {})
 PARAMETERS = {"codec": 1, "operator": 10, "steady": 100, "diffusion": 1000, "consistency": 10_000}
@@ -45,3 +47,21 @@ def test_a_method_costs_all_that_it_builds_on(monkeypatch: pytest.MonkeyPatch):
     expected = {"operator": 11, "steady": 101, "diffusion": 1111, "consistency": 11_111}
     assert {name: method["parameters"] for name, method in methods.items()} == expected
     assert {name: 2 * method["training_seconds"] for name, method in methods.items()} == expected
+
+
+def test_times_are_those_of_one_snapshot_of_one_trajectory(monkeypatch: pytest.MonkeyPatch):
+    """Six seconds for two steps of each of three trajectories are one second; of more than four only four are timed."""
+    dataset = replace(GAS, family="advection_1d", grid=(8,), times=(0.0, 1.0, 2.0), parameters={"beta": 1.0})
+    for num_trajectories, milliseconds in ((3, 1000.0), (9, 750.0)):
+        each = TrajectorySet(Path(), dataset, tuple(range(num_trajectories)), [], Domain("advection_1d", (8,), (True,)))
+        monkeypatch.setattr(costs, "_rollouts", lambda name, ours, timed, device: {"operator": len(timed.indices)})
+        monkeypatch.setattr(costs, "in_turns", lambda contenders, *_: dict.fromkeys(contenders, 6.0))
+        found = costs.milliseconds_per_snapshot(None, each, {}, each, torch.device("cpu"))
+        assert found == {"operator": milliseconds, "solver": milliseconds}
+
+
+def test_seconds_of_training_follow_from_the_logged_rates(tmp_path: Path):
+    """20 steps at 10 per second and 10 more at 5 are four seconds; lines without a rate take no time."""
+    for step, metrics in ((20, {"steps_per_second": 10.0}), (20, {"valid_loss": 1.0}), (30, {"steps_per_second": 5.0})):
+        append_metrics(tmp_path, step, metrics)
+    assert training_seconds(tmp_path) == 4.0

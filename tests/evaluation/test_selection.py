@@ -1,7 +1,8 @@
 """Selection is on only where it is proven to help; costs and errors are those of what was done."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import pi
 from pathlib import Path
 
@@ -117,6 +118,23 @@ def test_no_way_pays_for_the_comparison_with_the_truth(monkeypatch: pytest.Monke
     assert clock[0] > 0 and set(seconds.values()) == {0.0}
 
 
+def test_members_are_not_scored_on_the_noise_that_the_score_was_fitted_on():
+    """The generators of `fit` and `run` have different seeds, for this configuration and for that of the next seed."""
+    seeds = []
+
+    class Seeds(Shifts):
+        def consistency_step(self, setting: Setting, correction: Correction, normal: Normal):
+            seeds.append(normal(1, 8)[0])
+            return super().consistency_step(setting, correction, normal)
+
+    for seed in (0, 1):
+        config = CONFIG.model_copy(update={"seed": seed})
+        dataset_search, batches = replace(search_with(Seeds()), config=config), [(truth(), SETTING)]
+        dataset_search.run(batches, dataset_search.fit(batches)[0])
+    fits, runs = seeds[::3], seeds[1::3]
+    assert len(seeds) == 6 and not any(torch.equal(one, other) for one in fits for other in runs)
+
+
 def test_ways_agree_where_there_is_nothing_to_choose(results: SearchResults):
     """With one member all ways give that member."""
     first = results.errors["mean", 1]
@@ -189,14 +207,15 @@ def test_datasets_that_start_alike_prove_no_more_than_one(count: int):
 
 
 def test_equal_positions_start_alike_but_for_batches(tmp_path: Path):
-    """Positions count in the published file, whatever part of it is here; batch files have conditions of their own."""
+    """Positions count in the published file or its block, whatever part is here; batch files have their own."""
 
-    def keep_some(file: h5py.File) -> None:
-        file[POSITIONS_DATASET] = [2, 5, 9]
+    def keep(*positions: int) -> Callable[[h5py.File], object]:
+        return lambda file: file.create_dataset(POSITIONS_DATASET, data=positions)
 
     write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta0.1.hdf5", count=10)
-    write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta0.2.hdf5", count=3, edit=keep_some)
+    write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta0.2.hdf5", count=3, edit=keep(2, 5, 9))
     write_file(tmp_path, "incompressible_ns_2d", count=3)
+    write_file(tmp_path, "compressible_ns_1d", count=3, edit=keep(7, 999, 1007))
     datasets = find_single_grid_datasets(tmp_path, [path.name for path in tmp_path.iterdir()])
     found = {
         name: initial_conditions(TrajectorySet(tmp_path, dataset, (0, 2), [], SETTING.domain))
@@ -206,6 +225,7 @@ def test_equal_positions_start_alike_but_for_batches(tmp_path: Path):
     assert whole == [("advection_1d", 0), ("advection_1d", 2)] and some == [("advection_1d", 2), ("advection_1d", 9)]
     (batch,) = (name for name, dataset in datasets.items() if dataset.family == "incompressible_ns_2d")
     assert found[batch] == [(batch, 0), (batch, 2)]
+    assert [("compressible_ns_1d", 7)] * 2 in found.values()
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Violations are zero for what obeys the physics and measure what does not."""
 
+from dataclasses import replace
 from math import pi
 
 import pytest
@@ -51,6 +52,15 @@ def test_conservation_is_the_relative_change_of_the_integral():
     assert torch.allclose(drift[:, :, 0], torch.tensor([0.0, 0.1], dtype=torch.float64), atol=1e-12)
     gas = state("compressible_ns_1d")
     assert "conservation" not in violations(dataset("compressible_ns_1d", boundary="outflow"), gas[:, None], gas)
+
+
+def test_the_residual_is_the_change_that_no_term_explains():
+    """A uniform wave of 2 that is 3 a step later has an unexplained change of a half, whatever the time step."""
+    u_0 = torch.full((1, 1, 8), 2.0)
+    for dt in (0.1, 0.5):
+        waves = replace(dataset("advection_1d"), times=(0.0, dt))
+        found = violations(waves, torch.stack((u_0, u_0 + 1), dim=1), u_0)["residual"]
+        torch.testing.assert_close(found, torch.full((1, 1, 1), 0.5))
 
 
 def test_positivity_measures_how_far_below_zero():

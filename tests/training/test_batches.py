@@ -11,7 +11,8 @@ import torch
 from tests.training.jobs import section
 from tests.training.toys import NUM_TOKENS, toy_batches, toy_stage
 from ups.errors import ConfigFault, LostWorker
-from ups.training.batches import Batches, Share
+from ups.training.batches import Batches, BatchSampler, Share
+from ups.training.stage import batch_size
 
 STEPS = range(12)
 
@@ -63,6 +64,25 @@ def test_families_are_drawn_by_samples_and_dimensions(balance: float):
     weights = toy_stage().weights(section(balance=balance, family_weights_by_dimension=[2.0, 3.0, 7.0]))
     expected = {"advection_1d": 2.0 * 50**balance, "burgers_1d": 2.0 * 20**balance, "darcy_2d": 3.0 * 7**balance}
     assert weights == pytest.approx(expected)
+
+
+def test_another_seed_draws_other_samples():
+    """Families and samples of a step follow from the seed and the step."""
+    stage, config = toy_stage(), section()
+    drawn = []
+    for seed in (0, 0, 1):
+        sampler = BatchSampler(stage.train, stage.batch_sizes(config), stage.weights(config), seed)
+        drawn.append([(key, *samples) for key, samples in map(sampler.draw, STEPS)])
+    assert drawn[0] == drawn[1] and all(one != other for one, other in zip(drawn[0], drawn[2], strict=True))
+    assert len(set(drawn[0])) == len(STEPS)
+
+
+@pytest.mark.parametrize(
+    ("batch_tokens", "num_tokens", "size"), [(160, 10, 16), (139, 10, 12), (141, 10, 16), (40, 100, 4), (1, 1, 4)]
+)
+def test_a_batch_has_the_nearest_number_of_tokens(batch_tokens: int, num_tokens: int, size: int):
+    """The size is the multiple of four whose tokens are nearest to those asked for, and at least four."""
+    assert batch_size(batch_tokens, num_tokens, 4) == size
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 22, 23])

@@ -184,6 +184,24 @@ def test_an_interrupted_save_loses_no_other(tmp_path: Path, at: str):
     assert step == (12 if at == "committed" else 8) and is_true(state)
 
 
+def test_an_interrupted_removal_leaves_none_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Killed between the two files of an old checkpoint, a run has the new one and no manifest of the old."""
+    checkpoints, unlink = saved(tmp_path, keep=1), Path.unlink
+    left = iter([False, True])
+
+    def strike(path: Path, **how: bool) -> None:
+        if path.name.startswith("step_00000012") and next(left):
+            raise Killed
+        unlink(path, **how)
+
+    monkeypatch.setattr(Path, "unlink", strike)
+    checkpoints.save(16, state_of(16))
+    with pytest.raises(Killed):
+        checkpoints.wait()
+    monkeypatch.undo()
+    assert Checkpoints(tmp_path, 1).steps() == [16]
+
+
 def test_clean_up_removes_what_no_manifest_names(tmp_path: Path):
     """Temporary files and states without manifest go, the others stay."""
     checkpoints = saved(tmp_path)

@@ -3,9 +3,13 @@
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from tests.backbones import small
 from ups.data.pdebench import FAMILIES
-from ups.training.inputs import model_settings
+from ups.models.sizes import Sizes
+from ups.models.state_statistics import StateStatistics
+from ups.training.inputs import model_settings, set_statistics
 
 
 def test_sizes_are_those_of_each_family():
@@ -29,6 +33,22 @@ def test_sizes_are_those_of_each_family():
         "latent_channels": {"advection_1d": 4, "darcy_2d": 16},
         "coefficient_channels": {"darcy_2d": 12},
     }
+
+
+def test_statistics_are_the_largest_of_a_familys_datasets():
+    """Each field has its own, repeated over its components, at least 0.001; rows of other families stay as they are."""
+    rms = {"slow": [0.5, 0.0, 3.0], "fast": [2.0, 0.0, 1.0], "flow": [9.0]}
+    families = {"slow": "compressible_ns_1d", "fast": "compressible_ns_1d", "flow": "darcy_2d"}
+    channels = {"compressible_ns_1d": 6, "darcy_2d": 4}
+    datasets = {name: entry(family, grid=[8], fields=channels[family]) for name, family in families.items()}
+    datasets = {name: one | {"statistics": {"step_rms": rms[name]}} for name, one in datasets.items()}
+    names = ("burgers_1d", "compressible_ns_1d", "darcy_2d")
+    statistics = StateStatistics(Sizes(names, (1, 1, 2), (1, 3, 1), (2, 6, 4), (0, 0, 0), 1))
+    set_statistics(statistics, SimpleNamespace(datasets=datasets))
+    expected = [[1.0] * 6, [2.0, 2.0, 0.001, 0.001, 3.0, 3.0], [9.0] * 4 + [1.0] * 2]
+    torch.testing.assert_close(statistics.step_rms, torch.tensor(expected))
+    average = torch.block_diag(*[torch.full((2, 2), 0.5)] * 3)
+    assert torch.equal(statistics.field_average[1], average)
 
 
 def entry(family: str, grid: list[int], **channels: int) -> dict[str, Any]:

@@ -151,6 +151,14 @@ def test_training_ends_early(run: Run, monkeypatch: pytest.MonkeyPatch):
     assert (run.folder / "weights.pt").is_file()
 
 
+def test_validations_have_the_same_noise(tmp_path: Path):
+    """Noise of validation follows from the seed and the family, so that losses of different steps can be compared."""
+    stage = replace(toy_stage(), loss=lambda model, batch, draw: draw.normal())
+    run, first, second = toy_run(tmp_path), section(seed=0), section(seed=1)
+    losses = [loop.validate(stage, stage.model, config, run, ranks()) for config in (first, first, second)]
+    assert losses[0] == losses[1] and len({*losses[0].values(), *losses[2].values()}) == 2 * len(losses[0])
+
+
 def test_a_model_knows_its_last_validation_error(run: Run):
     """Model and weights have the loss of every family, which the noise follows, and zero for the other families."""
     config = section(steps=8, validate_every=4)

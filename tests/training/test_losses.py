@@ -1,6 +1,7 @@
 """Further terms of the operator's loss: exact values on analytic fields, and gradients where they are violated."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ups.training.distributed import Draw
 from ups.training.losses import (
     TERMS,
     TermSum,
+    Transition,
     boundary_error,
     conservation_error,
     divergence_error,
@@ -91,6 +93,14 @@ def test_spectral_error_is_along_space_and_blind_to_phase():
     assert spectral_error(sine.mT, sine, (True, True)) > 0.1
 
 
+def test_spectral_error_counts_both_axes_alike():
+    """Of two equally strong sines along x and y one is too strong by 0.3: 0.3 / sqrt(2) of their band, either one."""
+    x, y = (torch.sin(2 * torch.pi * 3 * c) for c in torch.meshgrid(cells(16), cells(16), indexing="ij"))
+    for change in (0.3 * x, 0.3 * y):
+        value = spectral_error((x + y + change)[None, None, None], (x + y)[None, None, None], (True, True))
+        torch.testing.assert_close(value, torch.tensor([0.3 / 2**0.5 / 4]), atol=1e-5, rtol=1e-4)
+
+
 def test_spectral_error_mirrors_axes_with_walls():
     """Half a cosine between walls is one mode, so that its relative error is that of its statistics."""
     cosine = torch.cos(torch.pi * 3 * cells(32))[None, None, None]
@@ -114,12 +124,15 @@ def test_positivity_error_is_what_lies_below_zero():
 
 
 def test_boundary_error_sees_the_faces_of_walls_alone():
-    """An error of 1 on the faces of x beside a truth of 2 is 0.5; one inside, or on faces of periodic y, is nothing."""
+    """1 on the faces of x beside a truth of 2 is 0.5, less on one of them; inside, or on periodic y, it is nothing."""
     u_ref = torch.full((1, 1, 6, 5), 2.0)
     faces, elsewhere = u_ref.clone(), u_ref.clone()
     faces[:, :, [0, -1]] += 1.0
     elsewhere[:, :, 1:-1] += 1.0
     torch.testing.assert_close(boundary_error(faces, u_ref, NO_FLOOR, (False, True)), torch.tensor([0.5]))
+    for face in (0, -1):
+        one = u_ref.index_add(2, torch.tensor([face % 6]), torch.ones(1, 1, 1, 5))
+        torch.testing.assert_close(boundary_error(one, u_ref, NO_FLOOR, (False, True)), torch.tensor([0.5**1.5]))
     assert boundary_error(elsewhere, u_ref, NO_FLOOR, (False, True)) < 1e-6
 
 
@@ -150,6 +163,15 @@ def transition_batch(family: str, known: Codec) -> LatentBatch:
     for axis in range(len(group.grid)):
         condition[:, boundary_feature(axis, FAMILIES[family].boundary)] = 1.0
     return LatentBatch(Domain(family, group.token_grid, periodic), z, z_next, z[..., :0], condition)
+
+
+def test_the_floor_is_a_thousandth_of_the_usual_magnitude():
+    """Of a field of mean 3 and deviation 1 it is sqrt(10) / 1000, of one whose logarithm has the mean 3 e^3 / 1000."""
+    for log, size in ((False, 10**0.5), (True, math.exp(3))):
+        known = codec("burgers_1d", mean=3.0, log=log)
+        batch = transition_batch("burgers_1d", known)
+        step = Transition(batch.z, batch.z_next, batch.z, torch.ones(B, 1, 2), batch, known)
+        torch.testing.assert_close(step.floor, torch.tensor([1e-3 * size]))
 
 
 def operator_of(batch: LatentBatch) -> Operator:

@@ -13,6 +13,7 @@ from tests.training.jobs import section
 from tests.training.toys import ranks, toy_batches, toy_run, toy_stage, toy_update
 from ups.errors import OutOfMemory
 from ups.models.blocks import Blocks
+from ups.training import parallel
 from ups.training import update as update_module
 from ups.training.injection import Injection
 from ups.training.update import StepResult, Update
@@ -86,6 +87,25 @@ def test_a_gradient_not_fit_to_use_changes_no_bit(tmp_path: Path, kind: str, mon
     assert_equal([after["model"], after["optimizer"]], [before["model"], before["optimizer"]])
     assert (float(result.loss), float(result.taken)) == (0.0, 0.0)
     assert [float(value) for value in update.norms()[2:]] == [1.0, 5.0]
+
+
+def test_the_first_of_several_skipped_steps_is_known(tmp_path: Path):
+    """Of steps 1 and 3, whose gradients were unusable, there are two and the first is 1."""
+    update = toy_update(tmp_path, section(), ("nan", 1), ("nan", 3))
+    take(update, tmp_path, *range(5))
+    assert [float(value) for value in update.norms()[2:]] == [2.0, 1.0]
+
+
+def test_the_mean_norm_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Settled after two steps, the mean of norms 1, 3, 6, 8 is 1, then 2, and then moves by half of the difference."""
+    norms, means = iter([1.0, 3.0, 6.0, 8.0]), []
+    monkeypatch.setattr(update_module, "SETTLED_STEPS", 2)
+    monkeypatch.setattr(parallel, "clip_gradients", lambda *_: torch.tensor(next(norms)))
+    update = toy_update(tmp_path, section(spike_factor=10.0))
+    for step in range(4):
+        take(update, tmp_path, step)
+        means.append(float(update.mean_norm))
+    assert means == [1.0, 2.0, 4.0, 6.0]
 
 
 def test_the_norm_of_a_skipped_step_spoils_no_mean(tmp_path: Path):

@@ -1,16 +1,22 @@
 """What the denoiser learns: what the operator misses in a step, and the steady model in a solution."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.training.jobs import section
 from tests.untrained import make_root_of
 from ups.data.pdebench import FAMILIES
+from ups.data.samples import LatentBatch
 from ups.models.operator import Operator, SteadyModel
 from ups.models.weights import from_settings, load_model
 from ups.runs.run import Run
 from ups.training.distributed import Draw
 from ups.training.inputs import field_rms
+from ups.training.stage import Stage
 from ups.training.stages import consistency, diffusion, operator, steady
 from ups.training.stages.diffusion import Residuals, residual_power
 
@@ -74,3 +80,51 @@ def test_only_families_with_a_model_have_residuals(run: Run):
     alone = Run(**{**vars(run), "inputs": {key: run.inputs[key] for key in ("latent_cache", "operator")}})
     assert diffusion.build(section("diffusion"), alone).train.families == ["compressible_ns_1d"]
     assert diffusion.build(section("diffusion"), run).train.families == ["compressible_ns_1d", "darcy_2d"]
+
+
+class Recorder:
+    """A model that keeps the noisy residuals and levels that it gets, and returns a multiple of the residuals."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor, self.x, self.sigma = factor, [], []
+
+    def __call__(self, x: Tensor, sigma: Tensor, **_: object) -> Tensor:
+        self.x.append(x)
+        self.sigma.append(sigma)
+        return self.factor * x
+
+
+def missed(run: Run, stage: Stage) -> tuple[LatentBatch, Tensor]:
+    """Two samples of which the operator misses 0.01 and 30 units, and these residuals y (B, N, D)."""
+    batch, residuals = stage.valid.load("compressible_ns_1d", np.arange(2)), Residuals(run)
+    context = residuals.standardized(batch, stage.model)[1]
+    unit = stage.model.residual_unit(context, batch.domain) * torch.tensor([0.01, 30.0])[:, None, None]
+    batch = replace(batch, z_next=context.z_pred + unit)
+    return batch, residuals.standardized(batch, stage.model)[0]
+
+
+def draw(step: int) -> Draw:
+    """The random numbers of a step for two samples."""
+    return Draw((0, 2, step), 2, slice(0, 2), torch.device("cpu"), step)
+
+
+def test_no_sample_dominates_the_denoising_loss(run: Run):
+    """Of D = 0 the loss is (sigma^2 + 1) / sigma^2 times y^2, but times 1 where y is larger."""
+    stage, zero = diffusion.build(section("diffusion"), run), Recorder(0.0)
+    batch, y = missed(run, stage)
+    values = stage.loss(zero, batch, draw(0))
+    (sigma,) = zero.sigma
+    power = y.square().mean((1, 2))
+    assert power.tolist() == pytest.approx([1e-4, 900.0], rel=0.01)
+    torch.testing.assert_close(values, (1 + sigma**-2) * power.clamp(max=1.0))
+
+
+def test_no_sample_dominates_the_loss_of_the_student(run: Run):
+    """Of D = x at the levels t and s the loss is (t - s) n^2 over the power of the residual, but at least over 1."""
+    run = Run.read(run.data_root / "06_models/consistency/0")
+    stage, same = consistency.build(section("consistency"), run), Recorder(1.0)
+    batch, y = missed(run, stage)
+    values = stage.loss(same, batch, draw(0))
+    (t, s), n = same.sigma, (same.x[0] - y) / same.sigma[0][:, None, None]
+    power = y.square().mean((1, 2)).clamp(min=1.0)
+    torch.testing.assert_close(values, (t - s) * n.square().mean((1, 2)) / power, rtol=1e-3, atol=0.0)

@@ -9,6 +9,7 @@ import torch
 
 from tests.training.jobs import SIZES, assert_same_training, launched, lines_of, noisy, section
 from tests.untrained import make_root, receipt
+from ups.config import OperatorConfig
 from ups.data.samples import LatentSamples
 from ups.data.simulate import simulate
 from ups.errors import ConfigFault
@@ -84,6 +85,19 @@ def test_its_loss_is_that_of_the_operator(root: Path, stage: Stage):
     assert torch.equal(stage.loss(stage.model, batch, draw()), expected)
     without_noise = operator.build(section("operator", noise=noisy(0.0)), run_of(root, Path()))
     assert not torch.equal(without_noise.loss(stage.model, batch, draw()), expected)
+
+
+def test_its_schedules_are_those_of_its_own_steps(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The section of the operator with the number of steps that this stage has."""
+    sections = []
+
+    def build(config: OperatorConfig, run: Run) -> Stage:
+        sections.append(config)
+        return operator.build(config, run)
+
+    monkeypatch.setattr(finetune, "build_operator", build)
+    finetune.build(section("finetune", steps=7), run_of(root, tmp_path))
+    assert sections == [section("operator", steps=7)]
 
 
 def draw() -> Draw:
