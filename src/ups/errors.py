@@ -1,15 +1,24 @@
 """Faults: failures that a person, file or machine can cause; each ends `kedro run` with its exit code and one line."""
 
 
+def printable(text: str) -> str:
+    """Text in which every character that cannot be printed, but for line breaks, is replaced by its code (`\\x1b`)."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 class Fault(Exception):
     """A failure with a known cause; its message is one line with what failed, where, and the remedy.
 
+    Characters that a terminal may obey, such as an escape sequence in the name of a file, are replaced by their codes.
     `rank` is the training process that failed, `signal` the name of the signal that killed it.
     """
 
     exit_code, kind = 70, "internal"
     rank: int | None = None
     signal: str | None = None
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(message))
 
 
 class ConfigFault(Fault, ValueError):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -98,10 +99,11 @@ def bomb(file: h5py.File) -> None:
     file.create_dataset("x-coordinate", (2**25,), np.float32)
 
 
-def large_snapshots(file: h5py.File) -> None:
-    """Snapshots of a hundred gigabytes in chunks of moderate size, all of them there."""
+def large_snapshots(file: h5py.File, side: int = 2**17, chunk: int = 2**12, junk: int = 0) -> None:
+    """Snapshots of a hundred gigabytes in chunks of moderate size, all of them there, and `junk` bytes of ballast."""
     del file["tensor"], file["nu"]
-    side, chunk, packed = 2**17, 2**12, zlib.compress(bytes(100))
+    packed = zlib.compress(bytes(100))
+    file["junk"] = np.zeros(junk, np.int8)
     for name, shape in (("tensor", (1, 1, side, side)), ("nu", (1, side, side))):
         chunks = (1,) * (len(shape) - 2) + (chunk, chunk)
         dataset = file.create_dataset(name, shape, np.float32, chunks=chunks, compression="gzip")
@@ -177,7 +179,8 @@ HOSTILE: dict[str, tuple[str, Edit, str]] = {
     "absurd times": ("advection_1d", swap(T, shaped(2**40, chunks=(8,))), "absurd shape"),
     "absurd coordinates": ("advection_1d", swap(X, shaped(2**30)), "absurd shape|never written"),
     "absurd chunks": ("advection_1d", bomb, "absurd chunks"),
-    "absurd snapshots": ("darcy_2d", large_snapshots, "absurd grid"),
+    "absurd snapshots": ("darcy_2d", partial(large_snapshots, side=2**14, junk=2**25), "absurd grid"),
+    "absurd unpacking": ("darcy_2d", large_snapshots, "unpacks to 68719476736 bytes"),
     "unlimited and empty": ("advection_1d", swap("tensor", shaped(0, 5, 8, maxshape=(None, 5, 8))), "empty"),
     "no axes": ("advection_1d", swap("tensor", shaped()), "axes"),
     "null space": ("advection_1d", swap("tensor", lambda f, n, s: f.create_dataset(n, data=h5py.Empty("f4"))), "axes"),
@@ -244,4 +247,4 @@ def test_refusal_needs_no_memory(write):
     completed = subprocess.run(
         command, capture_output=True, text=True, preexec_fn=limit, timeout=60, check=True, env=environment
     )
-    assert [("absurd" in line) for line in completed.stdout.splitlines()] == [True] * 3
+    assert ["absurd" in line or "unpacks" in line for line in completed.stdout.splitlines()] == [True] * 3

@@ -2,10 +2,11 @@
 
 A damaged or malicious file can refer to other files, plug-in filters, or shapes that exhaust the memory. Only
 complete floating-point arrays that are stored in the file itself are read; anything else is a `DataFault` in one line.
+HDF5 itself crashes or hangs on some damaged files: `ups.data.inspection` is the first to read a file for that reason.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -22,10 +23,16 @@ MAX_ELEMENTS = 2**40  # of a dataset
 MAX_SMALL_ELEMENTS = 2**24  # of an array that is read at once: coordinates, times
 MAX_CHUNK_BYTES = 2**28  # unpacked
 MAX_ATTRIBUTE_ELEMENTS = 2**10
+MAX_TEXT_BYTES = 2**12  # of an attribute
+MAX_NAMES = 2**20  # at the root of a file
+MAX_UNPACKED_RATIO, FREE_UNPACKED_BYTES = 32, 2**26  # an array may have 64 MiB, or 32 times the bytes of its file
 PLAIN_FILTERS = {h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32, h5z.FILTER_SZIP, h5z.FILTER_LZF}
 ONE_NUMBER = "expected one finite number"
 # Raised by h5py on damaged structures, for which it has no class of its own.
 CORRUPTION = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+
+before_access: Callable[[str], object] = lambda path: None
+"""Called with the path of a file before every access to its content; `ups.data.inspection` limits the time there."""
 
 
 def file_fault(path: Path | str, what: str, remedy: str = "download or generate the file again") -> DataFault:
@@ -36,6 +43,7 @@ def file_fault(path: Path | str, what: str, remedy: str = "download or generate 
 @contextmanager
 def _corruption_faults(stored: h5py.File | h5py.Dataset, what: str) -> Iterator[None]:
     """Turn the errors of h5py on a damaged file or dataset into a fault that says `what` is wrong with it."""
+    before_access(stored.file.filename)
     try:
         yield
     except DataFault:  # a ValueError as well
@@ -48,7 +56,9 @@ def _corruption_faults(stored: h5py.File | h5py.Dataset, what: str) -> Iterator[
 def open_file(path: Path) -> h5py.File:
     """Open an HDF5 file for reading; a file with another signature is refused before h5py opens it."""
     if not path.is_file():
-        raise file_fault(path, "no such file", "check the folder and the name, or download it")
+        what = "is no regular file" if path.exists() else "no such file"
+        raise file_fault(path, what, "check the folder and the name, or download it")
+    before_access(str(path))
     try:
         with path.open("rb") as stream:
             head = stream.read(80)
@@ -74,6 +84,8 @@ def describe_content(head: bytes) -> str:
 def list_names(file: h5py.File) -> list[str]:
     """Sorted names of the groups and datasets at the root of a file."""
     with _corruption_faults(file, "the list of its contents is damaged"):
+        if len(file) > MAX_NAMES:
+            raise file_fault(file.filename, f"holds {len(file)} groups and datasets, at most {MAX_NAMES} are read")
         names = list(file)
     if not all(isinstance(name, str) for name in names):
         raise file_fault(file.filename, "the list of its contents is damaged (names that are not text)")
@@ -98,10 +110,15 @@ def read_number(file: h5py.File, attribute: str) -> float | None:
 
 
 def read_text(file: h5py.File, attribute: str) -> str | None:
-    """A text attribute of the file, None where there is none or one of another type."""
+    """A text attribute of fixed length in ASCII, None where there is none; a text of variable length is refused."""
     with _corruption_faults(file, f"attribute {attribute!r} is damaged"):
-        value = file.attrs.get(attribute)
-    return value if isinstance(value, str) else None
+        if attribute not in file.attrs:
+            return None
+        stored = file.attrs.get_id(attribute)  # a text of variable length shows its size only when it is read
+        if stored.dtype.kind != "S" or stored.shape != () or stored.dtype.itemsize > MAX_TEXT_BYTES:
+            what = f"attribute {attribute!r} is no text of fixed length with at most {MAX_TEXT_BYTES} bytes"
+            raise file_fault(file.filename, what)
+        return bytes(file.attrs[attribute]).decode("ascii")
 
 
 def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:
@@ -143,6 +160,9 @@ def open_array(file: h5py.File, name: str, rank: int, kind: str = "f") -> h5py.D
         raise file_fault(file.filename, f"{name!r} claims the absurd shape {shape}")
     if not _is_stored(dataset):
         raise file_fault(file.filename, f"parts of {name!r} were never written")
+    if dataset.nbytes > max(FREE_UNPACKED_BYTES, MAX_UNPACKED_RATIO * file.id.get_filesize()):
+        what = f"{name!r} unpacks to {dataset.nbytes} bytes, over {MAX_UNPACKED_RATIO} times the size of the file"
+        raise file_fault(file.filename, what)
     return dataset
 
 

@@ -16,7 +16,10 @@ from ups.data.families import Family
 from ups.data.hdf5 import MAX_SMALL_ELEMENTS, file_fault, list_names, open_array, open_dataset, read_array, read_number
 from ups.data.pdebench import FAMILIES
 
-MAX_SNAPSHOT_ELEMENTS = 2**28  # of all fields at one time
+MAX_SNAPSHOT_ELEMENTS = 2**26  # of all fields at one time: four fields on 256^3 points
+MAX_TRAJECTORY_ELEMENTS = 2**30  # PDEBench's largest, of the incompressible family, has 2**29.6
+MAX_SNAPSHOTS = 2**16  # of a trajectory
+MAX_TRAJECTORIES = 2**20  # of a file
 POSITIONS_DATASET = "ups_trajectories"  # positions of the trajectories of a partial file in the published one
 TOLERANCE = 1e-3  # deviation from a uniform step, relative to the step; float32 coordinates reach about 1e-5
 
@@ -49,8 +52,13 @@ def inspect_file(file: h5py.File, family: Family) -> Contents:
     """Check names, shapes, types, coordinates and times of a file; its values are checked by `normalization`."""
     inspect = {"groups": _inspect_groups, "batch": _inspect_batch}.get(family.layout, _inspect_arrays)
     contents = inspect(file, family)
-    if math.prod(contents.grid) * len(family.fields) > MAX_SNAPSHOT_ELEMENTS:
+    if contents.count > MAX_TRAJECTORIES:
+        raise file_fault(file.filename, f"has an absurd number of {contents.count} trajectories")
+    num_elements = math.prod(contents.grid) * len(family.fields)
+    if num_elements > MAX_SNAPSHOT_ELEMENTS:
         raise file_fault(file.filename, f"has snapshots on an absurd grid of {contents.grid}")
+    if (num_elements := num_elements * len(contents.times)) > MAX_TRAJECTORY_ELEMENTS:
+        raise file_fault(file.filename, f"has trajectories of {num_elements} values, over {MAX_TRAJECTORY_ELEMENTS}")
     return contents
 
 
@@ -147,7 +155,7 @@ def _inspect_batch(file: h5py.File, family: Family) -> Contents:
     _expect_shape(file, "particles", (count, num_snapshots, *grid, 1))
     _expect_shape(file, "force", (count, *grid, len(grid)))
     _expect_shape(file, "t", (count, num_snapshots))
-    if count * num_snapshots > MAX_SMALL_ELEMENTS:
+    if num_snapshots > MAX_SNAPSHOTS or count * num_snapshots > MAX_SMALL_ELEMENTS:
         raise file_fault(file.filename, f"has an absurd number of {count} x {num_snapshots} snapshots")
     times = read_array(open_dataset(file, "t"), 2)
     for row in times:
@@ -171,6 +179,8 @@ def _expect_shape(file: h5py.File, name: str, expected: tuple[int, ...]) -> None
 
 
 def _read_times(file: h5py.File, name: str, num_snapshots: int) -> tuple[float, ...]:
+    if num_snapshots > MAX_SNAPSHOTS:
+        raise file_fault(file.filename, f"has an absurd number of {num_snapshots} snapshots")
     times = read_array(open_array(file, name, 1), 1)
     # PDEBench's generators write one entry more than there are snapshots.
     if len(times) not in (num_snapshots, num_snapshots + 1):

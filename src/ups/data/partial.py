@@ -7,6 +7,7 @@ parts: its trajectories as plain bytes, and its HDF5 structure, which h5py build
 import io
 import math
 import os
+import re
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from ups.data.download import lock
 from ups.data.families import Family
 from ups.data.hdf5 import CORRUPTION, file_fault, list_names, open_array, open_file, read_text
 from ups.data.http import Advance, HTTPFile, new_session
+from ups.data.inspection import inspect
 from ups.data.layouts import POSITIONS_DATASET, inspect_file
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import PARTIAL_LAYOUTS
@@ -29,6 +31,7 @@ from ups.errors import ConfigFault, DataFault, Fault
 from ups.files import storage_faults
 
 MARKER = "ups_partial"  # attribute with the origin of a partial file
+MARKER_PATTERN = r"trajectories ([\d,-]+|\d+ chosen ones) of \d+ of [\w.+-]+, MD5 \w+"
 MAX_RANGES_NAMED = 20
 MAX_ATTRIBUTE_BYTES = 2**12
 
@@ -142,7 +145,10 @@ def _open_part(target: Path, validator: str | None, content: str) -> Iterator[Bi
 def read_marker(path: Path) -> str | None:
     """Origin of a partial file, one phrase; None for a whole file."""
     with open_file(path) as file:
-        return read_text(file, MARKER)
+        marker = read_text(file, MARKER)
+    if marker is not None and not re.fullmatch(MARKER_PATTERN, marker, re.ASCII):
+        raise file_fault(path, f"its attribute {MARKER!r} was not written by this program")
+    return marker
 
 
 def _marker(positions: Sequence[int], total: int | str, file: PublishedFile) -> str:
@@ -158,7 +164,7 @@ def _ranges(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _expect_marker(path: Path, positions: Sequence[int], file: PublishedFile) -> None:
-    marker = read_marker(path) or "not a partial file"
+    marker = inspect("marker", path=path) or "not a partial file"
     start, end = _marker(positions, "*", file).split("*", 1)
     if not (marker.startswith(start) and marker.endswith(end)):
         raise file_fault(path, f"is {marker}", "delete it to fetch it anew")
@@ -204,7 +210,7 @@ def _build_small(
     small, places = SparseBuffer(), []
     with h5py.File(small, "w") as file:
         file.attrs.update({name: source.attrs[name] for name in source.attrs if _is_number(source.attrs.get_id(name))})
-        file.attrs[MARKER] = marker
+        file.attrs[MARKER] = np.bytes_(marker)
         if list(positions) != list(range(len(positions))):
             file[POSITIONS_DATASET] = np.asarray(positions, np.int64)
         for name in sorted({f"{axis}-coordinate" for axis in (*family.axes, "t")} & set(list_names(source))):

@@ -1,16 +1,16 @@
 """Scores of other files and other models: PDEBench files of a folder, fine-tuned operators, baselines."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ups.config import EvaluationConfig
 from ups.data.families import Dataset, condition_features
 from ups.data.hdf5 import file_fault
+from ups.data.inspection import inspect
 from ups.data.latent_cache import LatentCache
-from ups.data.normalization import check_values
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
-from ups.data.trajectories import find_datasets
 from ups.evaluation.predictions import plain_method
 from ups.evaluation.scores import TrajectorySet, held_out, score_sets
 from ups.models.baselines import grid_model
@@ -31,7 +31,8 @@ def external_sets(folder: Path, names: list[str], trained: Trained) -> list[Traj
     """
     codec = load_model(MODELS["codec"], trained.data_root, trained.stages["codec"])
     cache = trained.cache()
-    return [_external_set(folder, dataset, codec, cache) for dataset in find_datasets(folder, names).values()]
+    datasets = map(Dataset.from_json, inspect("find", folder=folder, names=names).values())
+    return [_external_set(folder, dataset, codec, cache) for dataset in datasets]
 
 
 def score_external(
@@ -40,7 +41,7 @@ def score_external(
     """Check every value of the files, then score them; arrays for figures are written into `folder`."""
     with ProgressBar("check", sum(len(each.indices) for each in sets), "trajectories") as bar:
         for each in sets:
-            check_values(each.folder, each.dataset, bar.advance)
+            inspect("check", bar.advance, folder=each.folder, dataset=asdict(each.dataset))
     return {"records": score_sets(folder, trained.surrogate(device), sets, config, device)}
 
 

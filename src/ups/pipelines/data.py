@@ -1,18 +1,15 @@
 """Pipeline `data`: from a source of raw files to checked and split datasets with statistics."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 from kedro.pipeline import Pipeline
 
 from ups.config import DownloadConfig, SimulateConfig, SplitConfig
 from ups.data.families import Dataset
+from ups.data.inspection import inspect
 from ups.data.layouts import digests_of
-from ups.data.normalization import fit_normalization as fit
 from ups.data.plan import log_plan, make_plan, select
 from ups.data.sources import Files, download_files, list_files, simulate_files
-from ups.data.splits import split
-from ups.data.trajectories import find_single_grid_datasets
 from ups.pipelines import cached, step
 from ups.runs.progress import ProgressBar, TransferBars
 from ups.runs.stage_cache import Receipt, code_digest
@@ -66,10 +63,7 @@ def describe_datasets(
     inputs = {"sources": files, "families": digests_of(sorted(files))}
 
     def work(folder: Path) -> Receipt:
-        datasets = find_single_grid_datasets(raw, sorted(files))
-        splits = split(raw, datasets, config.seed, config.valid_fraction, config.test_fraction)
-        described = {name: asdict(dataset) for name, dataset in datasets.items()}
-        return inputs | {"datasets": described, "splits": splits}
+        return inputs | inspect("describe", folder=raw, names=sorted(files), **config.model_dump())
 
     return cached("describe_datasets", data_root, "04_feature/datasets", "ups.data.splits", config, inputs)(work)
 
@@ -78,10 +72,10 @@ def fit_normalization(datasets: Receipt, raw: Path, data_root: Path) -> Receipt:
     """Read all values once: refuse what is not finite, take statistics from the training split."""
 
     def work(folder: Path) -> Receipt:
-        described = {name: Dataset.from_json(entry) for name, entry in datasets["datasets"].items()}
-        total = sum(dataset.num_trajectories for dataset in described.values())
+        described, splits = datasets["datasets"], datasets["splits"]
+        total = sum(Dataset.from_json(entry).num_trajectories for entry in described.values())
         with ProgressBar("fit_normalization", total, "trajectories") as bar:
-            return {"statistics": fit(raw, described, datasets["splits"], bar.advance)}
+            return {"statistics": inspect("fit", bar.advance, folder=raw, datasets=described, splits=splits)}
 
     module = "ups.data.normalization"
     return cached("fit_normalization", data_root, "04_feature/normalization", module, None, datasets)(work)

@@ -1,0 +1,158 @@
+"""First reading of HDF5 files of unknown origin, in a child process with limits of time and memory.
+
+HDF5 itself crashes, hangs or exhausts the memory on some damaged files. The child that reads such a file dies, which is
+a fault in one line; what it has read without a fault can be read in this process afterwards. Request and answer are
+JSON, one line each; between them the child names each file that it opens and counts the trajectories it has read.
+"""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from os import environ
+from pathlib import Path
+from typing import Any
+
+from ups.data import hdf5
+from ups.data.families import Dataset
+from ups.data.hdf5 import file_fault
+from ups.errors import DataFault
+
+CPU_SECONDS = 5  # from one access to a file to the next
+MEMORY_BYTES = 5 * 2**30  # address space of the child
+LIMITS = {signal.SIGPROF: f"took more than {CPU_SECONDS} s of computing for one access"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HDF5_PLUGIN_PATH": ""}
+
+Advance = Callable[[int], object]
+
+
+def inspect(task: str, advance: Advance | None = None, **request: Any) -> Any:
+    """The answer of the function `task` of this module to `request`; `advance(1)` follows each trajectory read.
+
+    Raises:
+        DataFault: a file is refused, or the child that read it died or reached a limit.
+    """
+    command = [sys.executable, "-P", "-m", __name__, task]
+    request_line = json.dumps(request, default=str)
+    with tempfile.TemporaryFile("w+") as errors:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors, "encoding": "utf-8"}
+        with subprocess.Popen(command, env=environ | ENVIRONMENT, **pipes) as child:
+            try:
+                answer, path = _converse(child, request_line, advance)
+            finally:
+                child.kill()
+        if "result" in answer:
+            return answer["result"]
+        if "fault" in answer:
+            raise DataFault(answer["fault"])
+        if "no_memory" in answer:
+            raise file_fault(path, f"needs more than {MEMORY_BYTES / 2**30:g} GiB of memory to be read")
+        if child.returncode > 0:  # a Python error: a defect of this project
+            errors.seek(0)
+            raise RuntimeError(f"inspection of {path}: {errors.read()[-4000:]}")
+    name = signal.Signals(-child.returncode)
+    raise file_fault(path, LIMITS.get(name, f"crashed HDF5 ({name.name}), so it is damaged"))
+
+
+def _converse(child: subprocess.Popen, request: str, advance: Advance | None) -> tuple[dict[str, Any], str]:
+    """The child's answer, empty if it died, and the last file that it opened."""
+    assert child.stdin is not None and child.stdout is not None
+    message: dict[str, Any] = {}
+    path = ""
+    with suppress(BrokenPipeError), child.stdin as stream:  # a child that is dead already is reported below
+        stream.write(request)
+    for line in child.stdout:
+        message = json.loads(line)
+        path = message.get("file", path)
+        if "advance" in message and advance is not None:
+            advance(message["advance"])
+    child.wait()
+    return message if child.returncode == 0 else {}, path
+
+
+def describe(folder: str, names: list[str], seed: int, valid_fraction: float, test_fraction: float) -> dict[str, Any]:
+    """The datasets of the files `names`, one grid per family, and their splits, as JSON."""
+    from ups.data.splits import split
+    from ups.data.trajectories import find_single_grid_datasets
+
+    datasets = find_single_grid_datasets(Path(folder), names)
+    splits = split(Path(folder), datasets, seed, valid_fraction, test_fraction)
+    return {"datasets": {name: asdict(dataset) for name, dataset in datasets.items()}, "splits": splits}
+
+
+def find(folder: str, names: list[str]) -> dict[str, Any]:
+    """The datasets of the files `names`, as JSON."""
+    from ups.data.trajectories import find_datasets
+
+    return {name: asdict(dataset) for name, dataset in find_datasets(Path(folder), names).items()}
+
+
+def fit(folder: str, datasets: dict[str, Any], splits: dict[str, dict[str, list[int]]]) -> dict[str, Any]:
+    """The statistics of described datasets, all values of which are checked."""
+    from ups.data.normalization import fit_normalization
+
+    described = {name: Dataset.from_json(entry) for name, entry in datasets.items()}
+    return fit_normalization(Path(folder), described, splits, lambda count: _say(advance=count))
+
+
+def check(folder: str, dataset: dict[str, Any]) -> None:
+    """Check all values of a described dataset."""
+    from ups.data.normalization import check_values
+
+    check_values(Path(folder), Dataset.from_json(dataset), lambda count: _say(advance=count))
+
+
+def marker(path: str) -> str | None:
+    """Origin of a partial file, None for a whole one."""
+    from ups.data.partial import read_marker
+
+    return read_marker(Path(path))
+
+
+TASKS: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (describe, find, fit, check, marker)
+}
+
+
+def _say(**message: Any) -> None:
+    """Send one line to the parent."""
+    print(json.dumps(message), flush=True)  # noqa: T201
+
+
+def _limit_access() -> None:
+    """Set the limits of this process; from now on the parent is told the file of every access."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # elsewhere the limit is refused or has no effect
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MEMORY_BYTES)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    current = ""
+
+    def watch(path: str) -> None:
+        nonlocal current
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        if path != current:
+            current = path
+            _say(file=path)
+
+    hdf5.before_access = watch
+
+
+def _answer(task: str, request: dict[str, Any]) -> None:
+    try:
+        _say(result=TASKS[task](**request))
+    except DataFault as fault:
+        _say(fault=str(fault))
+    except MemoryError:
+        _say(no_memory=True)
+
+
+if __name__ == "__main__":
+    _limit_access()
+    _answer(sys.argv[1], json.load(sys.stdin))
