@@ -2,7 +2,7 @@
 
 
 def printable(text: str) -> str:
-    """Text in which every character that cannot be printed, but for line breaks, is replaced by its code (`\\x1b`)."""
+    """Text in which every character that cannot be printed, but for line breaks, is replaced by its code."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 

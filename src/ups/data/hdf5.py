@@ -6,7 +6,7 @@ HDF5 itself crashes or hangs on some damaged files: `ups.data.inspection` is the
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -31,8 +31,9 @@ ONE_NUMBER = "expected one finite number"
 # Raised by h5py on damaged structures, for which it has no class of its own.
 CORRUPTION = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
-before_access: Callable[[str], object] = lambda path: None
-"""Called with the path of a file before every access to its content; `ups.data.inspection` limits the time there."""
+
+def before_access(path: str) -> None:
+    """Called before every access to the content of a file; `ups.data.inspection` puts its limit of time here."""
 
 
 def file_fault(path: Path | str, what: str, remedy: str = "download or generate the file again") -> DataFault:
