@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export DO_NOT_TRACK := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: run test lint proof
+.PHONY: run test lint proof requirements audit
 
 run: $(VENV)/installed
 	$(BIN)/kedro run --pipeline full
@@ -24,8 +24,29 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 
-$(VENV)/installed: pyproject.toml
+# Versions and hashes of all packages: renew them after a change in pyproject.toml. The CUDA libraries stand by themselves,
+# because only a CUDA build of torch needs them. TORCH_CPU: SHA-256 of the CPU build of torch for Python 3.11 on x86_64.
+CUDA := nvidia-|cuda-|triton
+TORCH_CPU := 6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b
+requirements: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[audit]'
+	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --extra dev \
+		--no-header --no-annotate --upgrade pyproject.toml - --output-file $(VENV)/all.txt
+	awk '/==/ {cuda = /^($(CUDA))/} cuda' $(VENV)/all.txt > requirements-cuda.txt
+	awk '/==/ {cuda = /^($(CUDA))/} !cuda {print} /^torch==/ {print "    --hash=sha256:$(TORCH_CPU) \\"}' \
+		$(VENV)/all.txt > requirements.txt
+
+# Known vulnerabilities of the pinned packages; needs a network.
+audit: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[audit]'
+	$(BIN)/pip-audit --strict --require-hashes --disable-pip --requirement requirements.txt
+
+$(VENV)/installed: pyproject.toml requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check > $(VENV)/missing.txt \
+		|| $(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements-cuda.txt
+	$(BIN)/python -m pip check
 	touch $@
