@@ -25,7 +25,7 @@ from ups.errors import DataFault
 
 CPU_SECONDS = 5  # from one access to a file to the next
 MEMORY_BYTES = 5 * 2**30  # address space of the child
-LIMITS = {signal.SIGPROF: f"took more than {CPU_SECONDS} s of computing for one access"}
+LIMITS = {signal.SIGPROF: f"took more than {CPU_SECONDS} seconds of computing for one access"}
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HDF5_PLUGIN_PATH": ""}
 
 Advance = Callable[[int], object]
