@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -141,6 +142,18 @@ def test_text_of_a_file_is_refused_unless_it_is_ours(tmp_path: Path, name: str):
     with pytest.raises(DataFault, match="attribute 'ups_partial'") as caught:
         inspect("marker", path=path)
     assert len(str(caught.value)) < 400 and str(caught.value).isprintable()
+
+
+def test_long_names_are_cut(tmp_path: Path):
+    """Names and types of a file may be long and hold escape codes: the line that shows them is short and printable."""
+
+    def edit(file: h5py.File) -> None:
+        del file["tensor"]
+        file["a" * 60_000], file["\x1b[2J"] = 1, 2
+
+    with pytest.raises(DataFault, match="has no 'tensor'") as caught:
+        describe(write_file(tmp_path, "advection_1d", edit=edit))
+    assert len(str(caught.value)) < 1000 and str(caught.value).isprintable()
 
 
 def test_fault_has_no_escape_codes(tmp_path: Path):

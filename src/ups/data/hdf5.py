@@ -26,6 +26,7 @@ MAX_ATTRIBUTE_ELEMENTS = 2**10
 MAX_TEXT_BYTES = 2**12  # of an attribute
 MAX_NAMES = 2**20  # at the root of a file
 MAX_UNPACKED_RATIO, FREE_UNPACKED_BYTES = 32, 2**26  # an array may have 64 MiB, or 32 times the bytes of its file
+MAX_REASON_LENGTH = 500
 PLAIN_FILTERS = {h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32, h5z.FILTER_SZIP, h5z.FILTER_LZF}
 ONE_NUMBER = "expected one finite number"
 # Raised by h5py on damaged structures, for which it has no class of its own.
@@ -38,6 +39,8 @@ def before_access(path: str) -> None:
 
 def file_fault(path: Path | str, what: str, remedy: str = "download or generate the file again") -> DataFault:
     """A fault in one line: the file, what is wrong with it, and the remedy."""
+    if len(what) > MAX_REASON_LENGTH:  # names and types in a file may be megabytes long
+        what = f"{what[:MAX_REASON_LENGTH]}..."
     return DataFault(" ".join(f"{path}: {what}; {remedy}".split()))
 
 
