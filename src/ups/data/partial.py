@@ -17,14 +17,15 @@ from typing import BinaryIO
 import h5py
 import numpy as np
 
+from ups.data.connections import new_session
 from ups.data.download import lock
 from ups.data.families import Family
 from ups.data.hdf5 import CORRUPTION, file_fault, list_names, open_array, open_file, read_text
-from ups.data.http import Advance, HTTPFile, new_session
+from ups.data.http import Advance, HTTPFile
 from ups.data.layouts import POSITIONS_DATASET, inspect_file
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import PARTIAL_LAYOUTS
-from ups.data.published import PublishedFile
+from ups.data.published import PublishedFile, shown
 from ups.errors import ConfigFault, DataFault, Fault
 from ups.files import storage_faults
 
@@ -93,9 +94,11 @@ def fetch_trajectories(
     """
     url = file.address(base_url)
     if FAMILIES[file.family].layout not in PARTIAL_LAYOUTS:
-        raise DataFault(f"{url}: the layout of {file.family} is not contiguous; fetch the whole file")
+        raise DataFault(f"{shown(url)}: the layout of {file.family} is not contiguous; fetch the whole file")
     if not positions or positions[0] < 0 or any(a >= b for a, b in pairwise(positions)):
-        raise ConfigFault(f"trajectories of {url}: give increasing positions from 0 on, not {str(positions)[:80]}")
+        raise ConfigFault(
+            f"trajectories of {shown(url)}: give increasing positions from 0 on, not {str(positions)[:80]}"
+        )
     with lock(target, advance):
         if target.exists():
             _expect_marker(target, positions, file)
