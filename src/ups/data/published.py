@@ -106,7 +106,7 @@ def is_public(address: str) -> bool:
 
 def shown(address: str) -> str:
     """An address for a message, not too long, without user, password and query, which may be secrets."""
-    text = re.sub(r"^([a-zA-Z][a-zA-Z0-9+.-]*:/*)?.*@", r"\1***@", address, flags=re.DOTALL)
+    text = re.sub(r"^([a-zA-Z][a-zA-Z0-9+.-]*:/+)?.*@", r"\1***@", address, flags=re.DOTALL)
     return printable(re.split(r"[?#]", text)[0])[:MAX_SHOWN_CHARACTERS]
 
 
