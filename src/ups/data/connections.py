@@ -51,7 +51,9 @@ class BoundedStream(io.RawIOBase):
             raise TimeoutError("the server is too slow")
         if self._num_bytes <= 0:
             raise http.client.HTTPException("the server sends more headers than are read")
-        self._connection.settimeout(seconds if self._timeout is None else min(self._timeout, seconds))
+        timeout = seconds if self._timeout is None else min(self._timeout, seconds)
+        if timeout != self._connection.gettimeout():  # a system call, too slow to be made for every block
+            self._connection.settimeout(timeout)
         count = self._stream.readinto(memoryview(buffer)[: self._num_bytes]) or 0
         self._num_bytes -= count
         return count
