@@ -421,3 +421,58 @@ def test_overrides_change_only_what_they_name():
     section = parameters.ablation.section(variant, 7, parameters.operator).model_dump()
     expected = parameters.operator.model_dump() | {"conserve": False, "steps": parameters.ablation.steps, "seed": 7}
     assert section == expected | {"model": expected["model"] | {"modes": (3, 3, 3)}}
+
+
+BAD_MIRRORS = {
+    "https://me:SENTINEL@mirror.test/": "user or password",
+    "https://SENTINEL@mirror.test": "user or password",
+    "https://me:SENT/SENTINEL@mirror.test": "no address",
+    "https://me:1#SENTINEL@mirror.test": "***@",
+    "https://mirror.test/?token=SENTINEL": "query",
+    "https://mirror.test:SENTINEL@/": "user or password",
+    "http://mirror.test/": "only https",
+    "http://127.1:80/": "only https",
+    "http://0x7f000001/": "only https",
+    "http://localhost.": "only https",
+    "ftp://mirror.test/": "only https",
+    "file:///etc": "only https",
+    "https://mirror.test\\@a.test/": "user or password",
+    "https://mirror.test/\n": "characters",
+    "https://": "no host",
+}
+
+
+@pytest.mark.parametrize("address", BAD_MIRRORS)
+def test_a_mirror_is_a_plain_encrypted_address(address: str):
+    """A mirror over plain http, or with a user, a password or a query, is refused without naming the secret."""
+    line = refusal(changed("download.base_url", address))
+    assert line.startswith("download.base_url: ") and BAD_MIRRORS[address] in line
+    assert "SENT" not in line
+
+
+@pytest.mark.parametrize(
+    "address", ["https://mirror.test/a@b", "http://127.0.0.1:8000", "http://[::1]/", "http://localhost"]
+)
+def test_mirrors_that_may_be_named(address: str):
+    """A mirror over https, or on this machine."""
+    check_parameters(changed("download.base_url", address))
+
+
+ADDRESS = "https://me:SENTINEL@mirror.test"
+
+
+@pytest.mark.parametrize("name", ["operator.steps", "download.base_url", "simulate.datasets", "launch.device"])
+@pytest.mark.parametrize("value", ["${oc.env:UPS_SECRET}", "x${oc.env:UPS_SECRET}", ["${oc.env:UPS_SECRET}"], ADDRESS])
+def test_a_wrong_value_of_the_environment_is_not_told(name: str, value: Any, local: Path, monkeypatch):
+    """A secret under a wrong name or of the wrong type stays in the environment; so does a password in an address."""
+    monkeypatch.setenv("UPS_SECRET", "SENTINEL'\\é")
+    *sections, last = name.split(".")
+    (local / "parameters.yml").write_text(yaml.safe_dump({sections[0]: {last: value}}))
+    line = refusal(dict(loader("local", {}, local.parent)["parameters"]))
+    assert "SENTINEL" not in line and name in line
+
+
+def test_a_wrong_default_is_told(local: Path):
+    """What stands in a file is no secret: the line has it."""
+    (local / "parameters.yml").write_text(yaml.safe_dump({"operator": {"steps": "${oc.env:UPS_NONE,many}"}}))
+    assert "operator.steps = 'many'" in refusal(dict(loader("local", {}, local.parent)["parameters"]))

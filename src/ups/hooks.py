@@ -15,7 +15,7 @@ from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from pydantic import BaseModel, ValidationError
 
-from ups.config import Parameters
+from ups.config import Parameters, hide, tell
 from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
 from ups.files import REMEDY, UNUSABLE, storage_faults
 from ups.runs import tracking
@@ -190,10 +190,10 @@ def _explain(problem: dict[str, Any]) -> str:
         return f"unknown parameter {place}" + (f", did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
     if problem["type"] == "missing":
         return f"parameter {place} is missing"
-    message = problem["msg"].removeprefix("Value error, ")
+    message = hide(problem["msg"].removeprefix("Value error, "))
     if problem["type"] == "value_error":
         return f"{place}: {message}" if place else message
-    return f"parameter {place} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"parameter {place} = {tell(problem['input'])}: {message[0].lower()}{message[1:]}"
 
 
 def _present_name(place: str) -> str | None:

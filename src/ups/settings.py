@@ -6,12 +6,21 @@ import warnings
 from kedro import KedroDeprecationWarning
 from omegaconf.resolvers import oc
 
+from ups.config import FROM_ENVIRONMENT
 from ups.hooks import ParameterHooks, TrackingHooks
 
 warnings.filterwarnings("ignore", "Option '--pipeline'", KedroDeprecationWarning)  # README uses `--pipeline`
 
 # Idle OpenMP threads sleep: spinning ones make a step several times slower when another process needs a core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def read_environment(name: str, *default: str | None) -> str | None:
+    """The resolver `${oc.env:NAME,default}` of OmegaConf, which notes what it takes from the environment."""
+    if name in os.environ:
+        FROM_ENVIRONMENT.add(os.environ[name])
+    return oc.env(name, *default)
+
 
 HOOKS = (TrackingHooks(), ParameterHooks())  # Kedro calls the last first: parameters are checked before any use
 # The hooks of these plug-ins write beside the project and post usage data; a run must write below data_root alone.
@@ -20,5 +29,5 @@ CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
     "merge_strategy": {"parameters": "soft"},
-    "custom_resolvers": {"oc.env": oc.env},
+    "custom_resolvers": {"oc.env": read_environment},
 }

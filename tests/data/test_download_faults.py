@@ -104,9 +104,9 @@ REFUSED: dict[str, tuple[list[Answer], str]] = {
     "log in": ([reply(401, WWW_Authenticate="Basic")], "HTTP 401"),
     "no content": ([reply(204)], "HTTP 204"),
     "redirect to nowhere": ([reply(302)], "HTTP 302"),
-    "redirect to a file": ([reply(302, Location="file:///etc/passwd")], "only http and https"),
-    "redirect to FTP": ([reply(302, Location="ftp://127.0.0.1/file")], "only http and https"),
-    "redirect to data": ([reply(302, Location="data:text/plain,hello")], "only http and https"),
+    "redirect to a file": ([reply(302, Location="file:///etc/passwd")], "only https is fetched"),
+    "redirect to FTP": ([reply(302, Location="ftp://127.0.0.1/file")], "only https is fetched"),
+    "redirect to data": ([reply(302, Location="data:text/plain,hello")], "only https is fetched"),
     "redirect without a host": ([reply(302, Location="http:///file")], "HTTP 404"),
     "redirect to a broken address": ([reply(302, Location="http://[::1/file")], "leads to"),
     "redirect with an endless page": (

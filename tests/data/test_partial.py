@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import resource
 import subprocess
 import sys
@@ -305,6 +306,68 @@ def test_killed_fetch_goes_on(serve, write, tmp_path, local, family, share):
         sum(int(last) - int(first) + 1 for first, last in ranges) <= (1 - share) * whole.stat().st_size / 2 + 10 * 2**16
     )
     assert list(local.iterdir()) == [small]
+
+
+def interrupted(server, whole: Path, local: Path) -> Path:
+    """What a fetch leaves that is interrupted after more than half of its bytes."""
+
+    def stop(num_bytes: int, left: list[int] = []) -> None:  # noqa: B006
+        left.append(num_bytes)
+        if sum(left) > whole.stat().st_size / 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(server, whole, local, 2000, advance=stop)
+    return local / f"{partial_name(whole.name, 2000)}.part"
+
+
+def flip(path: Path) -> None:
+    """Change a byte in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+HARMED: dict[str, Callable[[Path], object]] = {
+    "flipped": flip,
+    "cut": lambda path: os.truncate(path, 100),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "no record": lambda path: path.with_name(f"{path.name}.version").unlink(),
+    "foreign record": lambda path: path.with_name(f"{path.name}.version").write_bytes(bytes(range(256)) * 9),
+    "bytes after the record": lambda path: path.write_bytes(path.read_bytes() + b"lost by a power failure"),
+}
+
+
+@pytest.mark.parametrize("harm", HARMED)
+def test_damaged_bytes_are_not_continued(serve, write, tmp_path, local, harm):
+    """What became of the bytes of an interrupted fetch is noticed; the file in the end is the right one."""
+    whole, server = write("advection_1d", count=5000), serve(tmp_path)
+    HARMED[harm](interrupted(server, whole, local))
+    small = fetch(server, whole, local, 2000)
+    assert small.read_bytes() == fetch(server, whole, tmp_path / "again", 2000).read_bytes()
+    assert list(local.iterdir()) == [small]
+
+
+def test_killed_fetch_goes_on_at_the_last_record(serve, write, tmp_path, local, monkeypatch):
+    """A killed process, which records nothing at its end, loses the bytes since its last record alone."""
+    monkeypatch.setattr("ups.data.partial.RECORDED_BYTES", 50_000)
+    monkeypatch.setattr(http, "BLOCK_BYTES", 20_000)
+    whole, server = write("advection_1d", count=5000), serve(tmp_path)
+    record, last = local / f"{partial_name(whole.name, 2000)}.part.version", []
+
+    def stop(num_bytes: int) -> None:
+        last.append((num_bytes, record.read_bytes() if record.exists() else b""))
+        if sum(num_bytes for num_bytes, _ in last) > 250_000 + 2 * 2**16:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(server, whole, local, 2000, advance=stop)
+    record.write_bytes(last[-1][1])
+    server.requests.clear()
+    small = fetch(server, whole, local, 2000)
+    starts = [int(request.removeprefix("bytes=").split("-")[0]) for request in server.requests]
+    assert max(starts) > 150_000
+    expect_same(small, whole, 2000)
 
 
 def test_part_of_another_version_is_not_continued(serve, write, tmp_path, local):

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 
 from ups.config import DownloadConfig
 from ups.data import plan as planning
 from ups.data.download import lock
 from ups.data.normalization import fit_normalization
-from ups.data.plan import log_plan, make_plan
+from ups.data.plan import log_plan, make_plan, partial_name
 from ups.data.published import PublishedFile, find_file
 from ups.data.sources import CHECKSUMS, download_files, list_files
 from ups.data.splits import split
@@ -126,6 +127,44 @@ def test_partial_files_arrive(published, local, serve, tmp_path):
     files = download_files(plan, lambda name, count: None, base_url=server.url, parallel=2)
     assert list(files) == [names()[0], *(name.replace(".hdf5", "_first3.hdf5") for name in names()[1:])]
     assert sorted(path.name for path in local.iterdir()) == sorted([*files, CHECKSUMS])
+
+
+def damage(path: Path, moved: Path) -> None:
+    """Change one byte of the last trajectory."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def swap(path: Path, moved: Path) -> None:
+    """Put another sound file with the same origin in its place."""
+    with h5py.File(path, "r+") as file:
+        file["tensor"][0] = 0.0
+
+
+def move_and_damage(path: Path, moved: Path) -> None:
+    """Move the folder, then damage the file in its new place."""
+    path.parent.rename(moved)
+    damage(moved / path.name, moved)
+
+
+@pytest.mark.parametrize("harm", [damage, swap, move_and_damage])
+def test_a_damaged_partial_file_is_noticed(published, local, serve, tmp_path, harm):
+    """A partial file, whose MD5 nobody publishes, is the one that was fetched, or one line tells which is not."""
+    server, moved = serve(tmp_path), tmp_path / "moved"
+
+    def fetch_again(folder: Path) -> None:
+        plan = make_plan(folder, published[:1], 3)
+        download_files(plan, lambda name, count: None, base_url=server.url, parallel=1)
+
+    fetch_again(local)
+    fetch_again(local)
+    harm(local / partial_name(published[0].name, 3), moved)
+    folder = moved if moved.exists() else local
+    with pytest.raises(DataFault, match=r"_first3.hdf5: MD5 is \w+, was \w+ when it was fetched; delete it"):
+        fetch_again(folder)
+    (folder / partial_name(published[0].name, 3)).unlink()
+    fetch_again(folder)
 
 
 def test_first_failure_ends_all(published, local, serve, tmp_path):

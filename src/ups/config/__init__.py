@@ -1,6 +1,8 @@
 """Types of all parameters; an unknown key, a wrong type or an impossible value is an error before any work."""
 
-from typing import Literal
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
@@ -19,6 +21,33 @@ from ups.config.training import (
     OperatorConfig,
     SteadyConfig,
 )
+
+FROM_ENVIRONMENT: set[str] = set()
+"""Values that parameters took from the environment by `${oc.env:NAME}`; messages must not have them."""
+MIN_SECRET_CHARACTERS = 4  # a shorter value is hidden where it stands alone
+
+
+def tell(value: Any) -> str:
+    """A value for a message, without what came from the environment and the user and password of an address."""
+    if any(text in FROM_ENVIRONMENT or hide(text) != text for text in _texts(value)):
+        return "(a value of the environment)"
+    return re.sub(r"//[^\s'\"]*@", "//***@", repr(value))
+
+
+def hide(message: str) -> str:
+    """A message without the values that came from the environment."""
+    for secret in FROM_ENVIRONMENT:
+        if len(secret) >= MIN_SECRET_CHARACTERS:
+            message = message.replace(secret, "***").replace(repr(secret)[1:-1], "***")
+    return message
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        for part in value.items() if isinstance(value, dict) else value:
+            yield from _texts(list(part) if isinstance(part, tuple) else part)
+    else:
+        yield str(value)
 
 
 class Parameters(Section):

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from ups.config.sections import Fraction, Section, Seed
 from ups.data.pdebench import FAMILIES
-from ups.data.published import ALIASES
+from ups.data.published import ALIASES, check_address, shown
 
 FamilyName = Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
 SourceName = Literal[(*FAMILIES, *ALIASES)]  # type: ignore[valid-type]
@@ -45,8 +45,21 @@ class DownloadConfig(Section):
     files_per_family: PositiveInt | None
     max_gigabytes: PositiveFloat | None
     trajectories: Annotated[int, Field(ge=3)] | None
-    base_url: Annotated[str, Field(pattern=r"^https?://[^/\s]+")] | None
+    base_url: str | None
     parallel: Annotated[int, Field(ge=1, le=16)]
+
+    @field_validator("base_url")
+    @classmethod
+    def _check_base_url(cls, base_url: str | None) -> str | None:
+        if base_url is None:
+            return None
+        try:
+            check_address(base_url)
+        except ValueError as error:
+            raise ValueError(f"{shown(base_url)}: {error}") from None
+        if "?" in base_url or "#" in base_url:
+            raise ValueError(f"{shown(base_url)}: a query or fragment cannot be followed by the name of a file")
+        return base_url
 
 
 class SplitConfig(Section):

@@ -2,8 +2,9 @@
 
 Where raw files come from:
     pdebench: the eleven families, the names and layouts of their fields
-    published: the table of all published files
+    published: the table of all published files, the addresses that may be fetched
     plan: selection of published files, download plan
+    connections: connections to checked addresses, answers within bounds
     http: requests for ranges of bytes, retries, remote files
     download: one whole file, resumed and checked
     partial: some trajectories of a remote file

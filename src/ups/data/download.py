@@ -12,15 +12,25 @@ from pathlib import Path
 import requests
 from filelock import FileLock, Timeout
 
+from ups.data.connections import new_session
 from ups.data.hdf5 import SIGNATURE, describe_content
-from ups.data.http import Advance, RangeResponse, TransferError, new_session, request_range, retry_transfer
-from ups.data.published import refuse_outdated_md5
+from ups.data.http import (
+    MAX_FILE_BYTES,
+    Advance,
+    RangeResponse,
+    TransferError,
+    find_version,
+    request_range,
+    retry_transfer,
+)
+from ups.data.published import refuse_outdated_md5, shown
 from ups.errors import DataFault
 from ups.files import digest_of, storage_faults
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
+MAX_VERSION_CHARACTERS = 300
 
 
 @contextmanager
@@ -59,7 +69,7 @@ def download_file(url: str, md5: str, target: Path, advance: Advance, *, num_byt
     """
     with lock(target, advance):
         if target.exists():
-            _expect_md5(target, digest_of(target, "md5"), md5, f"delete it to fetch {url}")
+            _expect_md5(target, digest_of(target, "md5"), md5, f"delete it to fetch {shown(url)}")
             advance(target.stat().st_size)
             return
         with storage_faults(target, "free space or make the folder writable; the same command resumes here"):
@@ -74,7 +84,7 @@ def _fetch(url: str, md5: str, target: Path, num_bytes: int | None, advance: Adv
         actual = part.md5()
         if actual != md5:
             part.discard()
-        _expect_md5(target, actual, md5, f"fetched from {url}, discarded; run the same command to try again")
+        _expect_md5(target, actual, md5, f"fetched from {shown(url)}, discarded; run the same command to try again")
         part.publish()
 
 
@@ -86,7 +96,7 @@ def _expect_md5(path: Path, actual: str, expected: str, remedy: str) -> None:
 
 def _transfer(session: requests.Session, url: str, part: "PartFile", num_bytes: int | None, advance: Advance) -> None:
     """One request that continues the partial file, or starts it over if the server does not resume."""
-    offset = part.size
+    offset, limit = part.size, MAX_FILE_BYTES if num_bytes is None else num_bytes
     with request_range(session, url, offset, validator=part.validator) as response:
         if offset and response.start == offset == response.total:
             return
@@ -96,16 +106,20 @@ def _transfer(session: requests.Session, url: str, part: "PartFile", num_bytes: 
             raise TransferError(f"the server cannot resume at byte {offset} of the same file")
         first = b"" if response.start else _read_start(url, response.blocks)
         if num_bytes is not None and response.total not in (None, num_bytes):
-            raise DataFault(f"{url}: the server offers {response.total} bytes, expected {num_bytes}; check the source")
+            raise DataFault(
+                f"{shown(url)}: the server offers {response.total} bytes, expected {num_bytes}; check the source"
+            )
         if not response.start:
             part.discard(next_version=response.validator)
             advance(-offset)
         for block in chain([first], response.blocks):
             part.append(block)
             advance(len(block))
-            if num_bytes is not None and part.size > num_bytes:
+            if part.size > limit:
                 part.discard()
-                raise DataFault(f"{url}: the server sends more than the expected {num_bytes} bytes; check the source")
+                raise DataFault(
+                    f"{shown(url)}: the server sends more than the expected {limit} bytes; check the source"
+                )
     expected = response.total if num_bytes is None else num_bytes
     if expected is not None and part.size != expected:
         raise TransferError(f"the connection closed after {part.size} of {expected} bytes")
@@ -127,7 +141,7 @@ def _read_start(url: str, blocks: Iterator[bytes]) -> bytes:
         raise TransferError("the server sent nothing")
     if not start.startswith(SIGNATURE):
         what = describe_content(start[:80])
-        raise DataFault(f"{url}: the server sent {what}, not an HDF5 file; check the URL or log in")
+        raise DataFault(f"{shown(url)}: the server sent {what}, not an HDF5 file; check the URL or log in")
     return start
 
 
@@ -162,7 +176,10 @@ class PartFile:
     @property
     def validator(self) -> str | None:
         """The server's name for the version of the file that the bytes belong to."""
-        return self._version.read_text() if self._version.exists() else None
+        if not self._version.exists():
+            return None
+        with self._version.open(errors="replace") as file:
+            return find_version(file.read(MAX_VERSION_CHARACTERS))
 
     def append(self, block: bytes) -> None:
         """Write a block while the one before it is hashed."""

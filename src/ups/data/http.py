@@ -1,32 +1,35 @@
 """HTTP requests for ranges of bytes: checked redirects, retries, and a remote file that can be read at any position.
 
-Connections come from `requests`, retries from `tenacity`, seeking and the cache of blocks from `fsspec`. `HTTPFile`
+Requests go through `connections`, retries from `tenacity`, seeking and the cache of blocks from `fsspec`. `HTTPFile`
 is used instead of the HTTP file of fsspec, which returns bytes of two versions of a file without an error, raises at a
 dropped connection and at status 503, and follows redirects to the local machine.
 """
 
-import ipaddress
+import email.utils
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 import requests
 import urllib3
 from fsspec.spec import AbstractBufferedFile
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
+from ups.data.connections import AddressError
+from ups.data.published import HOSTS, check_address, printable, shown
 from ups.errors import DataFault
 
 BLOCK_BYTES = 2**20
 TIMEOUT_SECONDS = 30
-ATTEMPTS = 8  # in a row without a new byte
+ATTEMPTS, PROGRESS_BYTES = 8, 10_000  # attempts in a row that bring less than so many new bytes
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 300.0
 MIN_BYTES_PER_SECOND, SPEED_WINDOW_SECONDS = 10_000, 60
 MAX_REDIRECTS = 5
+MAX_FILE_BYTES = 10**12  # ten times the largest published file
 CACHED_BLOCK_BYTES, MAX_CACHED_BLOCKS = 2**16, 256
 
 Advance = Callable[[int], object]
@@ -55,14 +58,6 @@ class RangeResponse:
     blocks: Iterator[bytes]
 
 
-def new_session() -> requests.Session:
-    """A session that keeps connections open, sends no credentials from `.netrc` and follows no redirect by itself."""
-    session = requests.Session()
-    session.auth = lambda request: request
-    session.get_redirect_target = lambda response: None
-    return session
-
-
 @contextmanager
 def request_range(
     session: requests.Session, url: str, start: int = 0, stop: int | None = None, validator: str | None = None
@@ -80,14 +75,20 @@ def request_range(
     with _follow_redirects(session, url, headers) as response:
         _expect_content(url, response)
         first, total = _parse_range(response, start, stop)
-        tag = response.headers.get("ETag", "")
+        if total is not None and total > MAX_FILE_BYTES:
+            raise DataFault(f"{shown(url)}: the server names a size that no published file has; check the source")
         # A weak ETag does not identify the bytes: the time of the last change then has to do.
-        version = tag if tag.startswith('"') else response.headers.get("Last-Modified")
+        version = find_version(response.headers.get("ETag", ""), response.headers.get("Last-Modified", ""))
         yield RangeResponse(first, total, version, _blocks(response))
 
 
+def find_version(*texts: str) -> str | None:
+    """The first text that names a version of a file: a strong ETag or a date, of no characters but ASCII."""
+    return next((text for text in texts if re.fullmatch(r'"[!#-~]{0,200}"|[A-Z][A-Za-z0-9,: +-]{9,60}', text)), None)
+
+
 def retry_transfer(url: str, attempt: Callable[[], None], position: Callable[[], int], advance: Advance) -> None:
-    """Repeat `attempt` after every `TransferError`, at most `ATTEMPTS` times in a row without a new byte.
+    """Repeat `attempt` after every `TransferError`, at most `ATTEMPTS` times in a row without much progress.
 
     `position` returns the number of bytes that have arrived. `advance(0)` is called every second of a pause. The last
     failure is raised as a `DataFault`.
@@ -96,7 +97,7 @@ def retry_transfer(url: str, attempt: Callable[[], None], position: Callable[[],
 
     def count_from_progress(state: RetryCallState) -> None:
         nonlocal furthest
-        if position() > furthest:
+        if position() >= furthest + PROGRESS_BYTES:  # a server that sends a byte and hangs up would go on for ever
             furthest, state.attempt_number = position(), 0
 
     retrying = Retrying(
@@ -111,7 +112,7 @@ def retry_transfer(url: str, attempt: Callable[[], None], position: Callable[[],
         retrying(attempt)
     except TransferError as error:
         remedy = f"run the same command to resume at byte {position()}"
-        raise DataFault(f"{url}: {error}, {ATTEMPTS} times in a row; {remedy}") from error
+        raise DataFault(f"{shown(url)}: {error}, {ATTEMPTS} times in a row; {remedy}") from error
 
 
 def _pause_seconds(state: RetryCallState) -> float:
@@ -134,80 +135,90 @@ def _follow_redirects(session: requests.Session, url: str, headers: dict[str, st
 
     Every redirect is checked and closed unread: `requests` would read its body first, which may be endless.
     """
-    address = _resolve_address(url, url, "")
+    address = url
+    _expect_allowed(url, url)
     for _ in range(1 + MAX_REDIRECTS):
         response = _send_request(session, url, address, headers)
         if not response.is_redirect:
             return response
         response.close()
-        target = _resolve_address(url, response.headers["Location"], address)
-        _expect_safe_redirect(url, address, target)
-        address = target
-    raise DataFault(f"{url}: more than {MAX_REDIRECTS} redirects; check the URL")
+        address = _resolve_redirect(url, address, response.headers["Location"])
+    raise DataFault(f"{shown(url)}: more than {MAX_REDIRECTS} redirects; check the URL")
 
 
 def _send_request(session: requests.Session, url: str, address: str, headers: dict[str, str]) -> requests.Response:
+    direct = {"http": ""}  # http is fetched from this machine alone, which a proxy would take for itself
+    options = {"stream": True, "timeout": TIMEOUT_SECONDS, "allow_redirects": False, "proxies": direct}
     try:
-        return session.get(address, headers=headers, stream=True, timeout=TIMEOUT_SECONDS, allow_redirects=False)
+        return session.get(address, headers=headers, **options)
+    except AddressError as error:
+        raise DataFault(f"{shown(url)}: {error}; check the URL and the name server") from error
     except requests.exceptions.SSLError as error:
-        raise DataFault(f"{url}: the certificate is not trusted; check the clock and the proxy") from error
+        raise DataFault(f"{shown(url)}: the certificate is not trusted; check the clock and the proxy") from error
     except (requests.ConnectionError, requests.Timeout) as error:
-        raise TransferError(f"no connection ({type(error).__name__})") from error
+        raise TransferError(f"no connection or no answer ({type(error).__name__})") from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, UnicodeError) as error:
-        raise DataFault(f"{url}: {' '.join(str(error).split())}; check the URL") from error
+        raise DataFault(f"{shown(url)}: no valid request or answer ({type(error).__name__}); check the URL") from error
 
 
-def _resolve_address(url: str, location: str, base: str) -> str:
-    """The absolute http or https address of a `Location` header in a response of `base`."""
+def _expect_allowed(url: str, address: str) -> str:
+    """The host of an address that `url` leads to."""
+    try:
+        return check_address(address)
+    except ValueError as error:
+        leads = "" if url == address else f"leads to {shown(address)}: "
+        raise DataFault(f"{shown(url)}: {leads}{error}; check the URL") from None
+
+
+def _resolve_redirect(url: str, base: str, location: str) -> str:
+    """The address of a `Location` header in a response of `base`; its host is that of `url` or a registered one."""
     try:
         address = urljoin(base, location)
-        parts = urlsplit(address)
-    except ValueError as error:
-        raise DataFault(f"{url}: leads to {location[:80]!r} ({error}); check the URL") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise DataFault(f"{url}: leads to {address[:80]!r}; only http and https are fetched")
+    except ValueError:
+        raise DataFault(f"{shown(url)}: leads to {shown(location)}, which is no address; check the URL") from None
+    if base.startswith("https:") and address.startswith("http:"):
+        raise DataFault(f"{shown(url)}: redirects from https to http; check the URL")
+    if _expect_allowed(url, address) not in (check_address(url), *HOSTS):
+        raise DataFault(f"{shown(url)}: leads to a foreign host, {shown(address)}; check the URL, or name a mirror")
     return address
 
 
-def _expect_safe_redirect(url: str, address: str, target: str) -> None:
-    """Refuse a redirect from an encrypted to a plain connection, or from the internet to this machine or network."""
-    old, new = urlsplit(address), urlsplit(target)
-    if old.scheme == "https" and new.scheme == "http":
-        raise DataFault(f"{url}: redirects from https to http; check the URL")
-    if _is_local(new.hostname or "") and not _is_local(old.hostname or ""):
-        raise DataFault(f"{url}: redirects to the local address {new.hostname}; check the URL")
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return not ipaddress.ip_address(host).is_global
-    except ValueError:  # a name, not an IP address
-        return host == "localhost" or host.endswith((".localhost", ".internal", ".local"))
-
-
 def _expect_content(url: str, response: requests.Response) -> None:
-    status = response.status_code
+    status, reason = response.status_code, printable(response.reason)[:80]
     if status == 429 or status >= 500:
-        pause_seconds = None
-        with suppress(urllib3.exceptions.InvalidHeader):  # `Retry-After` should hold a number of seconds or a date
-            pause_seconds = urllib3.Retry().get_retry_after(response.raw)
-        raise TransferError(f"HTTP {status} {response.reason}", pause_seconds)
+        raise TransferError(f"HTTP {status} {reason}", _requested_pause(response.headers.get("Retry-After", "")))
     if status not in (200, 206, 416):
-        raise DataFault(f"{url}: HTTP {status} {response.reason}; check the URL")
+        raise DataFault(f"{shown(url)}: HTTP {status} {reason}; check the URL")
     # Proxies answer a range with a login page and status 206; its bytes would end up inside the file.
-    if status == 206 and response.headers.get("Content-Type", "").startswith(("text/html", "multipart/")):
-        raise TransferError(f"sent {response.headers['Content-Type']} for a range of bytes")
+    kind = printable(response.headers.get("Content-Type", ""))[:80]
+    if status == 206 and kind.startswith(("text/html", "multipart/")):
+        raise TransferError(f"sent {kind} for a range of bytes")
+
+
+def _requested_pause(text: str) -> float | None:
+    """Seconds until the end of the pause that `Retry-After` requests, as a number or a date; None for other texts."""
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError, TypeError):
+        return None
 
 
 def _parse_range(response: requests.Response, start: int, stop: int | None) -> tuple[int | None, int | None]:
     """First byte and total size of what the server sends; no first byte if the range is not the requested one."""
     if response.status_code == 200:
         length = response.headers.get("Content-Length", "")
-        return 0 if stop is None else None, int(length) if length.isdecimal() else None
-    match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", response.headers.get("Content-Range", ""))
+        return 0 if stop is None else None, _size(length)
+    match = re.fullmatch(r"bytes (?:([0-9]+)-[0-9]+|\*)/([0-9]+|\*)", response.headers.get("Content-Range", ""))
     if match is None or (match[1] or match[2]) != str(start):
         return None, None
-    return start, int(match[2]) if match[2] != "*" else None
+    return start, _size(match[2])
+
+
+def _size(text: str) -> int | None:
+    """A number of bytes; None for what is no number, `MAX_FILE_BYTES` + 1 for one of many digits."""
+    return min(int(text[:16]), MAX_FILE_BYTES + 1) if re.fullmatch(r"[1-9][0-9]*|0", text) else None
 
 
 def _blocks(response: requests.Response) -> Iterator[bytes]:
@@ -247,7 +258,7 @@ class HTTPFile(AbstractBufferedFile):
         super().__init__(None, url, block_size=CACHED_BLOCK_BYTES, size=self.size, **cache)
 
     def __repr__(self) -> str:
-        return self._url
+        return shown(self._url)
 
     def stream(self, start: int, stop: int, write: Callable[[bytes], object]) -> None:
         """Pass every byte from `start` to `stop` to `write` once, over as many connections as it takes."""
@@ -259,6 +270,8 @@ class HTTPFile(AbstractBufferedFile):
                 self._expect_same_file(response, arrived)
                 for block in response.blocks:
                     block = block[: stop - arrived]
+                    if not block:  # more than was asked for, which may have no end
+                        break
                     write(block)
                     arrived += len(block)
                     self.advance(len(block))
@@ -279,8 +292,8 @@ class HTTPFile(AbstractBufferedFile):
 
     def _expect_same_file(self, response: RangeResponse, start: int) -> None:
         if self.size is not None and (response.validator != self.validator or response.total not in (None, self.size)):
-            raise DataFault(f"{self._url}: has changed while it was read; run the same command again")
+            raise DataFault(f"{self!r}: has changed while it was read; run the same command again")
         if response.start != start or response.total is None:
             what = "the server does not send ranges of bytes"
-            raise DataFault(f"{self._url}: {what}; fetch the whole file with download.trajectories: null")
+            raise DataFault(f"{self!r}: {what}; fetch the whole file with download.trajectories: null")
         self.size, self.validator = response.total, response.validator

@@ -4,36 +4,40 @@ h5py reads the remote structure: coordinates, attributes, byte offsets of the ar
 parts: its trajectories as plain bytes, and its HDF5 structure, which h5py builds in memory.
 """
 
+import hashlib
 import io
 import math
 import os
 import re
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
 
 import h5py
 import numpy as np
 
+from ups.data.connections import new_session
 from ups.data.download import lock
 from ups.data.families import Family
 from ups.data.hdf5 import CORRUPTION, file_fault, list_names, open_array, open_file, read_text
-from ups.data.http import Advance, HTTPFile, new_session
+from ups.data.http import BLOCK_BYTES, Advance, HTTPFile
 from ups.data.inspection import inspect
 from ups.data.layouts import POSITIONS_DATASET, inspect_file
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import PARTIAL_LAYOUTS
-from ups.data.published import PublishedFile
+from ups.data.published import PublishedFile, shown
 from ups.errors import ConfigFault, DataFault, Fault
-from ups.files import storage_faults
+from ups.files import publish, storage_faults
 
 MARKER = "ups_partial"  # attribute with the origin of a partial file
 MARKER_PATTERN = r"trajectories ([\d,-]+|\d+ chosen ones) of \d+ of [\w.+-]+, MD5 \w+"
 MAX_RANGES_NAMED = 20
 MAX_ATTRIBUTE_BYTES = 2**12
+RECORDED_BYTES = 2**26  # between two records of what has arrived: what a kill may lose
 
 
 class SparseBuffer(io.RawIOBase):
@@ -96,9 +100,11 @@ def fetch_trajectories(
     """
     url = file.address(base_url)
     if FAMILIES[file.family].layout not in PARTIAL_LAYOUTS:
-        raise DataFault(f"{url}: the layout of {file.family} is not contiguous; fetch the whole file")
+        raise DataFault(f"{shown(url)}: the layout of {file.family} is not contiguous; fetch the whole file")
     if not positions or positions[0] < 0 or any(a >= b for a, b in pairwise(positions)):
-        raise ConfigFault(f"trajectories of {url}: give increasing positions from 0 on, not {str(positions)[:80]}")
+        raise ConfigFault(
+            f"trajectories of {shown(url)}: give increasing positions from 0 on, not {str(positions)[:80]}"
+        )
     with lock(target, advance):
         if target.exists():
             _expect_marker(target, positions, file)
@@ -120,26 +126,84 @@ def _fetch(remote: HTTPFile, file: PublishedFile, target: Path, positions: Seque
         small, places = _build_small(source, FAMILIES[file.family], positions, marker)
     with _open_part(target, remote.validator, f"{marker} {places}") as part:
         _copy(remote, places, positions, part)
-        small.write_to(part)
-        os.fsync(part.fileno())
-        Path(part.name).replace(target)
+        small.write_to(part.file)
+        part.file.flush()
+        os.fsync(part.file.fileno())
+        part.path.replace(target)
+
+
+class CheckedPart:
+    """`NAME.part` of a version of some trajectories; `NAME.part.version` has the MD5 of the bytes that have arrived.
+
+    An earlier process has left both. Without a record of the same `identity`, or with other bytes, the file starts
+    empty; bytes beyond the recorded ones, which a power failure may have lost, are cut off.
+    """
+
+    def __init__(self, target: Path, identity: str) -> None:
+        self.path, self._record = (target.with_name(f"{target.name}{suffix}") for suffix in (".part", ".part.version"))
+        self._identity = identity
+        self.file = self.path.open("rb+" if self.path.exists() else "wb+")
+        self.size = self._recorded = 0
+        known = self._record.read_text(errors="replace").split("\n") if self._record.is_file() else []
+        is_kept = len(known) == 3 and known[0] == identity and self._advance_to(known[1]) == known[2]
+        if not is_kept:
+            self.size = 0
+            self._md5 = hashlib.md5(usedforsecurity=False)
+            self.record()
+        self._recorded = self.size
+        self.file.truncate(self.size)
+        self.file.seek(self.size)
+
+    def skip_to(self, place: int) -> None:
+        """Leave a gap of zeros, for the structure."""
+        if place > self.size:
+            self._md5.update(bytes(place - self.size))
+            self.size = self.file.seek(place)
+
+    def append(self, block: bytes) -> None:
+        """Write a block."""
+        self.file.write(block)
+        self._md5.update(block)
+        self.size += len(block)
+        if self.size - self._recorded >= RECORDED_BYTES:
+            self.record()
+
+    def record(self) -> None:
+        """Flush what has arrived to disk, and then its MD5."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        with publish(self._record) as temporary:
+            temporary.write_text(f"{self._identity}\n{self.size}\n{self._md5.hexdigest()}")
+        self._recorded = self.size
+
+    def remove(self) -> None:
+        """Remove what is left of both files."""
+        self.path.unlink(missing_ok=True)
+        self._record.unlink(missing_ok=True)
+
+    def _advance_to(self, size: str) -> str:
+        """MD5 of as many bytes as the record names."""
+        self.size = int(size) if re.fullmatch(r"[0-9]{1,15}", size) else 0
+        self._md5, missing = hashlib.md5(usedforsecurity=False), self.size
+        while missing and (block := self.file.read(min(BLOCK_BYTES, missing))):
+            self._md5.update(block)
+            missing -= len(block)
+        return self._md5.hexdigest()
 
 
 @contextmanager
-def _open_part(target: Path, validator: str | None, content: str) -> Iterator[BinaryIO]:
+def _open_part(target: Path, validator: str | None, content: str) -> Iterator[CheckedPart]:
     """`NAME.part` of an earlier process if it has the same content of the same version of a file, else an empty one."""
-    path, version = (target.with_name(f"{target.name}{suffix}") for suffix in (".part", ".part.version"))
-    identity = f"{validator} {h5py.__version__} {content}"
-    if validator is None or not version.is_file() or version.read_text() != identity:
-        path.unlink(missing_ok=True)
-        version.write_text(identity)
-    try:
-        with path.open("rb+" if path.exists() else "wb+") as part:
+    # Without a version of the file nobody knows what the next bytes belong to: nothing is continued.
+    part = CheckedPart(target, f"{validator or uuid4()} {h5py.__version__} {content}")
+    with closing(part.file):
+        try:
             yield part
-    finally:
-        if not path.exists() or path.stat().st_size == 0:
-            path.unlink(missing_ok=True)
-            version.unlink(missing_ok=True)
+        finally:
+            if part.size and part.path.exists():
+                part.record()
+            else:
+                part.remove()
 
 
 def read_marker(path: Path) -> str | None:
@@ -227,14 +291,14 @@ def _build_small(
     return small, places
 
 
-def _copy(remote: HTTPFile, places: list[tuple[int, int, int]], positions: Sequence[int], part: BinaryIO) -> None:
+def _copy(remote: HTTPFile, places: list[tuple[int, int, int]], positions: Sequence[int], part: CheckedPart) -> None:
     """Fetch the missing bytes in the order of the small file, with one request per range of trajectories."""
-    arrived = part.seek(0, os.SEEK_END)
+    arrived = part.size
     for target, source, stride in sorted(places):
         for start, stop in _ranges(positions):
             num_bytes = (stop - start) * stride
             skip = min(max(0, arrived - target), num_bytes)
             remote.advance(skip)
-            part.seek(target + skip)
-            remote.stream(source + start * stride + skip, source + stop * stride, part.write)
+            part.skip_to(target + skip)
+            remote.stream(source + start * stride + skip, source + stop * stride, part.append)
             target += num_bytes

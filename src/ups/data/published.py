@@ -1,18 +1,25 @@
-"""The table of all published PDEBench files, searched by file name, by family, or by a former task name."""
+"""The table of all published PDEBench files, searched by name, family or former task name, and what may be fetched."""
 
 import csv
 import difflib
+import ipaddress
 import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
 
 TABLE = Path(__file__).with_name("pdebench_files.csv")
 OUTDATED_TABLE = Path(__file__).with_name("pdebench_outdated.csv")
+
+# The files are at DaRUS, which answers with a redirect to a signed address in its university's object store.
+HOSTS = ("darus.uni-stuttgart.de", "s3.tik.uni-stuttgart.de")
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # IPv4 addresses as networks without IPv4 see them
+MAX_SHOWN_CHARACTERS = 200
 
 # Families of the Advection and Burgers files that PDEBench has replaced but still serves, by the id of the file.
 OUTDATED_IDS = dict.fromkeys([*range(133022, 133029), 133100, *range(133109, 133114)], "advection_1d")
@@ -58,6 +65,54 @@ class PublishedFile:
     def address(self, base_url: str | None) -> str:
         """The published URL of the file, or its URL below `base_url`, the root of a mirror."""
         return self.url if base_url is None else f"{base_url.rstrip('/')}/{self.folder}/{self.name}"
+
+
+def check_address(address: str) -> str:
+    """The host of an address that may be fetched: https, or http from this machine, without user and password.
+
+    Raises:
+        ValueError: what is wrong, without the address, which may hold a secret.
+    """
+    try:
+        parts = urlsplit(address)
+        host, _ = parts.hostname or "", parts.port  # reading `port` checks it
+    except ValueError:
+        raise ValueError("it is no address") from None  # the error of Python has a part of the address
+    if "@" in parts.netloc:
+        raise ValueError("a user or password in an address reaches logs and files; name an address without")
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
+        raise ValueError("only https is fetched, and http from this machine (127.0.0.1, localhost)")
+    if not re.fullmatch(r"[a-z0-9._-]+|[0-9a-f:.]+", host) or re.search(r"[\\\s\x00-\x20\x7f]", address):
+        raise ValueError("it has no host, or characters that an address cannot have")
+    return host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine; other spellings, such as 127.1 and 0x7f000001, are names to be refused."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address, or the IPv4 address within an IPv6 one, is of no private or local network."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ipaddress.IPv4Address(ip.packed[-4:]) if ip in NAT64 else ip.ipv4_mapped or ip.sixtofour
+        ip = inner or ip
+    return ip.is_global and not ip.is_multicast
+
+
+def shown(address: str) -> str:
+    """An address for a message, not too long, without user, password and query, which may be secrets."""
+    text = re.sub(r"^([a-zA-Z][a-zA-Z0-9+.-]*:/+)?.*@", r"\1***@", address, flags=re.DOTALL)
+    return printable(re.split(r"[?#]", text)[0])[:MAX_SHOWN_CHARACTERS]
+
+
+def printable(text: str) -> str:
+    """Text of a server for a message, with `?` for control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 @cache

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 from ups.data.download import download_file
@@ -13,7 +13,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.plan import DownloadPlan, PlannedFile
 from ups.data.published import refuse_outdated_md5
 from ups.data.trajectories import find_files
-from ups.errors import ConfigFault
+from ups.errors import ConfigFault, DataFault
 from ups.files import digest_of, read_json, write_json
 
 Files = dict[str, dict[str, Any]]
@@ -57,8 +57,12 @@ def download_files(
     checksums, stop = ChecksumCache(plan.folder / CHECKSUMS), Event()
 
     def fetch(planned: PlannedFile) -> str:
-        """Fetch a file unless it is complete, and return its MD5."""
+        """Fetch a file unless it is complete; store its MD5 at once, whatever befalls other files, and return it."""
+        md5 = provide(planned)
+        checksums.add(plan.folder / planned.name, md5)
+        return md5
 
+    def provide(planned: PlannedFile) -> str:
         def progress(count: int) -> None:
             if stop.is_set():
                 raise CancelledError
@@ -68,7 +72,8 @@ def download_files(
         known = checksums.find(path)
         if planned.trajectories is not None:
             fetch_trajectories(file, path, range(planned.trajectories), base_url=base_url, advance=progress)
-            return known or digest_of(path, "md5")
+            md5 = known or digest_of(path, "md5")
+            return checksums.expect(path, md5) if planned.is_complete else md5
         if known == file.md5:
             progress(planned.arrived)
         else:
@@ -79,7 +84,7 @@ def download_files(
         running = {pool.submit(fetch, planned): plan.folder / planned.name for planned in plan.files}
         try:
             for future in as_completed(running):
-                checksums.add(running[future], future.result())
+                future.result()
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
@@ -87,21 +92,36 @@ def download_files(
 
 
 class ChecksumCache:
-    """MD5 of files, kept in a JSON file; an entry is valid while the file has the same size and modification time."""
+    """MD5 of files, kept in a JSON file; an entry is valid while the file has the same size and modification time.
+
+    Files beside the JSON file have an entry by name, which stays true when their folder is moved.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._entries = read_json(path) if path.is_file() else {}
+        self._lock = Lock()
 
     def find(self, path: Path) -> str | None:
         """MD5 of a file; None if it is not known or the file has changed."""
-        entry = self._entries.get(str(path))
+        entry = self._entries.get(self._key(path))
         return entry["md5"] if entry and path.is_file() and entry["stamp"] == _stamp(path) else None
+
+    def expect(self, path: Path, md5: str) -> str:
+        """The MD5 of a file that nothing else describes; another one than when it was fetched is a `DataFault`."""
+        fetched = self._entries.get(self._key(path), {"md5": md5})["md5"]
+        if fetched != md5:
+            raise DataFault(f"{path}: MD5 is {md5}, was {fetched} when it was fetched; delete it to fetch it anew")
+        return md5
 
     def add(self, path: Path, md5: str) -> None:
         """Store the MD5 of a file."""
-        self._entries[str(path)] = {"stamp": _stamp(path), "md5": md5}
-        write_json(self.path, self._entries)
+        with self._lock:
+            self._entries[self._key(path)] = {"stamp": _stamp(path), "md5": md5}
+            write_json(self.path, self._entries)
+
+    def _key(self, path: Path) -> str:
+        return path.name if path.parent == self.path.parent else str(path)
 
 
 def _stamp(path: Path) -> list[int]:
