@@ -2,13 +2,14 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ups.errors import Locked
+from ups.errors import Locked, StorageFault
 from ups.runs.stage_cache import RECEIPT, Receipt, cached_step
 
 IDENTITY = "0123456789abcdef"
@@ -164,3 +165,15 @@ def test_killed_holder_leaves_no_lock(tmp_path: Path, holder: subprocess.Popen):
     holder.kill()
     holder.wait()
     assert do(Work(), tmp_path)["shape"] == [1, 2]
+
+
+@pytest.mark.parametrize("planted", ["link", "pipe"])
+def test_a_planted_lock_is_refused(tmp_path: Path, planted: str):
+    """A link or pipe in the place of the lock ends in one line, and what it points to is unchanged."""
+    victim, lock = tmp_path / "victim", tmp_path / "steps" / IDENTITY[:12] / ".lock"
+    victim.write_text("mine")
+    lock.parent.mkdir(parents=True)
+    lock.symlink_to(victim) if planted == "link" else os.mkfifo(lock)
+    with pytest.raises(StorageFault, match="lock is not a plain file .*; delete it and run again"):
+        do(Work(), tmp_path)
+    assert victim.read_text() == "mine"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ups.errors import DataFault
-from ups.files import WEIGHTS, digest_of
+from ups.files import WEIGHTS, digest_of, open_plain
 from ups.models.sizes import Backbone, Sizes
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -34,7 +34,8 @@ def tensor_bytes(content: dict[str, Any]) -> memoryview:
 
 def load(path: Path) -> dict[str, Any]:
     """Content of a file made by `tensor_bytes`, on the CPU; a file with anything but tensors and plain values fails."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+    with open_plain(path) as file:
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def load_model(make: Callable[..., Model], data_root: Path, receipt: dict[str, Any]) -> Model:

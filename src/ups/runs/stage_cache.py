@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
 from ups.errors import Locked
-from ups.files import read_json, storage_faults, write_json
+from ups.files import expect_lockable, plain, read_json, storage_faults, write_json
 
 if TYPE_CHECKING:
     from grimp import ImportGraph
@@ -147,7 +147,7 @@ def _without_sizes(receipt: Receipt) -> Receipt:
 def _empty(step_folder: Path) -> None:
     for path in step_folder.iterdir():
         if path.name != LOCK:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _file_sizes(step_folder: Path) -> dict[str, int]:
@@ -158,14 +158,16 @@ def _file_sizes(step_folder: Path) -> dict[str, int]:
 @contextmanager
 def _lock(name: str, step_folder: Path) -> Iterator[None]:
     path = step_folder / LOCK
+    expect_lockable(path)
     try:
         with storage_faults(path):
-            lock = FileLock(path, timeout=0).acquire()
+            lock = FileLock(path, timeout=0, mode=0o600).acquire()
     except Timeout:
         holder = path.read_text(encoding="utf-8").strip() or "unknown"
         raise Locked(
             f"{name}: process {holder} works in {step_folder}; wait for it or stop it, then run again"
         ) from None
     with lock:
-        path.write_text(str(os.getpid()), encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=plain) as file:
+            file.write(str(os.getpid()))
         yield
