@@ -12,7 +12,7 @@ import pytest
 
 from ups import files
 from ups.errors import DataFault, StorageFault
-from ups.files import digest_of, expect_lockable, plain, publish, read_json, write_json
+from ups.files import digest_of, expect_lockable, place_of, plain, publish, read_json, read_manifest, write_json
 from ups.models.weights import load
 
 
@@ -156,3 +156,32 @@ def test_deeply_nested_json_is_damaged(tmp_path: Path):
     (tmp_path / "x").write_text("[" * 100_000)
     with pytest.raises(DataFault, match="is not valid JSON"):
         read_json(tmp_path / "x")
+
+
+HOSTILE_PATHS = (3, "", "/etc", "../x", "a/../../x", "a//b", "-a", "a\x1b")
+HOSTILE_RECEIPTS = [None, [], {}, *({"path": path} for path in HOSTILE_PATHS)]
+
+
+@pytest.mark.parametrize("receipt", HOSTILE_RECEIPTS, ids=repr)
+def test_receipts_lead_nowhere_else(tmp_path: Path, receipt: object):
+    """A receipt without a path of plain names below the root is a fault."""
+    with pytest.raises(DataFault, match="delete its JSON file and run again"):
+        place_of(tmp_path, receipt)
+
+
+def test_receipts_do_not_lead_out_by_a_link(tmp_path: Path):
+    """A link out of the root is a fault, one within it is not."""
+    (tmp_path / "root" / "a").mkdir(parents=True)
+    (tmp_path / "root" / "within").symlink_to("a")
+    (tmp_path / "root" / "out").symlink_to("..")
+    assert place_of(tmp_path / "root", {"path": "within"}) == tmp_path / "root" / "within"
+    with pytest.raises(DataFault, match="leads out of"):
+        place_of(tmp_path / "root", {"path": "out/x"})
+
+
+@pytest.mark.parametrize("content", [None, [], {}, {"sha256": "0" * 64}, {"sha256": "0" * 63, "bytes": 1}])
+def test_manifests_are_checked(tmp_path: Path, content: object):
+    """JSON that is not a manifest is a fault that names the file."""
+    write_json(tmp_path / "weights.pt.json", content)
+    with pytest.raises(DataFault, match="is not the manifest of weights.pt; delete it and run again"):
+        read_manifest(tmp_path / "weights.pt")

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from ups.errors import DataFault, StorageFault
 
 REMEDY = "free some space or choose another folder; the same command resumes"
 WEIGHTS = "weights.pt"
+NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 UNUSABLE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),  # a full or failing disk
     *(errno.EROFS, errno.EACCES, errno.EPERM),  # no right to write
@@ -139,3 +142,30 @@ def digest_of(path: Path, algorithm: str = "sha256") -> str:
 def manifest_of(path: Path) -> Path:
     """Path of the manifest beside a file, a JSON with the expected content of it: {"sha256", "bytes"}."""
     return path.with_name(f"{path.name}.json")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of the file `path`; raises `DataFault` if it is missing or is none."""
+    content = read_json(manifest_of(path))
+    if not isinstance(content, dict) or not is_digest(content.get("sha256")) or type(content.get("bytes")) is not int:
+        raise DataFault(f"{manifest_of(path)} is not the manifest of {path.name}; delete it and run again")
+    return content
+
+
+def is_digest(value: Any) -> bool:
+    """Whether a value from JSON is a SHA-256."""
+    return isinstance(value, str) and DIGEST.fullmatch(value) is not None
+
+
+def place_of(root: Path, receipt: Any) -> Path:
+    """The folder below `root` that a receipt names in `path`.
+
+    Raises:
+        DataFault: there is no such name, or it leads out of `root`, be it by a link.
+    """
+    path = receipt.get("path") if isinstance(receipt, dict) else None
+    if not isinstance(path, str) or not all(NAME.fullmatch(part) for part in path.split("/")):
+        raise DataFault(f"{root}: a receipt with path {path!r} is not of a step; delete its JSON file and run again")
+    if not (root / path).resolve().is_relative_to(root.resolve()):
+        raise DataFault(f"{root / path} leads out of {root} by a link; put the files there and run again")
+    return root / path

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.errors import Locked, StorageFault
+from ups.errors import DataFault, Locked, StorageFault
 from ups.runs.stage_cache import RECEIPT, Receipt, cached_step
 
 IDENTITY = "0123456789abcdef"
@@ -177,3 +177,33 @@ def test_a_planted_lock_is_refused(tmp_path: Path, planted: str):
     with pytest.raises(StorageFault, match="lock is not a plain file .*; delete it and run again"):
         do(Work(), tmp_path)
     assert victim.read_text() == "mine"
+
+
+WRONG_RECEIPTS = [
+    {"step": "other"},
+    {"fingerprint": "f" * 16},
+    {"path": "../.."},
+    {"path": 3},
+    {"files": None},
+    {"files": []},
+]
+
+
+@pytest.mark.parametrize("change", WRONG_RECEIPTS, ids=repr)
+def test_a_receipt_of_something_else_is_refused(tmp_path: Path, change: Receipt):
+    """A receipt with another step, key or path, or without sizes, ends in one line."""
+    path = tmp_path / do(Work(), tmp_path)["path"] / RECEIPT
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataFault, match="is not the receipt of this step; delete .* and run again"):
+        do(Work(), tmp_path)
+
+
+def test_links_are_not_files_of_a_step(tmp_path: Path):
+    """A step whose file has been replaced by a link is done again, and what the link points to stays."""
+    path = tmp_path / do(Work(), tmp_path)["path"]
+    (tmp_path / "victim").write_bytes(b"whole")
+    (path / "result.bin").unlink()
+    (path / "result.bin").symlink_to(tmp_path / "victim")
+    (path / "folder").symlink_to(tmp_path)
+    do(work := Work(), tmp_path)
+    assert len(work.found) == 1 and (tmp_path / "victim").exists()
