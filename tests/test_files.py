@@ -158,7 +158,7 @@ def test_deeply_nested_json_is_damaged(tmp_path: Path):
         read_json(tmp_path / "x")
 
 
-HOSTILE_PATHS = (3, "", "/etc", "../x", "a/../../x", "a//b", "-a", "a\x1b")
+HOSTILE_PATHS = (3, "..", "/etc", "../x", "a/../../x", "-a", "a\x1b")
 HOSTILE_RECEIPTS = [None, [], {}, *({"path": path} for path in HOSTILE_PATHS)]
 
 

@@ -164,7 +164,7 @@ def place_of(root: Path, receipt: Any) -> Path:
         DataFault: there is no such name, or it leads out of `root`, be it by a link.
     """
     path = receipt.get("path") if isinstance(receipt, dict) else None
-    if not isinstance(path, str) or not all(NAME.fullmatch(part) for part in path.split("/")):
+    if not isinstance(path, str) or not all(NAME.fullmatch(part) for part in Path(path).parts):
         raise DataFault(f"{root}: a receipt with path {path!r} is not of a step; delete its JSON file and run again")
     if not (root / path).resolve().is_relative_to(root.resolve()):
         raise DataFault(f"{root / path} leads out of {root} by a link; put the files there and run again")
