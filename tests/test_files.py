@@ -2,12 +2,18 @@
 
 import hashlib
 import math
+import os
+import secrets
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ups.errors import DataFault
-from ups.files import digest_of, publish, read_json, write_json
+from ups import files
+from ups.errors import DataFault, StorageFault
+from ups.files import digest_of, expect_lockable, place_of, plain, publish, read_json, read_manifest, write_json
+from ups.models.weights import load
 
 
 def test_published_file_replaces_the_old_one(tmp_path: Path):
@@ -76,3 +82,106 @@ def test_digest_of(tmp_path: Path, algorithm: str, size: int):
     path, content = tmp_path / "data.bin", bytes(range(256)) * (size // 256) + bytes(size % 256)
     path.write_bytes(content)
     assert digest_of(path, algorithm) == hashlib.new(algorithm, content).hexdigest()
+
+
+def test_a_planted_link_is_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Even a link under the right temporary name ends in a fault, and what it points to is unchanged."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "0")
+    (tmp_path / ".a.json.0.tmp").symlink_to(victim)
+    with pytest.raises(StorageFault):
+        write_json(tmp_path / "a.json", 1)
+    assert victim.read_text() == "mine"
+
+
+def test_temporary_names_cannot_be_foreseen(tmp_path: Path):
+    """Two writes of one process to one file have different temporary names."""
+    with publish(tmp_path / "a") as first, publish(tmp_path / "a") as second:
+        assert first != second
+
+
+def test_modes_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file is the user's alone while it is written, then it has the mode that the umask gives."""
+    monkeypatch.setattr(files, "UMASK", 0o027)
+    with publish(tmp_path / "a") as temporary:
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+def make_fifo(path: Path) -> None:
+    """A pipe: to open it for reading would wait for a writer."""
+    os.mkfifo(path)
+
+
+def link_to_null(path: Path) -> None:
+    """A device behind a link."""
+    path.symlink_to("/dev/zero")
+
+
+SPECIAL = pytest.mark.parametrize("make", [make_fifo, link_to_null, Path.mkdir])
+
+
+@SPECIAL
+@pytest.mark.parametrize("read", [read_json, digest_of, load])
+def test_only_plain_files_are_read(tmp_path: Path, make: Callable[[Path], None], read: Callable[[Path], object]):
+    """A pipe, device or folder in the place of a file is a fault at once."""
+    make(tmp_path / "x")
+    with pytest.raises(DataFault, match="x is not a plain file but a link, pipe, device or folder"):
+        read(tmp_path / "x")
+
+
+@SPECIAL
+def test_only_plain_files_are_written(tmp_path: Path, make: Callable[[Path], None]):
+    """Neither a log nor a lock is opened where a pipe, device or folder is."""
+    make(tmp_path / "x")
+    with pytest.raises(StorageFault, match="not a plain file"):
+        os.close(plain(tmp_path / "x", os.O_WRONLY | os.O_CREAT))
+    with pytest.raises(StorageFault, match="not a plain file"):
+        expect_lockable(tmp_path / "x")
+
+
+def test_links_are_followed_only_to_read(tmp_path: Path):
+    """A link to a data file serves a reader; nothing is written through it."""
+    write_json(tmp_path / "real", 1)
+    (tmp_path / "link").symlink_to("real")
+    assert read_json(tmp_path / "link") == 1
+    with pytest.raises(StorageFault, match="not a plain file"):
+        os.close(plain(tmp_path / "link", os.O_WRONLY | os.O_TRUNC))
+    assert read_json(tmp_path / "real") == 1
+
+
+def test_deeply_nested_json_is_damaged(tmp_path: Path):
+    """JSON that would exhaust the stack is a fault that names the file."""
+    (tmp_path / "x").write_text("[" * 100_000)
+    with pytest.raises(DataFault, match="is not valid JSON"):
+        read_json(tmp_path / "x")
+
+
+HOSTILE_PATHS = (3, "..", "/etc", "../x", "a/../../x", "-a", "a\x1b")
+HOSTILE_RECEIPTS = [None, [], {}, *({"path": path} for path in HOSTILE_PATHS)]
+
+
+@pytest.mark.parametrize("receipt", HOSTILE_RECEIPTS, ids=repr)
+def test_receipts_lead_nowhere_else(tmp_path: Path, receipt: object):
+    """A receipt without a path of plain names below the root is a fault."""
+    with pytest.raises(DataFault, match="delete its JSON file and run again"):
+        place_of(tmp_path, receipt)
+
+
+def test_receipts_do_not_lead_out_by_a_link(tmp_path: Path):
+    """A link out of the root is a fault, one within it is not."""
+    (tmp_path / "root" / "a").mkdir(parents=True)
+    (tmp_path / "root" / "within").symlink_to("a")
+    (tmp_path / "root" / "out").symlink_to("..")
+    assert place_of(tmp_path / "root", {"path": "within"}) == tmp_path / "root" / "within"
+    with pytest.raises(DataFault, match="leads out of"):
+        place_of(tmp_path / "root", {"path": "out/x"})
+
+
+@pytest.mark.parametrize("content", [None, [], {}, {"sha256": "0" * 64}, {"sha256": "0" * 63, "bytes": 1}])
+def test_manifests_are_checked(tmp_path: Path, content: object):
+    """JSON that is not a manifest is a fault that names the file."""
+    write_json(tmp_path / "weights.pt.json", content)
+    with pytest.raises(DataFault, match="is not the manifest of weights.pt; delete it and run again"):
+        read_manifest(tmp_path / "weights.pt")

@@ -1,16 +1,23 @@
 """How a command ends: with the exit code and the line of what went wrong."""
 
 import errno
+import shutil
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from kedro.io import DatasetError
 
 from ups.errors import DataFault
-from ups.hooks import FaultExit, TrackingHooks
+from ups.hooks import ConfigLoader, FaultExit, TrackingHooks
 from ups.runs import tracking
+from ups.settings import CONFIG_LOADER_ARGS
+
+CONF = Path(__file__).parents[1] / "conf"
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Exception:
@@ -77,3 +84,113 @@ def test_a_defect_ends_with_its_traceback(
     assert ending.message.startswith(f"FAULT 70 internal: {type(error).__name__}: ")
     assert "(test_hooks.py:" in ending.message and "\n" not in ending.message
     assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
+
+
+def test_control_characters_never_reach_the_terminal():
+    """The line of a fault shows the escape codes of a name instead of sending them."""
+    line = FaultExit(DataFault("a\x1b]0;title\x07\u202eb \u00b5 \udc80")).message
+    assert line == r"FAULT 3 data: a\x1b]0;title\x07\u202eb \u00b5 \udc80".replace(r"\u00b5", "\u00b5")
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    """A copy of `conf`."""
+    return shutil.copytree(CONF, tmp_path / "conf")
+
+
+def load(conf: Path, key: str = "catalog", env: str | None = None, **params: Any) -> dict[str, Any]:
+    """A part of the configuration, as a command reads it."""
+    return ConfigLoader(str(conf), env, runtime_params=params, **CONFIG_LOADER_ARGS)[key]
+
+
+def refusal(conf: Path, **given: Any) -> str:
+    """The one line, with exit code 2, in which the configuration is refused."""
+    with pytest.raises(FaultExit) as caught:
+        load(conf, **given)
+    assert caught.value.exit_code == 2 and "\n" not in caught.value.message
+    return caught.value.message
+
+
+@pytest.mark.parametrize("env", ["base", "smoke", "sample", "pdebench", "accuracy", "conditions", "local"])
+def test_the_catalog_we_ship_is_allowed(env: str):
+    """Every environment's catalog passes its own check."""
+    assert load(CONF, env=env)["latent_cache"]["type"] == "ups.datasets.LatentCacheReceipt"
+
+
+GOOD: dict[str, Any] = {"type": "ups.datasets.JSON", "filepath": "x.json"}
+HOSTILE = [
+    GOOD | {"type": "pickle.PickleDataset"},
+    GOOD | {"type": "kedro_datasets.pickle.PickleDataset"},
+    GOOD | {"type": "{stage}.{kind}"},
+    GOOD | {"type": "${runtime_params:kind}"},
+    GOOD | {"type": ["ups.datasets.JSON"]},
+    {"type": "partitions.PartitionedDataset", "path": "x", "dataset": "pickle.PickleDataset"},
+    {"type": "kedro.io.CachedDataset", "filepath": "x", "dataset": {"type": "pickle.PickleDataset"}},
+    GOOD | {"dataset": {"type": "pickle.PickleDataset"}},
+    GOOD | {"validator": "os.system"},
+    GOOD | {"versioned": True},
+    GOOD | {"fs_args": {"open_args_load": {"mode": "rb"}}},
+    GOOD | {"credentials": "mine"},
+    {"type": "matplotlib.MatplotlibDataset", "filepath": "x", "save_args": {"backend": "module://evil"}},
+    GOOD | {"save_args": "backend"},
+    GOOD | {"filepath": "s3://bucket/x.json"},
+    GOOD | {"filepath": "simplecache::file"},
+    "pickle.PickleDataset",
+]
+
+
+@pytest.mark.parametrize("entry", HOSTILE, ids=str)
+def test_catalog_entries_that_could_run_code_are_refused(conf: Path, entry: Any):
+    """An entry has a type and arguments of ours, and a local file."""
+    (conf / "local" / "catalog.yml").write_text(yaml.safe_dump({"codec_receipt": entry}))
+    assert "catalog entry 'codec_receipt': " in refusal(conf, kind="pickle.PickleDataset")
+
+
+@pytest.mark.parametrize("name", ["codec_receipt", "{stage}_receipt", "table@pickle", "new"])
+@pytest.mark.parametrize("layer", ["base/catalog.yml", "local/catalog/deep/more.json", "smoke/catalog_more.yml"])
+def test_catalogs_are_checked_in_every_layer(conf: Path, name: str, layer: str):
+    """A forbidden type is found in any file of any environment, under a plain, transcoded, new or pattern's name."""
+    (conf / layer).parent.mkdir(parents=True, exist_ok=True)
+    (conf / layer).write_text(yaml.safe_dump({name: HOSTILE[0]}))
+    line = refusal(conf, env="smoke" if layer.startswith("smoke") else None)
+    assert f"catalog entry {name!r}: type 'pickle.PickleDataset' is not allowed" in line
+
+
+def test_a_catalog_set_at_run_time_is_checked(conf: Path):
+    """What a plug-in puts in place of the catalog is refused as a file's."""
+    loader = ConfigLoader(str(conf), **CONFIG_LOADER_ARGS)
+    loader["catalog"] = {"x": GOOD | {"type": "pickle.PickleDataset"}}
+    with pytest.raises(FaultExit, match="'pickle.PickleDataset' is not allowed"):
+        loader["catalog"]
+
+
+def test_a_network_address_as_data_root_is_refused(conf: Path):
+    """Results are files of this machine."""
+    assert "network address" in refusal(conf, data_root="https://example.org/data")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "codec:\n\tsteps: 3\n",
+        "codec: {steps: 1, steps: 2}\n",
+        "codec: {steps: 3\n",
+        "- a\n- b\n",
+        "seed: ${oc.env:NO_SUCH_VARIABLE}\n",
+        "seed: ${evil:1}\n",
+        "x: \x01\n",
+        "x: !!python/object/apply:os.mkdir [MARKER]\n",
+        "x: !!python/name:os.system\n",
+    ],
+)
+@pytest.mark.parametrize("name", ["parameters", "catalog", "globals"])
+def test_files_that_are_no_configuration_are_one_line(conf: Path, tmp_path: Path, name: str, text: str):
+    """Broken YAML, a list, an unknown resolver and a Python object in any file end in one line and run nothing."""
+    (conf / "local" / f"{name}.yml").write_text(text.replace("MARKER", str(tmp_path / "marker")))
+    assert f"{name}*.yml of base or local" in refusal(conf, key=name)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_unknown_environments_are_named(conf: Path):
+    """A misspelt environment ends in one line with the known ones."""
+    assert "has no environment 'smok': choose one of accuracy, base, " in refusal(conf, env="smok")

@@ -20,7 +20,7 @@ from kedro.io import AbstractDataset
 from kedro_datasets.json import JSONDataset
 from kedro_datasets.text import TextDataset
 
-from ups.files import publish, read_json, write_json
+from ups.files import place_of, publish, read_json, write_json
 
 HTMLPreview = NewType("HTMLPreview", str)
 JSONPreview = NewType("JSONPreview", str)
@@ -74,7 +74,7 @@ class LatentCacheReceipt(JSON):
         """Shape and size of the latents of each dataset."""
         from ups.data.latent_cache import MANIFEST
 
-        manifest = read_json(self._data_root / self.load()["path"] / MANIFEST)
+        manifest = read_json(place_of(self._data_root, self.load()) / MANIFEST)
         rows = []
         for name, entry in manifest["datasets"].items():
             for kind, array in entry["arrays"].items():

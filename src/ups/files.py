@@ -4,20 +4,33 @@ import errno
 import hashlib
 import json
 import os
+import re
+import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ups.errors import DataFault, StorageFault
 
 REMEDY = "free some space or choose another folder; the same command resumes"
 WEIGHTS = "weights.pt"
+NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 UNUSABLE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),  # a full or failing disk
     *(errno.EROFS, errno.EACCES, errno.EPERM),  # no right to write
-    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),  # no such place for a file
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),  # no such place for a file
 }
+
+
+os.umask(UMASK := os.umask(0o077))  # only setting it tells it, which is safe before there are threads
+
+
+def printable(text: str) -> str:
+    """Text whose control characters are escaped, so that a name from a stranger cannot steer the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 @contextmanager
@@ -38,16 +51,19 @@ def publish(path: Path) -> Iterator[Path]:
     Raises:
         StorageFault: the disk is full or read-only; an earlier file at `path` is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # In a folder that others may write to, a link under a name that can be foreseen would lead to a file of ours.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     with storage_faults(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             yield temporary
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+            os.fsync(descriptor)
+            os.fchmod(descriptor, 0o666 & ~UMASK)
             temporary.replace(path)
             _flush_folder(path.parent)
         finally:
+            os.close(descriptor)
             temporary.unlink(missing_ok=True)
 
 
@@ -72,22 +88,84 @@ def write_json(path: Path, content: Any) -> None:
         temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
+def plain(path: str | Path, flags: int) -> int:
+    """Opener for `open` that takes plain files alone; it follows a link only to read.
+
+    Raises:
+        DataFault, StorageFault: a pipe, device or folder, or to write a link; a pipe would be waited for without end.
+    """
+    writes = flags & (os.O_WRONLY | os.O_RDWR)
+    kind = StorageFault if writes else DataFault
+    refused = kind(f"{path} is not a plain file but a link, pipe, device or folder; delete it and run again")
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if writes else 0), 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        raise refused from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise refused
+    return descriptor
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a file for reading; raises as `plain`."""
+    return open(path, "rb", opener=plain)
+
+
+def expect_lockable(path: Path) -> None:
+    """Refuse a lock that is a link, pipe, device or folder: locking would change what is there."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise StorageFault(f"{path} is not a plain file but a link, pipe, device or folder; delete it and run again")
+
+
 def read_json(path: Path) -> Any:
     """Read JSON; a missing or damaged file is a `DataFault` that names it."""
-    if not path.is_file():
+    if not path.exists():
         raise DataFault(f"{path} does not exist yet: run the nodes before this one, or `kedro run --pipeline full`")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        with open_plain(path) as file:
+            return json.loads(file.read().decode("utf-8"))
+    except DataFault:  # a ValueError as well
+        raise
+    except (ValueError, RecursionError) as error:
         raise DataFault(f"{path} is not valid JSON ({error}); delete it and run again") from error
 
 
 def digest_of(path: Path, algorithm: str = "sha256") -> str:
     """Hexadecimal digest of a file."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def manifest_of(path: Path) -> Path:
     """Path of the manifest beside a file, a JSON with the expected content of it: {"sha256", "bytes"}."""
     return path.with_name(f"{path.name}.json")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of the file `path`; raises `DataFault` if it is missing or is none."""
+    content = read_json(manifest_of(path))
+    if not isinstance(content, dict) or not is_digest(content.get("sha256")) or type(content.get("bytes")) is not int:
+        raise DataFault(f"{manifest_of(path)} is not the manifest of {path.name}; delete it and run again")
+    return content
+
+
+def is_digest(value: Any) -> bool:
+    """Whether a value from JSON is a SHA-256."""
+    return isinstance(value, str) and DIGEST.fullmatch(value) is not None
+
+
+def place_of(root: Path, receipt: Any) -> Path:
+    """The folder below `root` that a receipt names in `path`.
+
+    Raises:
+        DataFault: there is no such name, or it leads out of `root`, be it by a link.
+    """
+    path = receipt.get("path") if isinstance(receipt, dict) else None
+    if not isinstance(path, str) or not all(NAME.fullmatch(part) for part in Path(path).parts):
+        raise DataFault(f"{root}: a receipt with path {path!r} is not of a step; delete its JSON file and run again")
+    if not (root / path).resolve().is_relative_to(root.resolve()):
+        raise DataFault(f"{root / path} leads out of {root} by a link; put the files there and run again")
+    return root / path

@@ -11,13 +11,16 @@ from types import FrameType
 from typing import Any
 
 import click
+from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
+from yaml import YAMLError
 
 from ups.config import Parameters, hide, tell
 from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
-from ups.files import REMEDY, UNUSABLE, storage_faults
+from ups.files import REMEDY, UNUSABLE, printable, storage_faults
 from ups.runs import tracking
 from ups.runs.machine import refuse_under_torchrun
 from ups.runs.torchrun import is_watching, stop_requested
@@ -39,6 +42,15 @@ RENAMED = {
     "benchmark.wide": "benchmark.large_model",
     "benchmark.wide_batch_tokens": "benchmark.large_batch_tokens",
 }
+# Values that an entry of the catalog may have. A type is imported and called, and so are some arguments, such as
+# `validator` and Matplotlib's `backend`: a catalog with others could run code.
+DATASETS = ("JSON", "Records", "LatentCacheReceipt", "Markdown", "Pages")
+TYPES = {*(f"ups.datasets.{name}" for name in DATASETS), "json.JSONDataset", "matplotlib.MatplotlibDataset"}
+ARGUMENTS = {"type", "filepath", "data_root", "optional", "save_args", "metadata"}
+SAVE_ARGUMENTS = {"dpi", "indent", "allow_nan"}
+# Raised by Kedro on files that are no YAML or hold something else than sections; the last two on a list.
+UNREADABLE = (YAMLError, OmegaConfBaseException, MissingConfigException, ValueError, RecursionError)
+UNREADABLE += (AttributeError, TypeError)
 LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evaluation` or `selection`"
 
 
@@ -46,11 +58,41 @@ class FaultExit(click.ClickException):
     """Ends the command line with a fault's exit code and one line, `FAULT <code> <kind>: <what and remedy>`."""
 
     def __init__(self, fault: Fault) -> None:
-        super().__init__(f"FAULT {fault.exit_code} {fault.kind}: {' '.join(str(fault).split())}")
+        super().__init__(f"FAULT {fault.exit_code} {fault.kind}: {printable(' '.join(str(fault).split()))}")
         self.exit_code = fault.exit_code
 
     def show(self, file: Any = None) -> None:
         click.echo(self.message, file=file or sys.stderr)
+
+
+class ConfigLoader(OmegaConfigLoader):
+    """Kedro's loader; what it cannot read, and a catalog that `check_catalog` refuses, end the command in one line."""
+
+    def __init__(self, conf_source: str, env: str | None = None, **options: Any) -> None:
+        folder = Path(conf_source)
+        chosen = env or options["default_run_env"]
+        if folder.is_dir() and not (folder / chosen).is_dir():
+            known = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+            raise FaultExit(ConfigFault(f"{folder} has no environment {chosen!r}: choose one of {known}, or make it"))
+        super().__init__(conf_source, env, **options)
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        try:
+            content = super().__getitem__(key)
+        except MissingConfigException:
+            if key in ("globals", "credentials"):  # Kedro can do without
+                raise
+            raise FaultExit(ConfigFault(f"{self.conf_source}: has no {key}*.yml; restore conf/base")) from None
+        except UNREADABLE as error:
+            what = f"{self.conf_source}, {key}*.yml of {self.base_env} or {self.env or self.default_run_env}"
+            why = "expected sections, not a list" if isinstance(error, AttributeError | TypeError) else error
+            raise FaultExit(ConfigFault(f"{what}: {why}; correct the file")) from None
+        if key == "catalog":
+            try:
+                check_catalog(content)
+            except ConfigFault as fault:
+                raise FaultExit(fault) from None
+        return content
 
 
 class ParameterHooks:
@@ -178,6 +220,30 @@ def check_data_root(data_root: str, catalog: dict[str, Any]) -> None:
             f"data_root = {data_root} does not reach the catalog, which has {used}: set it by --params "
             f"data_root={data_root}, or in globals.yml of the environment, not in its parameters"
         )
+
+
+def check_catalog(catalog: dict[str, Any]) -> None:
+    """Check that every entry is of a type of `conf/base` with its arguments, and a file of this machine.
+
+    Raises:
+        ConfigFault: an entry could run code, or would be read from or written to a network address.
+    """
+    for name, entry in catalog.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("filepath"), str):
+            raise ConfigFault(f"catalog entry {name!r}: expected a section with type and filepath")
+        if not isinstance(entry.get("type"), str) or entry["type"] not in TYPES:
+            allowed = ", ".join(sorted(TYPES))
+            raise ConfigFault(f"catalog entry {name!r}: type {entry.get('type')!r} is not allowed; allowed: {allowed}")
+        unknown = [key for key in entry if key not in ARGUMENTS]
+        save_args = entry.get("save_args", {})
+        if not isinstance(save_args, dict):
+            raise ConfigFault(f"catalog entry {name!r}: save_args is {save_args!r}, expected a section")
+        unknown += [f"save_args.{key}" for key in save_args if key not in SAVE_ARGUMENTS]
+        if unknown:
+            raise ConfigFault(f"catalog entry {name!r}: remove {', '.join(map(repr, unknown))}, which is not allowed")
+        for place in (entry["filepath"], entry.get("data_root", "")):
+            if "://" in str(place) or "::" in str(place):
+                raise ConfigFault(f"catalog entry {name!r}: {place!r} is a network address; name a local folder")
 
 
 def _explain(problem: dict[str, Any]) -> str:

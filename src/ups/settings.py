@@ -7,7 +7,7 @@ from kedro import KedroDeprecationWarning
 from omegaconf.resolvers import oc
 
 from ups.config import FROM_ENVIRONMENT
-from ups.hooks import ParameterHooks, TrackingHooks
+from ups.hooks import ConfigLoader, ParameterHooks, TrackingHooks
 
 warnings.filterwarnings("ignore", "Option '--pipeline'", KedroDeprecationWarning)  # README uses `--pipeline`
 
@@ -25,6 +25,7 @@ def read_environment(name: str, *default: str | None) -> str | None:
 HOOKS = (TrackingHooks(), ParameterHooks())  # Kedro calls the last first: parameters are checked before any use
 # The hooks of these plug-ins write beside the project and post usage data; a run must write below data_root alone.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro-viz", "kedro-telemetry")
+CONFIG_LOADER_CLASS = ConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",

@@ -11,6 +11,7 @@ from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache, write_latents, write_manifest
 from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
 from ups.errors import DataFault
+from ups.files import read_json, write_json
 
 ADVECTION, DARCY = "1D_Advection_Sols_beta0.4", "2D_DarcyFlow_beta1.0_Train"
 SPLITS = {name: {"train": [0, 2, 3], "valid": [4], "test": [1, 5]} for name in (ADVECTION, DARCY)}
@@ -191,3 +192,40 @@ def test_number_of_open_maps_is_bounded(folder: Path, monkeypatch: pytest.Monkey
     first = [cache.read(ADVECTION, "fields", index).copy() for index in range(6)]
     for index in range(6):
         np.testing.assert_array_equal(cache.read(ADVECTION, "fields", index), first[index])
+
+
+HOSTILE: list[tuple[str, object]] = [
+    ("shape", [6, 1 << 62, 8]),
+    ("shape", [6, -1, 8, 1]),
+    ("shape", "all"),
+    ("dtype", "object"),
+    ("dtype", None),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), HOSTILE, ids=str)
+def test_a_hostile_manifest_is_one_line(folder: Path, name: str, value: object):
+    """Shapes and types that cannot be, and JSON that is no manifest, end in one line with the remedy."""
+    manifest = read_json(folder / latent_cache.MANIFEST)
+    manifest["datasets"][ADVECTION]["arrays"]["fields"][name] = value
+    for content in (manifest, [], manifest | {"datasets": {"../x": manifest["datasets"][DARCY]}}):
+        write_json(folder / latent_cache.MANIFEST, content)
+        with pytest.raises(DataFault, match="manifest.json is damaged .*; delete .* and run again"):
+            LatentCache.open(folder, KEY)
+
+
+def test_huge_shapes_allocate_nothing(folder: Path):
+    """A shape that the file does not have is refused by its size, also where the product has more than 64 bits."""
+    manifest = read_json(folder / latent_cache.MANIFEST)
+    manifest["datasets"][ADVECTION]["arrays"]["fields"]["shape"] = [6, 1 << 62, 1 << 62, 1]
+    write_json(folder / latent_cache.MANIFEST, manifest)
+    with pytest.raises(DataFault, match="missing or truncated"):
+        LatentCache.open(folder, KEY).read(ADVECTION, "fields", 0)
+
+
+def test_chunks_lie_in_the_cache(folder: Path, tmp_path: Path):
+    """A chunk that is a link out of the cache is refused."""
+    _chunk(folder, 0).rename(tmp_path / "elsewhere")
+    _chunk(folder, 0).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataFault, match="leads out of the cache by a link"):
+        LatentCache.open(folder, KEY).read(ADVECTION, "fields", 0)

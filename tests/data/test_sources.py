@@ -1,3 +1,4 @@
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -5,8 +6,10 @@ from typing import Any
 import pytest
 
 from ups.data import sources
+from ups.data.published import read_published_files
 from ups.data.sources import list_files, simulate_files
 from ups.errors import ConfigFault, DataFault
+from ups.files import NAME as PLAIN
 from ups.files import digest_of
 
 NAME = "1D_Advection_Sols_beta0.4.hdf5"
@@ -102,3 +105,29 @@ def test_empty_folder_is_refused(tmp_path: Path):
     """A folder without PDEBench files is a fault that names it."""
     with pytest.raises(DataFault, match=f"{tmp_path}: holds no"):
         list_files(tmp_path, tmp_path / "sums.json")
+
+
+def test_published_names_are_plain():
+    """Every published file has a name that is read."""
+    assert all(PLAIN.fullmatch(name) for name in read_published_files())
+
+
+@pytest.mark.parametrize(
+    "name", ["1D_Advection_\x1b]0;x\x07.hdf5", "1D_Advection_a b.hdf5", "1D_Advection_\n.h5", "-r.h5"]
+)
+def test_files_with_other_names_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str):
+    """A name with other characters is refused in one line without control characters; the others are read."""
+    caplog.set_level(logging.WARNING, "ups")
+    simulated(tmp_path / "raw", RECIPE)
+    (tmp_path / "raw" / name).write_bytes(b"")
+    assert list(list_files(tmp_path / "raw", tmp_path / "sums.json")) == [NAME]
+    assert "is left out: rename it" in caplog.messages[0] and caplog.messages[0].isprintable()
+
+
+def test_pipes_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """A pipe with the name of a PDEBench file is not waited for; the others are read."""
+    caplog.set_level(logging.WARNING, "ups")
+    simulated(tmp_path / "raw", RECIPE)
+    os.mkfifo(tmp_path / "raw" / "1D_Advection_pipe.hdf5")
+    assert list(list_files(tmp_path / "raw", tmp_path / "sums.json")) == [NAME]
+    assert "1D_Advection_pipe.hdf5 is left out: it is no file" in caplog.text

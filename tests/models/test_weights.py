@@ -1,3 +1,5 @@
+import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,3 +66,23 @@ def test_a_model_of_another_version_is_one_line(
     with pytest.raises(DataFault, match="another version of ups.*--from-nodes train_operator") as fault:
         load_model(make, tmp_path, receipt)
     assert "\n" not in str(fault.value)
+
+
+class Evil:
+    """Runs a command when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, ("marker",)
+
+
+@pytest.mark.parametrize("content", [pickle.dumps(Evil()), b"text", b"", tensor_bytes({"a": 1}), tensor_bytes([1])])
+def test_foreign_weights_are_one_line(
+    tmp_path: Path, receipt: dict[str, Any], content: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    """A pickle, a text and other tensors end in one line, even with the right hash, and run nothing."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "06_models" / WEIGHTS
+    path.write_bytes(content)
+    with pytest.raises(DataFault, match="does not hold .*--from-nodes train_operator") as fault:
+        load_model(nn.Linear, tmp_path, receipt | {"weights": digest_of(path)})
+    assert "\n" not in str(fault.value) and not Path("marker").exists()

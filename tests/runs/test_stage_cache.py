@@ -2,13 +2,14 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ups.errors import Locked
+from ups.errors import DataFault, Locked, StorageFault
 from ups.runs.stage_cache import RECEIPT, Receipt, cached_step
 
 IDENTITY = "0123456789abcdef"
@@ -164,3 +165,45 @@ def test_killed_holder_leaves_no_lock(tmp_path: Path, holder: subprocess.Popen):
     holder.kill()
     holder.wait()
     assert do(Work(), tmp_path)["shape"] == [1, 2]
+
+
+@pytest.mark.parametrize("planted", ["link", "pipe"])
+def test_a_planted_lock_is_refused(tmp_path: Path, planted: str):
+    """A link or pipe in the place of the lock ends in one line, and what it points to is unchanged."""
+    victim, lock = tmp_path / "victim", tmp_path / "steps" / IDENTITY[:12] / ".lock"
+    victim.write_text("mine")
+    lock.parent.mkdir(parents=True)
+    lock.symlink_to(victim) if planted == "link" else os.mkfifo(lock)
+    with pytest.raises(StorageFault, match="lock is not a plain file .*; delete it and run again"):
+        do(Work(), tmp_path)
+    assert victim.read_text() == "mine"
+
+
+WRONG_RECEIPTS = [
+    {"step": "other"},
+    {"fingerprint": "f" * 16},
+    {"path": "../.."},
+    {"path": 3},
+    {"files": None},
+    {"files": []},
+]
+
+
+@pytest.mark.parametrize("change", WRONG_RECEIPTS, ids=repr)
+def test_a_receipt_of_something_else_is_refused(tmp_path: Path, change: Receipt):
+    """A receipt with another step, key or path, or without sizes, ends in one line."""
+    path = tmp_path / do(Work(), tmp_path)["path"] / RECEIPT
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataFault, match="is not the receipt of this step; delete .* and run again"):
+        do(Work(), tmp_path)
+
+
+def test_links_are_not_files_of_a_step(tmp_path: Path):
+    """A step whose file has been replaced by a link is done again, and what the link points to stays."""
+    path = tmp_path / do(Work(), tmp_path)["path"]
+    (tmp_path / "victim").write_bytes(b"whole")
+    (path / "result.bin").unlink()
+    (path / "result.bin").symlink_to(tmp_path / "victim")
+    (path / "folder").symlink_to(tmp_path)
+    do(work := Work(), tmp_path)
+    assert len(work.found) == 1 and (tmp_path / "victim").exists()

@@ -13,7 +13,7 @@ BASE = "base"
 class Variant(Section):
     """A row of the ablation, with its changes to the section `operator`."""
 
-    name: Annotated[str, Field(pattern=r"^\w+$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
     overrides: dict[str, Any]
 
     @field_validator("overrides")

@@ -6,20 +6,22 @@ cache: codec weights, source files and options from which the latents were made.
 so that training processes start sooner.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import google_crc32c
 import numpy as np
 import torch
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from ups.data.families import Dataset, condition_features
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
-from ups.files import read_json, write_json
+from ups.files import NAME, read_json, write_json
 from ups.models.codec import Codec, codec_from, group_name
 from ups.models.state_statistics import SMALLEST_FLUCTUATION, UNLIMITED
 from ups.models.weights import load_model
@@ -193,6 +195,26 @@ def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, l
     return {name: values.tolist() for name, values in statistics.items()}
 
 
+class _Array(BaseModel):
+    shape: Annotated[list[PositiveInt], Field(min_length=4, max_length=4)]
+    dtype: Literal["float16", "float32"]
+
+
+class _Entry(BaseModel):
+    dataset: dict[str, Any]
+    arrays: dict[Literal["fields", "coefficients"], _Array]
+    token_grid: list[PositiveInt]
+    condition: list[float]
+    split: dict[str, list[NonNegativeInt]]
+    statistics: dict[str, list[float]]
+
+
+class _Manifest(BaseModel):
+    key: dict[str, Any]
+    families: list[str]
+    datasets: dict[Annotated[str, Field(pattern=f"^{NAME.pattern}$")], _Entry]
+
+
 class LatentCache:
     """Latents of every dataset, read through memory maps; the checksum of a chunk is verified when it is opened.
 
@@ -211,12 +233,18 @@ class LatentCache:
         """Open a finished cache with this key.
 
         Raises:
-            DataFault: there is no manifest, or it has another key.
+            DataFault: there is no manifest, it is damaged, or it has another key.
         """
         path = folder / MANIFEST
         if not path.is_file():
             raise DataFault(f"{folder} holds no finished latent cache: {REMEDY}")
         manifest = read_json(path)
+        try:
+            _Manifest.model_validate(manifest)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(map(str, problem["loc"]))
+            raise DataFault(f"{path} is damaged ({place}: {problem['msg']}); delete {folder} and run again") from None
         differing = [name for name in key if manifest["key"].get(name) != key[name]]
         if differing:
             raise DataFault(f"the latent cache {folder} was made from another {', '.join(differing)}: {REMEDY}")
@@ -239,10 +267,12 @@ class LatentCache:
         chunk = _chunk(self.folder, name, kind, index)
         array = self.datasets[name]["arrays"][kind]
         shape, dtype = tuple(array["shape"][1:]), np.dtype(array["dtype"])
-        num_bytes = int(np.prod(shape)) * dtype.itemsize
+        num_bytes = math.prod(shape) * dtype.itemsize
         remedy = f"delete {self.folder} and run again"
         if not chunk.is_file() or chunk.stat().st_size != num_bytes + CHECKSUM_BYTES:
             raise DataFault(f"latent cache damaged: {chunk} is missing or truncated; {remedy}")
+        if not chunk.resolve().is_relative_to(self.folder.resolve()):
+            raise DataFault(f"latent cache damaged: {chunk} leads out of the cache by a link; {remedy}")
         content = np.memmap(chunk, np.uint8, "r")
         if not _checksum_agrees(content.tobytes()):
             raise DataFault(f"latent cache damaged: wrong checksum in {chunk}; {remedy}")

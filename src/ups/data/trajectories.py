@@ -1,5 +1,6 @@
 """Datasets of a folder of PDEBench files, and a reader of their trajectories (T, C, *grid) in every layout."""
 
+import logging
 import re
 from bisect import bisect_right
 from dataclasses import replace
@@ -14,6 +15,9 @@ from ups.data import layouts
 from ups.data.families import Dataset, Family
 from ups.data.hdf5 import file_fault, open_file, read_number
 from ups.data.pdebench import FAMILIES
+from ups.files import NAME, printable
+
+log = logging.getLogger(__name__)
 
 NUMBER_PATTERN = r"(\d+\.?\d*(?:e[-+]?\d+)?)"
 RUN_AGAIN = "run the data pipeline again"
@@ -24,13 +28,24 @@ def find_files(folder: Path) -> list[str]:
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "no such folder"
         raise file_fault(folder, what, "name the folder that holds the PDEBench files")
-    names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix in (".hdf5", ".h5"))
-    names = [name for name in names if not re.search(r"^[.~]|\.(tmp|part)", name)]
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in (".hdf5", ".h5"))
+    names = [name for name in names if not re.search(r"^[.~]|\.(tmp|part)", name) and _is_usable(folder / name)]
     if not names:
         raise file_fault(folder, "holds no *.hdf5 or *.h5 file", "put PDEBench files there or name another folder")
     for name in names:
         _family_of(folder / name)
     return names
+
+
+def _is_usable(path: Path) -> bool:
+    """Whether a file has a plain name and is neither pipe, device nor folder; the log says which are left out."""
+    if not NAME.fullmatch(path.name):
+        log.warning("%s is left out: rename it to letters, digits and . _ + - alone", printable(str(path)))
+        return False
+    if not path.is_file():
+        log.warning("%s is left out: it is no file, but a pipe, device, folder or lost link", path)
+        return False
+    return True
 
 
 def find_single_grid_datasets(folder: Path, names: list[str]) -> dict[str, Dataset]:

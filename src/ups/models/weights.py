@@ -1,6 +1,8 @@
 """Trained models on disk: one file with constructor arguments and weights, whose hash is compared when it is read."""
 
 import io
+import pickle
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,9 +11,12 @@ import torch
 from torch import nn
 
 from ups.errors import DataFault
-from ups.files import WEIGHTS, digest_of
+from ups.files import WEIGHTS, digest_of, open_plain, place_of
 from ups.models.sizes import Backbone, Sizes
 
+# What torch raises on content that it did not write, of which some does not even look like a pickle.
+FOREIGN = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError)
+FOREIGN += (AssertionError, OverflowError, struct.error)
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -34,7 +39,11 @@ def tensor_bytes(content: dict[str, Any]) -> memoryview:
 
 def load(path: Path) -> dict[str, Any]:
     """Content of a file made by `tensor_bytes`, on the CPU; a file with anything but tensors and plain values fails."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+    with open_plain(path) as file:
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except FOREIGN as fault:
+            raise DataFault(f"{path} does not hold tensors and plain values alone") from fault
 
 
 def load_model(make: Callable[..., Model], data_root: Path, receipt: dict[str, Any]) -> Model:
@@ -47,7 +56,7 @@ def load_model(make: Callable[..., Model], data_root: Path, receipt: dict[str, A
     try:
         model = make(**content["settings"])
         model.load_state_dict(content["weights"])
-    except (TypeError, RuntimeError) as fault:
+    except (TypeError, RuntimeError, ValueError) as fault:
         raise _unusable(data_root, receipt, "was saved by another version of ups") from fault
     return model.requires_grad_(False).eval()
 
@@ -63,12 +72,18 @@ def load_weights(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
-    path = data_root / receipt["path"] / WEIGHTS
-    if not path.is_file() or digest_of(path) != receipt["weights"]:
+    path = place_of(data_root, receipt) / WEIGHTS
+    if not path.is_file() or digest_of(path) != receipt.get("weights"):
         raise _unusable(data_root, receipt, "is missing or differs from the weights that training saved")
-    return load(path)
+    try:
+        content = load(path)
+    except DataFault as fault:
+        raise _unusable(data_root, receipt, "does not hold tensors and plain values alone") from fault
+    if not isinstance(content, dict) or not {"settings", "weights"} <= content.keys():
+        raise _unusable(data_root, receipt, "does not hold settings and weights")
+    return content
 
 
 def _unusable(data_root: Path, receipt: dict[str, Any], reason: str) -> DataFault:
-    path, stage = data_root / receipt["path"] / WEIGHTS, receipt["stage"]
+    path, stage = place_of(data_root, receipt) / WEIGHTS, receipt.get("stage")
     return DataFault(f"{path} {reason}; train it again with `kedro run --from-nodes train_{stage}`")

@@ -12,6 +12,7 @@ from ups.config import BaselinesConfig, EvaluationConfig, LaunchConfig
 from ups.config.baselines import BaselineConfig
 from ups.data.pdebench import FAMILIES
 from ups.errors import Diverged
+from ups.files import place_of
 from ups.pipelines import cached, step
 from ups.pipelines.evaluation import STAGES, SURROGATE, trained_stages
 from ups.pipelines.training import encode_latents
@@ -85,7 +86,7 @@ def budget(pace: Receipt, latent_cache: Receipt, data_root: Path, **ours: Receip
 
 def _runs(ours: dict[str, Receipt], data_root: Path) -> list[Run]:
     """The runs that trained our stages."""
-    return [Run.read(data_root / receipt["path"]) for receipt in trained_receipts(ours).values()]
+    return [Run.read(place_of(data_root, receipt)) for receipt in trained_receipts(ours).values()]
 
 
 def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:
@@ -125,7 +126,7 @@ def _validated(section: BaselineConfig, inputs: dict[str, Receipt], launch: Laun
     except Diverged as fault:
         log.warning("%s of %s: learning rate %g: %s", section.kind, section.family, section.learning_rate, fault)
         return math.inf
-    return last_validation(data_root / trial["path"])
+    return last_validation(place_of(data_root, trial))
 
 
 def evaluate_baselines(
@@ -145,7 +146,7 @@ def evaluate_baselines(
     inputs, module = {"fields": fields, "identity_codec": identity_codec, **baselines}, "ups.evaluation.external"
 
     def work(folder: Path) -> Receipt:
-        cache = LatentCache.open(data_root / fields["path"], fields["key"])
+        cache = LatentCache.open(place_of(data_root, fields), fields["key"])
         where = device(launch)
         return {"records": score_baselines(folder, cache, baselines, identity_codec, config, where, raw, data_root)}
 
@@ -167,7 +168,7 @@ def measure_costs(
     trained = trained_stages(ours, launch, data_root)
 
     def work(_: Path) -> Receipt:
-        cache, where = LatentCache.open(data_root / fields["path"], fields["key"]), device(launch)
+        cache, where = LatentCache.open(place_of(data_root, fields), fields["key"]), device(launch)
         compiled = launch.compile and _compiles(where)
         return total_costs(trained, baselines, identity_codec, cache, where, raw, compiled=compiled)
 

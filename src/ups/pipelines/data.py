@@ -10,6 +10,7 @@ from ups.data.inspection import inspect
 from ups.data.layouts import digests_of
 from ups.data.plan import log_plan, make_plan, select
 from ups.data.sources import Files, download_files, list_files, simulate_files
+from ups.files import place_of
 from ups.pipelines import cached, step
 from ups.runs.progress import ProgressBar, TransferBars
 from ups.runs.stage_cache import Receipt, code_digest
@@ -95,6 +96,6 @@ def draw_cards(
 
     inputs = {"source": source, "datasets": datasets, "normalization": normalization}
     receipt = cached("draw_cards", data_root, "04_feature/data_cards", "ups.data.cards", None, inputs)(work)
-    place = data_root / receipt["path"]
+    place = place_of(data_root, receipt)
     pages = {path.name: path.read_bytes() for path in sorted(place.glob("*.png"))}
     return pages, (place / "cards.md").read_text(encoding="utf-8")

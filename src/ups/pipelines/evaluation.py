@@ -12,6 +12,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.sources import list_files
 from ups.data.trajectories import find_files
 from ups.errors import GateFailed
+from ups.files import place_of
 from ups.pipelines import cached, step
 from ups.runs.machine import device, limit_threads
 from ups.runs.stage_cache import Receipt, trained_receipts
@@ -110,7 +111,7 @@ def plot(rollouts: Receipt, data_root: Path) -> dict[str, bytes]:
     """Error over time, spectra, and snapshots of truth, prediction and error, as PNG pages."""
     from ups.evaluation.figures import draw_figures
 
-    return draw_figures(data_root / rollouts["path"], rollouts["datasets"])
+    return draw_figures(place_of(data_root, rollouts), rollouts["datasets"])
 
 
 def judge(metrics: list[dict[str, Any]], latent_cache: Receipt, config: JudgeConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ups.config import LaunchConfig
 from ups.config.training import TrainingSection
 from ups.errors import Fault, LostWorker, OutOfMemory, Preempted
-from ups.files import WEIGHTS, digest_of, manifest_of, read_json, remove_leftovers
+from ups.files import WEIGHTS, digest_of, manifest_of, read_manifest, remove_leftovers
 from ups.runs import machine
 from ups.runs.progress import ProgressBar
 from ups.runs.run import ALIVE, CHECKPOINTS, Run, metric_lines
@@ -52,7 +52,7 @@ def train_stage(
             _train(Run(folder, stage, key, section, inputs, tuned, kind, data_root, raw))
         # A worker that is killed right after it has saved the weights leaves its checkpoints.
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-        return {"stage": stage, "weights": read_json(manifest_of(folder / WEIGHTS))["sha256"]}
+        return {"stage": stage, "weights": read_manifest(folder / WEIGHTS)["sha256"]}
 
     return cached_step(stage, data_root / "06_models" / stage, key, work, root=data_root, force=launch.force)
 
@@ -60,7 +60,7 @@ def train_stage(
 def is_finished(folder: Path) -> bool:
     """Whether the final weights exist and have the SHA-256 of their manifest."""
     weights, manifest = folder / WEIGHTS, manifest_of(folder / WEIGHTS)
-    return weights.is_file() and manifest.is_file() and digest_of(weights) == read_json(manifest)["sha256"]
+    return weights.is_file() and manifest.is_file() and digest_of(weights) == read_manifest(weights)["sha256"]
 
 
 def _train(run: Run) -> None:

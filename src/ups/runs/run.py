@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import LaunchConfig
-from ups.files import read_json, storage_faults, write_json
+from ups.files import plain, read_json, storage_faults, write_json
 
 RUN, STATUS, METRICS, LOG, CHECKPOINTS = "run.json", "status.json", "metrics.jsonl", "train.log", "checkpoints"
 ALIVE, FAULTS, STARTED, SAMPLING = "alive.rank*", "fault.rank*.json", "started.json", "sampling.json"
@@ -97,5 +97,8 @@ def append_metrics(folder: Path, step: int, metrics: dict[str, float]) -> None:
     """Append one line to `metrics.jsonl`; rank 0 only."""
     line = json.dumps({"step": step, "time": time.time(), **metrics})
     path = folder / METRICS
-    with storage_faults(path, "free some space, the same command resumes"), path.open("a", encoding="utf-8") as file:
+    with (
+        storage_faults(path, "free some space, the same command resumes"),
+        open(path, "a", encoding="utf-8", opener=plain) as file,
+    ):
         file.write(line + "\n")

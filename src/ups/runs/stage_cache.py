@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
-from ups.errors import Locked
-from ups.files import read_json, storage_faults, write_json
+from ups.errors import DataFault, Locked
+from ups.files import expect_lockable, plain, read_json, storage_faults, write_json
 
 if TYPE_CHECKING:
     from grimp import ImportGraph
@@ -98,19 +98,20 @@ def cached_step(
         StorageFault: the folder cannot be written to.
     """
     step_folder = folder / key[:12]
+    described = {"step": name, "fingerprint": key, "path": str(step_folder.relative_to(root))}
     with storage_faults(step_folder):
         step_folder.mkdir(parents=True, exist_ok=True)
     with _lock(name, step_folder):
         if force:
             _empty(step_folder)
-        elif (stored := _stored_receipt(step_folder)) is not None:
+        elif (stored := _stored_receipt(step_folder, described)) is not None:
             log.info("%s: up to date (%s)", name, key[:12])
             return stored
         log.info("%s: running (%s)", name, key[:12])
         started = time.monotonic()
         result = work(step_folder)
         assert SIZES not in result, name
-        receipt = {"step": name, "fingerprint": key, "path": str(step_folder.relative_to(root)), **result}
+        receipt = described | result
         write_json(step_folder / RECEIPT, receipt | {SIZES: _file_sizes(step_folder)})
         log.info("%s: done in %.0f s", name, time.monotonic() - started)
         return _without_sizes(read_json(step_folder / RECEIPT))
@@ -126,11 +127,17 @@ def trained_receipts(receipts: dict[str, Receipt]) -> dict[str, Receipt]:
     return {name: receipt for name, receipt in receipts.items() if "untrained" not in receipt}
 
 
-def _stored_receipt(step_folder: Path) -> Receipt | None:
-    """The receipt of a finished step; None, and an empty folder, if a file is missing or of another size."""
+def _stored_receipt(step_folder: Path, described: Receipt) -> Receipt | None:
+    """The receipt of a finished step; None, and an empty folder, if a file is missing or of another size.
+
+    Raises:
+        DataFault: the file is not the receipt of this step, which is `described`.
+    """
     if not (step_folder / RECEIPT).is_file():
         return None
     receipt = read_json(step_folder / RECEIPT)
+    if not isinstance(receipt, dict) or not isinstance(receipt.get(SIZES), dict) or receipt != receipt | described:
+        raise DataFault(f"{step_folder / RECEIPT} is not the receipt of this step; delete {step_folder} and run again")
     present = _file_sizes(step_folder)
     changed = [name for name, size in receipt[SIZES].items() if present.get(name) != size]
     if changed:
@@ -147,25 +154,28 @@ def _without_sizes(receipt: Receipt) -> Receipt:
 def _empty(step_folder: Path) -> None:
     for path in step_folder.iterdir():
         if path.name != LOCK:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _file_sizes(step_folder: Path) -> dict[str, int]:
-    files = (path for path in sorted(step_folder.rglob("*")) if path.is_file() and path.name not in (LOCK, RECEIPT))
+    paths = (path for path in sorted(step_folder.rglob("*")) if path.name not in (LOCK, RECEIPT))
+    files = (path for path in paths if path.is_file() and not path.is_symlink())
     return {str(path.relative_to(step_folder)): path.stat().st_size for path in files}
 
 
 @contextmanager
 def _lock(name: str, step_folder: Path) -> Iterator[None]:
     path = step_folder / LOCK
+    expect_lockable(path)
     try:
         with storage_faults(path):
-            lock = FileLock(path, timeout=0).acquire()
+            lock = FileLock(path, timeout=0, mode=0o600).acquire()
     except Timeout:
         holder = path.read_text(encoding="utf-8").strip() or "unknown"
         raise Locked(
             f"{name}: process {holder} works in {step_folder}; wait for it or stop it, then run again"
         ) from None
     with lock:
-        path.write_text(str(os.getpid()), encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=plain) as file:
+            file.write(str(os.getpid()))
         yield

@@ -19,7 +19,7 @@ import psutil
 
 from ups.config import LaunchConfig
 from ups.errors import LostWorker, Preempted
-from ups.files import read_json, storage_faults, write_json
+from ups.files import plain, read_json, storage_faults, write_json
 from ups.runs.processes import die_with_parent
 from ups.runs.run import ALIVE, FAULTS, LOG, RANK_STORE, Run
 from ups.runs.status import find_fault
@@ -120,7 +120,7 @@ def _started(module: str, run: Run, log: Path) -> Iterator[subprocess.Popen]:
             store, ranks = (cleanup.enter_context(_new_store(run.folder)) for _ in range(2))
             variables = environment(run.launch, run.data_root, LOOPBACK) | {RANK_STORE: str(ranks)}
         arguments = command(module, run.folder, run.launch, store)
-        output = cleanup.enter_context(log.open("a", encoding="utf-8"))
+        output = cleanup.enter_context(open(log, "a", encoding="utf-8", opener=plain))
         output.write(f"$ {shlex.join(arguments)}\n")
         output.flush()
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}

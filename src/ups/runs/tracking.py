@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from filelock import FileLock
 
-from ups.files import publish
+from ups.files import expect_lockable, publish
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -81,7 +81,9 @@ def _process_tags() -> dict[str, str]:
 def _store(path: Path) -> Path:
     """The sqlite store at `path`; created under a temporary name, so that a kill leaves none with missing tables."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(".mlflow.lock")):
+    lock = path.with_name(".mlflow.lock")
+    expect_lockable(lock)
+    with FileLock(lock, mode=0o600):
         if not path.is_file():
             with publish(path) as temporary:
                 client(f"sqlite:///{temporary}").search_experiments()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.data.latent_cache import LatentCache
+from ups.files import place_of
 from ups.models.codec import codec_from
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator, SteadyModel
@@ -36,7 +37,7 @@ class Trained:
 
     def cache(self) -> LatentCache:
         """The latents on which the stages were trained."""
-        return LatentCache.open(self.data_root / self.latent_cache["path"], self.latent_cache["key"])
+        return LatentCache.open(place_of(self.data_root, self.latent_cache), self.latent_cache["key"])
 
     def surrogate(self, device: str) -> Surrogate:
         """All trained models on `device`; None where the run has no such stage."""

@@ -2,14 +2,13 @@
 
 import hashlib
 import logging
-import pickle
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ups.errors import DataFault
-from ups.files import digest_of, manifest_of, publish, read_json, remove_leftovers, write_json
+from ups.files import digest_of, manifest_of, publish, read_manifest, remove_leftovers, write_json
 from ups.models.weights import load, tensor_bytes
 
 log = logging.getLogger(__name__)
@@ -34,15 +33,12 @@ def publish_tensors(path: Path, content: State, at: Callable[[str], object] = la
 
 def read_tensors(path: Path) -> State:
     """Read what `publish_tensors` wrote; a file that is missing, damaged or holds anything else is a `DataFault`."""
-    manifest = read_json(manifest_of(path))
-    if not isinstance(manifest, dict) or not path.is_file() or path.stat().st_size != manifest.get("bytes"):
+    manifest = read_manifest(path)
+    if not path.is_file() or path.stat().st_size != manifest["bytes"]:
         raise DataFault(f"{path} is missing or truncated")
-    if digest_of(path) != manifest.get("sha256"):
+    if digest_of(path) != manifest["sha256"]:
         raise DataFault(f"{path} was altered: its SHA-256 is not that of its manifest")
-    try:
-        return load(path)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-        raise DataFault(f"{path} does not hold tensors and plain values alone") from error
+    return load(path)
 
 
 class Checkpoints:

@@ -10,6 +10,7 @@ from ups.config.training import Backbone
 from ups.data.families import NUM_CONDITIONS
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
+from ups.files import place_of
 from ups.models.sizes import row_of
 from ups.models.state_statistics import StateStatistics
 from ups.runs.run import Run
@@ -20,7 +21,7 @@ SMALLEST_STATISTIC = 1e-3  # latents have about unit variance; fields that are c
 def open_cache(run: Run, *kinds: Literal["transient", "steady"]) -> LatentCache:
     """A run's latent cache, limited to families of these kinds; raises `DataFault` if the receipt has another key."""
     receipt = run.inputs["latent_cache"]
-    cache = LatentCache.open(run.data_root / receipt["path"], receipt["key"])
+    cache = LatentCache.open(place_of(run.data_root, receipt), receipt["key"])
     return cache.only(*(family for kind in kinds for family in receipt[kind]))
 
 

@@ -23,7 +23,7 @@ import torch
 
 from ups.config.training import TrainingSection
 from ups.errors import Fault
-from ups.files import write_json
+from ups.files import plain, write_json
 from ups.runs.run import Run
 from ups.training.distributed import Ranks, is_lost_peer
 from ups.training.loop import train
@@ -42,7 +42,8 @@ def main(work: Callable[[Stage, TrainingSection, Run, Ranks], object]) -> None:
     folder, rank = Path(sys.argv[-1]), int(os.environ["RANK"])
     sys.excepthook = lambda *error: _report_and_exit(folder, rank, *error)
     run = Run.read(folder)
-    run.alive(rank).write_text(f"{os.uname().nodename} {os.getpid()}", encoding="utf-8")
+    with open(run.alive(rank), "w", encoding="utf-8", opener=plain) as file:
+        file.write(f"{os.uname().nodename} {os.getpid()}")
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(message)s")
     ranks = Ranks.join(run.device, run.launch.timeout_seconds + COLLECTIVE_EXTRA_SECONDS)

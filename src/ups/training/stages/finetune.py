@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ups.config import FinetuneConfig, OperatorConfig
 from ups.data.samples import LatentSamples
+from ups.files import place_of
 from ups.models.weights import load_weights
 from ups.runs.run import Run
 from ups.training.stage import Stage
@@ -17,7 +18,7 @@ def build(config: FinetuneConfig, run: Run) -> Stage:
     (the rollout length of `horizon_at`) refer to the steps of this stage.
     """
     family, receipt = config.family, run.inputs["operator"]
-    trained = Run.read(run.data_root / receipt["path"]).config | {"steps": config.steps}
+    trained = Run.read(place_of(run.data_root, receipt)).config | {"steps": config.steps}
     stage = build_operator(OperatorConfig(**trained), run)
     stage.model.load_state_dict(load_weights(run.data_root, receipt))
     assert family is not None and isinstance(stage.train, LatentSamples) and isinstance(stage.valid, LatentSamples)
