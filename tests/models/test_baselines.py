@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ups.models.baselines import Convolution, LinearStencil, UNet, grid_model
-from ups.models.sizes import Domain
+from ups.models.baselines import Convolution, GridOperator, GridSteadyModel, LinearStencil, UNet, grid_model
+from ups.models.sizes import Domain, Sizes
 
 SIZES = {
     "fno": {"hidden_channels": 8, "num_layers": 2, "modes": (4, 2, 2), "padding": 0.25},
@@ -129,3 +129,36 @@ def test_weights_are_plain_and_rebuild_the_model(kind: str, tmp_path):
     assert all(value.is_floating_point() for value in model.state_dict().values())
     inputs = z, coefficients, torch.zeros(2, 1), domain
     assert torch.equal(model(*inputs), again(*inputs))
+
+
+WAVE = torch.tensor([1.0, -1.0] * 4)[None, :, None]
+WAVES = Sizes(("burgers_1d",), (1,), (1,), (1,), (0,), 1)
+
+
+def identity(kind: type[GridOperator | GridSteadyModel], **statistics: float) -> torch.Tensor:
+    """What a model makes of the state, or coefficients, 5 + wave if its network returns its input."""
+    model = kind(torch.nn.Identity(), WAVES, [])
+    for name, value in ({"max_mean": 100.0, "max_fluctuation": 100.0} | statistics).items():
+        getattr(model.statistics, name).fill_(value)
+    coefficients = 5 + WAVE if kind is GridSteadyModel else WAVE[..., :0]
+    return model(5 + WAVE, coefficients, torch.zeros(1, 1), Domain("burgers_1d", (8,), (True,)))
+
+
+@pytest.mark.parametrize(
+    ("statistics", "expected"),
+    [
+        ({}, 10 + 2 * WAVE),
+        ({"step_rms": 0.5}, 7.5 + 1.5 * WAVE),
+        ({"max_mean": 2.0}, 5 + 2 * WAVE),
+        ({"max_mean": 2.0, "step_rms": -0.5}, 4 + 0.5 * WAVE),
+        ({"max_growth": 1.5}, 10 + 1.5 * WAVE),
+    ],
+)
+def test_a_baseline_has_the_units_and_limits_of_the_operator(statistics: dict[str, float], expected: torch.Tensor):
+    """A step is z + step_rms F(clamped z); its mean stays within limit or state, its growth within a factor."""
+    torch.testing.assert_close(identity(GridOperator, **statistics), expected)
+
+
+def test_a_steady_baseline_has_the_limits_of_the_steady_model():
+    """The mean 5 of the solution is clamped to 2, its fluctuation 1 to 0.5."""
+    torch.testing.assert_close(identity(GridSteadyModel, max_mean=2.0, max_fluctuation=0.5), 2 + 0.5 * WAVE)

@@ -143,6 +143,16 @@ def test_choose_patch(grid: tuple[int, ...], patch_size: int, max_tokens: int, p
     assert choose_patch(grid, patch_size, max_tokens) == patch
 
 
+def test_another_grid_holds_for_fields_and_coefficients_of_one_family():
+    """On a grid of twice the patches a family's fields and coefficients are encoded, other families as before."""
+    codec, u = trained_codec(), fields("2d/coefficients")
+    wide = codec.on_grid("2d", (12, 8))
+    encoded = wide.encode(u.repeat(1, 1, 2, 2), "2d/coefficients").unflatten(1, (2, 3, 2, 2))
+    torch.testing.assert_close(encoded[:, 0, :, 1].flatten(1, 2), codec.encode(u, "2d/coefficients"))
+    assert wide.groups["2d/fields"].grid == (12, 8)
+    assert wide.groups["1d/fields"] == codec.groups["1d/fields"]
+
+
 def test_dense_basis_has_a_limit():
     """Patches too large for a dense basis are refused with the remedy."""
     with pytest.raises(ConfigFault, match=r"codec\.model\.max_tokens"):
