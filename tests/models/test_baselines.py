@@ -109,6 +109,14 @@ def test_edges_are_repeated_or_wrapped():
         assert mean(u)[0, 0, 0].item() == first
 
 
+def test_each_axis_of_a_convolution_has_its_own_padding():
+    """Along the first axis neighbours wrap, along the second the edge is repeated: sums of 3 x 3 by hand."""
+    total = Convolution(1, 1, 3, (True, False))
+    torch.nn.init.ones_(total.convolution.weight), torch.nn.init.zeros_(total.convolution.bias)
+    u = torch.tensor([[1.0, 0.0, 0.0], [10.0, 0.0, 0.0], [100.0, 0.0, 0.0], [1000.0, 0.0, 0.0]])
+    assert total(u[None, None])[0, 0, 0].tolist() == [2 * (1000 + 1 + 10), 1000 + 1 + 10, 0.0]
+
+
 @pytest.mark.parametrize(("grid", "num_levels"), [((64,), 3), ((12, 12), 2), ((7,), 1), ((16, 8), 2)])
 def test_a_u_net_descends_while_it_can(grid: tuple[int, ...], num_levels: int):
     """Grids are halved at most twice, evenly, and keep four points."""

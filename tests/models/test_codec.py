@@ -178,6 +178,14 @@ def test_untrained_basis_is_the_cosine_transform():
     assert torch.allclose(z, expected)
 
 
+def test_components_start_in_the_order_of_squared_frequencies():
+    """On 3 x 3 points the fourth component has frequency 1 on both axes (1 + 1), before 2 on one of them (4)."""
+    group = FieldGroup((6, 6), 3, 9, (False,), (0.0,), (1.0,), 0)
+    basis = Codec({"toy/fields": group}).bases(group)[0].view(9, 3, 3)
+    one = torch.tensor([1.0, 0.0, -1.0])
+    assert torch.allclose(basis[3], torch.outer(one, one) / 2, atol=1e-6)
+
+
 def correlated_patches() -> Tensor:
     """Snapshots (B, 1, 32) whose patches of 8 points have random principal components of falling variance."""
     spectrum = 0.6 ** torch.arange(8.0)

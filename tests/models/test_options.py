@@ -115,6 +115,17 @@ def test_u_shape_by_hand():
     assert torch.equal(shape(x[None, ..., None], torch.empty(0), periodic((3, 4)))[0, ..., 0], expected)
 
 
+def test_an_axis_of_two_tokens_is_not_halved():
+    """On 2 x 4 tokens the coarse grid is 2 x 2: means of pairs along the second axis alone."""
+    shape = UShape(Blocks([]), Blocks([]), Blocks([]), channels=1)
+    for linear in (shape.down, shape.up):
+        nn.init.ones_(linear.weight)
+        nn.init.zeros_(linear.bias)
+    x = torch.tensor([[1.0, 3.0, 8.0, 0.0], [0.0, 2.0, 0.0, 0.0]])
+    expected = x + torch.tensor([[2.0, 2.0, 4.0, 4.0], [1.0, 1.0, 0.0, 0.0]])
+    assert torch.equal(shape(x[None, ..., None], torch.empty(0), periodic((2, 4)))[0, ..., 0], expected)
+
+
 @pytest.mark.parametrize("name", ["separate_fields", "separate_attention"])
 def test_a_skipped_block_is_skipped_for_all_fields_of_a_sample(name: str):
     """With keep 0 for the first sample all of its fields stay as they are, and none of the second's."""
