@@ -18,8 +18,6 @@ from ups.performance.benchmark import loop_records, looped_spectrum, record, thr
 from ups.performance.report import benchmark_figure, benchmark_text
 from ups.performance.timed_training import RawSteps
 
-pytestmark = pytest.mark.slow
-
 NAMES = {
     "samples_per_second",
     "step_seconds",
@@ -56,6 +54,7 @@ def _benchmark(data_root: Path) -> dict[str, Any]:
     return json.loads(text, parse_constant=_refuse)
 
 
+@pytest.mark.slow
 def test_every_record_is_there(measured: Path):
     """The benchmark names each record once, with its five keys and nothing that is no number."""
     records = _benchmark(measured)["records"]
@@ -67,6 +66,7 @@ def test_every_record_is_there(measured: Path):
             assert entry["ratio"] == pytest.approx(entry["value"] / entry["baseline"])
 
 
+@pytest.mark.slow
 def test_the_machine_is_described(measured: Path):
     """Numbers come with a description of the machine on which they were measured."""
     machine = _benchmark(measured)["machine"]
@@ -74,6 +74,7 @@ def test_the_machine_is_described(measured: Path):
     assert machine["cores"] > 0 and machine["memory_gib"] > 0
 
 
+@pytest.mark.slow
 def test_the_benchmark_is_reported(measured: Path):
     """A table with every record and a figure lie beside the numbers."""
     folder = measured / "08_reporting/benchmark"
@@ -82,6 +83,7 @@ def test_the_benchmark_is_reported(measured: Path):
     assert (folder / "benchmark.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_batches_on_the_fly_are_those_of_the_cache(latents: tuple[Path, dict[str, Any]]):
     """Both ways of delivering a batch give the same latents, coefficients and conditions."""
     root, receipts = latents
