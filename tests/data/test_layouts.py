@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import h5py
 import pytest
 
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import find_single_grid_datasets
+from ups.errors import DataFault
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -22,3 +24,17 @@ def test_a_grid_has_its_points_in_the_order_of_the_axes(family: str, write):
     path: Path = write(family)
     (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
     assert dataset.grid == (8, 6, 4)[: len(FAMILIES[family].axes)]
+
+
+def test_batches_of_other_times_are_no_dataset(write):
+    """Files of one simulation that differ in their time step are refused, those that agree are one dataset."""
+
+    def slower(file: h5py.File) -> None:
+        file["t"][:] = 2 * file["t"][:]
+
+    paths = [write("incompressible_ns_2d", f"ns_incom_inhom_2d_8-{k}.h5", count=3) for k in range(2)]
+    (dataset,) = find_single_grid_datasets(paths[0].parent, [path.name for path in paths]).values()
+    assert dataset.counts == (3, 3)
+    paths.append(write("incompressible_ns_2d", "ns_incom_inhom_2d_8-2.h5", count=3, edit=slower))
+    with pytest.raises(DataFault, match="8-2.h5.* has other times than ns_incom_inhom_2d_8-0.h5"):
+        find_single_grid_datasets(paths[0].parent, [path.name for path in paths])

@@ -38,3 +38,12 @@ def test_every_dataset_has_noise_of_its_own(trained: Path, tmp_path: Path):
         for method in ("operator", "diffusion", "consistency")
     }
     assert same == {"operator": True, "diffusion": False, "consistency": False}
+
+
+def test_single_steps_have_no_drift(trained: Path, tmp_path: Path):
+    """The drift of an integral and the time of correlation are those of rollouts alone."""
+    models = Trained(receipt(trained, "latent_cache"), {"codec": receipt(trained, "codec")}, trained)
+    sets = [s for s in held_out(models.cache(), trained / "01_raw") if s.dataset.family == "advection_1d"]
+    records = score_sets(tmp_path / "scores", models.surrogate("cpu"), sets, config(None), "cpu")
+    of_time = {r["horizon"] for r in records if r["metric"] in ("conservation_drift", "correlation_time")}
+    assert of_time == {"rollout"} and {r["horizon"] for r in records} == {"one_step", "rollout"}

@@ -76,6 +76,13 @@ def test_the_fno_sees_as_many_frequencies_as_it_says(periodic: bool):
     assert padding is None if periodic else padding.domain_padding == [0.125]
 
 
+@pytest.mark.parametrize(("num_dims", "shape"), [(1, (5,)), (2, (4, 3)), (3, (4, 4, 3))])
+def test_the_fno_has_the_frequencies_of_its_number_of_axes(num_dims: int, shape: tuple[int, ...]):
+    """Twice 4, 2 and 2 modes on 1D, 2D and 3D grids, of which real transforms keep half along the last axis."""
+    weight = grid_model(**settings("fno", num_dims)).network.fno_blocks.convs[0].weight
+    assert tuple(weight.shape[-num_dims:]) == shape
+
+
 @pytest.mark.parametrize("kind", ["unet", "linear"])
 def test_periodic_models_commute_with_shifts(kind: str):
     """Shifting the state by what divides all grids of the model shifts the prediction."""

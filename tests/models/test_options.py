@@ -100,6 +100,13 @@ def test_blocks_are_spread_over_levels(levels: int, num_layers: int, expected: l
     assert [len(blocks) for blocks in _sides(stack)] == expected
 
 
+@pytest.mark.parametrize("levels", [1, 2])
+def test_every_other_block_shifts_its_windows(levels: int):
+    """Along a row or a U-shape of four blocks windows are at their place, shifted, at their place, shifted."""
+    stack = make_stack(small(**ATTENTION, window=4, levels=levels, num_layers=4), 1)
+    assert [block.mixing.shifted for blocks in _sides(stack) for block in blocks] == [False, True] * 2
+
+
 def _sides(stack: Blocks | UShape) -> list[Blocks]:
     return [stack] if isinstance(stack, Blocks) else [stack.before, *_sides(stack.inner), stack.after]
 

@@ -92,9 +92,11 @@ def test_steady_solutions_get_residuals_of_their_own(correction: Correction):
     assert y.std().item() == pytest.approx(0.5, abs=0.02)
 
 
-def test_residual_scale_is_a_factor():
+@pytest.mark.parametrize(("student", "num_steps"), [(None, 60), (flow_end(0.8, 0.5), 1)], ids=["denoiser", "student"])
+def test_residual_scale_is_a_factor(student: Denoise | None, num_steps: int):
     """Twice the scale doubles the residuals."""
-    one, two = (residuals(replace(SAMPLE, residual_scale=scale), posterior_mean(0.8, 0.5)) for scale in (1.0, 2.0))
+    corrections = (replace(SAMPLE, num_steps=num_steps, residual_scale=scale) for scale in (1.0, 2.0))
+    one, two = (residuals(correction, posterior_mean(0.8, 0.5), student) for correction in corrections)
     assert torch.allclose(two, 2 * one, atol=1e-4)
 
 
