@@ -8,7 +8,7 @@ import pytest
 import torch
 from kedro.io import DatasetError
 
-from ups.errors import DataFault
+from ups.errors import DataFault, Preempted
 from ups.hooks import FaultExit, TrackingHooks
 from ups.runs import tracking
 
@@ -77,3 +77,12 @@ def test_a_defect_ends_with_its_traceback(
     assert ending.message.startswith(f"FAULT 70 internal: {type(error).__name__}: ")
     assert "(test_hooks.py:" in ending.message and "\n" not in ending.message
     assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
+
+
+def test_a_run_that_was_asked_to_stop_is_killed_and_not_failed(monkeypatch: pytest.MonkeyPatch):
+    """It ends with exit code 75, and MLflow shows that nothing was wrong with it."""
+    closed: list[str] = []
+    monkeypatch.setattr(tracking, "close_run", closed.append)
+    with pytest.raises(FaultExit) as caught:
+        TrackingHooks().on_pipeline_error(raised(Preempted("stopped at step 3")))
+    assert closed == ["KILLED"] and caught.value.exit_code == 75

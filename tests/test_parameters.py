@@ -284,6 +284,7 @@ WRONG = [
     ("seed", -1),
     ("seed", 5),
     ("ablation.variants.0.overrides", {"steps": 9}),
+    ("ablation.variants.0.overrides", {"seed": 1}),
     ("seeds.data_roots", ["data", "data/"]),
     ("selection.sampler", "operator"),
     ("selection.sizes", []),

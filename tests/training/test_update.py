@@ -15,6 +15,7 @@ from ups.errors import OutOfMemory
 from ups.models.blocks import Blocks
 from ups.training import parallel
 from ups.training import update as update_module
+from ups.training.distributed import Draw
 from ups.training.injection import Injection
 from ups.training.update import StepResult, Update
 
@@ -240,3 +241,18 @@ def test_skipped_blocks_follow_from_the_step(tmp_path: Path):
     assert torch.equal(chosen[0], chosen[2])
     assert chosen[0].shape != chosen[1].shape or not torch.equal(chosen[0], chosen[1])
     assert update.average.keep is None
+
+
+def test_skipped_blocks_have_random_numbers_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Which blocks a sample skips does not follow from its noise: the two are drawn with different seeds."""
+    seeds = []
+
+    class Seeds(Draw):
+        def __init__(self, seed: tuple[int, ...], *rest: Any) -> None:
+            seeds.append(seed)
+            super().__init__(seed, *rest)
+
+    monkeypatch.setattr(update_module, "Draw", Seeds)
+    stage = replace(toy_stage(), model=Blocks([Add(), Add()], drop_path=0.5))
+    take(Update(stage, section(), toy_run(tmp_path), ranks(), Injection(tmp_path, 0)), tmp_path, 3)
+    assert len(seeds) == 2 == len(set(seeds)) and {seed[-1] for seed in seeds} == {3}
