@@ -38,3 +38,17 @@ def test_batches_of_other_times_are_no_dataset(write):
     paths.append(write("incompressible_ns_2d", "ns_incom_inhom_2d_8-2.h5", count=3, edit=slower))
     with pytest.raises(DataFault, match="8-2.h5.* has other times than ns_incom_inhom_2d_8-0.h5"):
         find_single_grid_datasets(paths[0].parent, [path.name for path in paths])
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_one_uneven_step_of_many_is_refused(sign: int, write):
+    """On 400 points a cell that is a tenth shorter or longer than the others makes the grid uneven."""
+
+    def uneven(file: h5py.File) -> None:
+        x = file["x-coordinate"][:]
+        x[200:] += sign * 0.1 * (x[1] - x[0])
+        file["x-coordinate"][:] = x
+
+    path = write("advection_1d", grid=(400, 1, 1), edit=uneven)
+    with pytest.raises(DataFault, match="'x-coordinate' is not a uniform"):
+        find_single_grid_datasets(path.parent, [path.name])

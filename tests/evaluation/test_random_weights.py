@@ -47,3 +47,14 @@ def test_single_steps_have_no_drift(trained: Path, tmp_path: Path):
     records = score_sets(tmp_path / "scores", models.surrogate("cpu"), sets, config(None), "cpu")
     of_time = {r["horizon"] for r in records if r["metric"] in ("conservation_drift", "correlation_time")}
     assert of_time == {"rollout"} and {r["horizon"] for r in records} == {"one_step", "rollout"}
+
+
+def test_selection_is_made_on_as_many_trajectories_as_are_asked_for(trained: Path):
+    """With one trajectory of each dataset every record is of one, and with more of all that are held out."""
+    models = Trained(receipt(trained, "latent_cache"), stages(trained), trained)
+    held = {s.dataset.name: len(s.indices) for s in held_out(models.cache(), trained / "01_raw", "valid")}
+    assert max(held.values()) > 1
+    for most in (1, 8):
+        how = CONFIG.model_copy(update={"max_trajectories": most})
+        records = select_all(models, how, "cpu", trained / "01_raw")["records"]
+        assert all(r["num_trajectories"] == min(most, held[r["dataset"]]) for r in records if r["split"] == "valid")

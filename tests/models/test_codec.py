@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ups.errors import ConfigFault
 from ups.files import WEIGHTS, digest_of
+from ups.models import codec as codec_module
 from ups.models.codec import Codec, FieldGroup, choose_patch, codec_from, from_patches, normalize, to_patches
 from ups.models.weights import load_model, tensor_bytes
 
@@ -151,6 +152,14 @@ def test_another_grid_holds_for_fields_and_coefficients_of_one_family():
     torch.testing.assert_close(encoded[:, 0, :, 1].flatten(1, 2), codec.encode(u, "2d/coefficients"))
     assert wide.groups["2d/fields"].grid == (12, 8)
     assert wide.groups["1d/fields"] == codec.groups["1d/fields"]
+
+
+def test_the_largest_dense_basis_is_allowed(monkeypatch: pytest.MonkeyPatch):
+    """A patch of as many points as the limit has a basis, one of more has none."""
+    monkeypatch.setattr(codec_module, "MAX_PATCH_POINTS", 9)
+    assert Codec({"2d/fields": FieldGroup((6, 6), 3, 2, (False,), (0.0,), (1.0,), 0)}).skew.shape == (1, 9, 9)
+    with pytest.raises(ConfigFault, match="10 grid points"):
+        Codec({"1d/fields": FieldGroup((20,), 10, 2, (False,), (0.0,), (1.0,), 0)})
 
 
 def test_dense_basis_has_a_limit():

@@ -101,3 +101,9 @@ def test_a_small_change_counts_as_a_share_of_the_usual_one():
     """The RMS of a change is at least 5 % of what a step is expected to change."""
     step = described(3.0 * WAVE, 1e-6)
     torch.testing.assert_close(step.change_rms, torch.full((2, 1, 2), 3.0 * SMALLEST_CHANGE))
+
+
+def test_what_is_usual_follows_from_the_state_before():
+    """Where the first field comes to rest and the second stays, that counts as 5 % of the change of both before."""
+    step = described(3.0 * WAVE, torch.tensor([-3.0, 0.0]) * WAVE)
+    torch.testing.assert_close(step.change_rms, torch.tensor([3.0, 3.0 * SMALLEST_CHANGE]).expand(2, 1, 2))
