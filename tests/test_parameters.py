@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 from kedro.config import OmegaConfigLoader
+from pydantic import ValidationError
 
-from ups.config import Parameters, Variant
+from ups.config import LaunchConfig, Parameters, Variant
 from ups.errors import ConfigFault
 from ups.hooks import check_data_root, check_parameters, places
 from ups.settings import CONFIG_LOADER_ARGS
@@ -422,3 +423,11 @@ def test_overrides_change_only_what_they_name():
     section = parameters.ablation.section(variant, 7, parameters.operator).model_dump()
     expected = parameters.operator.model_dump() | {"conserve": False, "steps": parameters.ablation.steps, "seed": 7}
     assert section == expected | {"model": expected["model"] | {"modes": (3, 3, 3)}}
+
+
+def test_a_job_has_the_processes_of_all_nodes():
+    """Two nodes of four processes are eight ranks; several nodes need a place to meet."""
+    launch = base()["launch"] | {"num_processes": 4, "num_nodes": 2}
+    assert LaunchConfig(**launch | {"rendezvous": "10.0.0.1:29500"}).world_size == 8
+    with pytest.raises(ValidationError, match="several nodes need launch.rendezvous"):
+        LaunchConfig(**launch | {"rendezvous": None})
