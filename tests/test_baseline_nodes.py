@@ -8,7 +8,9 @@ import pytest
 from tests.test_parameters import typed
 from tests.training.jobs import launched
 from ups.config import LaunchConfig
+from ups.data.latent_cache import LatentCache
 from ups.errors import Diverged
+from ups.evaluation import costs
 from ups.performance import pace
 from ups.performance.pace import TIMED_FRACTIONS
 from ups.pipelines import baselines
@@ -67,3 +69,26 @@ def test_a_learning_rate_that_diverges_is_not_chosen(
     receipts = baselines.baseline_trainer("fno")(fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)
     assert receipts["burgers_1d"]["steps"] == 200
     assert receipts["burgers_1d"]["rate"] == receipts["burgers_1d"]["learning_rate"] == 0.001
+
+
+def test_costs_are_measured_anew_for_models_that_are_compiled(
+    launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Times of eager models are not those of compiled ones: each way is measured once."""
+    measured = []
+
+    def total_costs(*_: object, compiled: bool) -> dict:
+        measured.append(compiled)
+        return {"methods": {}, "training_seconds": {}, "milliseconds_per_snapshot": {}, "compiled": compiled}
+
+    monkeypatch.setattr(costs, "total_costs", total_costs)
+    monkeypatch.setattr(LatentCache, "open", lambda *_: None)
+    monkeypatch.setattr(baselines, "trained_stages", lambda *_: None)
+    monkeypatch.setattr(baselines, "_compiles", lambda where: True)
+    receipts = dict.fromkeys(baselines.KINDS, {})
+    found = []
+    for compiles in (False, True, False):
+        how = launch.model_copy(update={"compile": compiles})
+        fields = {"path": "fields", "key": {}}
+        found.append(baselines.measure_costs(fields, {}, how, tmp_path, tmp_path, **receipts)["compiled"])
+    assert found == [False, True, False] and measured == [False, True]

@@ -154,6 +154,14 @@ def test_saved_pages_replace_all_others(tmp_path: Path):
     assert dataset.load() == {"a.png": png(0), "c.png": png(2)}
 
 
+def test_a_page_that_has_changed_is_written_again(tmp_path: Path):
+    """A page saved under the name of an older one takes its place."""
+    dataset = Pages(str(tmp_path))
+    dataset.save({"a.png": png(0)})
+    dataset.save({"a.png": png(1)})
+    assert dataset.load() == {"a.png": png(1)} != {"a.png": png(0)}
+
+
 @pytest.mark.parametrize("dataset", [Markdown, JSON])
 def test_a_failed_save_keeps_the_old_file(tmp_path: Path, dataset: type):
     """What cannot be written leaves the file that was there."""

@@ -12,7 +12,7 @@ import torch
 import yaml
 from kedro.io import DatasetError
 
-from ups.errors import DataFault
+from ups.errors import DataFault, Preempted
 from ups.hooks import ConfigLoader, FaultExit, TrackingHooks
 from ups.runs import tracking
 from ups.settings import CONFIG_LOADER_ARGS
@@ -194,3 +194,12 @@ def test_files_that_are_no_configuration_are_one_line(conf: Path, tmp_path: Path
 def test_unknown_environments_are_named(conf: Path):
     """A misspelt environment ends in one line with the known ones."""
     assert "has no environment 'smok': choose one of accuracy, base, " in refusal(conf, env="smok")
+
+
+def test_a_run_that_was_asked_to_stop_is_killed_and_not_failed(monkeypatch: pytest.MonkeyPatch):
+    """It ends with exit code 75, and MLflow shows that nothing was wrong with it."""
+    closed: list[str] = []
+    monkeypatch.setattr(tracking, "close_run", closed.append)
+    with pytest.raises(FaultExit) as caught:
+        TrackingHooks().on_pipeline_error(raised(Preempted("stopped at step 3")))
+    assert closed == ["KILLED"] and caught.value.exit_code == 75

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 from kedro.config import OmegaConfigLoader
+from pydantic import ValidationError
 
-from ups.config import Parameters, Variant
+from ups.config import LaunchConfig, Parameters, Variant
 from ups.errors import ConfigFault
 from ups.hooks import check_data_root, check_parameters, places
 from ups.settings import CONFIG_LOADER_ARGS
@@ -284,6 +285,7 @@ WRONG = [
     ("seed", -1),
     ("seed", 5),
     ("ablation.variants.0.overrides", {"steps": 9}),
+    ("ablation.variants.0.overrides", {"seed": 1}),
     ("seeds.data_roots", ["data", "data/"]),
     ("selection.sampler", "operator"),
     ("selection.sizes", []),
@@ -476,3 +478,11 @@ def test_a_wrong_default_is_told(local: Path):
     """What stands in a file is no secret: the line has it."""
     (local / "parameters.yml").write_text(yaml.safe_dump({"operator": {"steps": "${oc.env:UPS_NONE,many}"}}))
     assert "operator.steps = 'many'" in refusal(dict(loader("local", {}, local.parent)["parameters"]))
+
+
+def test_a_job_has_the_processes_of_all_nodes():
+    """Two nodes of four processes are eight ranks; several nodes need a place to meet."""
+    launch = base()["launch"] | {"num_processes": 4, "num_nodes": 2}
+    assert LaunchConfig(**launch | {"rendezvous": "10.0.0.1:29500"}).world_size == 8
+    with pytest.raises(ValidationError, match="several nodes need launch.rendezvous"):
+        LaunchConfig(**launch | {"rendezvous": None})

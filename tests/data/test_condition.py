@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ups.data.families import BOUNDARIES, NUM_CONDITIONS, PARAMETERS, Dataset, condition_features
+from ups.data.families import BOUNDARIES, NUM_CONDITIONS, PARAMETERS, Dataset, boundary_feature, condition_features
 from ups.data.samples import domains
 
 PLAIN = Dataset(
@@ -42,6 +42,15 @@ def test_features_by_hand():
     expected = dict.fromkeys(range(NUM_CONDITIONS), 0.0)
     expected |= {0: -1.0, 1: 0.0, nu: -1.0, nu + 1: 1.0, axis: 1.0, axis + 1 + BOUNDARIES.index("periodic"): 1.0}
     assert features == pytest.approx(list(expected.values()))
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_the_feature_of_a_boundary_is_the_one_that_it_sets(boundary: str):
+    """Of all features that can stand for a boundary of an axis, on three axes, exactly one is 1."""
+    features = condition_features(in_dimensions(3, boundary))
+    for axis in range(3):
+        found = {name: features[boundary_feature(axis, name)] for name in BOUNDARIES}
+        assert found == {name: float(name == boundary) for name in BOUNDARIES}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

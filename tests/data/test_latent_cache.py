@@ -2,6 +2,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import zarr
@@ -168,6 +169,18 @@ def test_statistics_are_of_the_training_split(folder: Path):
     }
     statistics = LatentCache.open(folder, KEY).datasets[ADVECTION]["statistics"]
     assert statistics == {name: pytest.approx([value]) for name, value in expected.items()}
+
+
+def test_fields_that_decay_need_not_shrink(tmp_path: Path, write: Callable[..., Path]):
+    """Where every step halves the fluctuation the largest growth is 1: a rollout may stand still."""
+
+    def decay(file: h5py.File) -> None:
+        file["tensor"][:] = file["tensor"][:] * (0.5 ** np.arange(5.0))[None, :, None]
+
+    datasets = find_single_grid_datasets(tmp_path, [write("advection_1d", count=6, edit=decay).name])
+    write_latents(tmp_path / "cache", tmp_path, datasets, points_as_tokens, "float32", lambda count: None)
+    write_manifest(tmp_path / "cache", KEY, datasets, SPLITS, GRIDS)
+    assert LatentCache.open(tmp_path / "cache", KEY).datasets[ADVECTION]["statistics"]["max_growth"] == [1.0]
 
 
 @pytest.mark.parametrize("bad", [slice(None), slice(1)], ids=["all", "first snapshot"])

@@ -139,6 +139,14 @@ def test_selection_by_size():
     assert len(names(["advection_1d"], max_gigabytes=1.0, trajectories=100)) == 8
 
 
+def test_a_file_that_just_fits_is_taken():
+    """A limit of exactly the bytes of a file takes it, one byte less does not."""
+    size = find_file(DARCY).bytes / 10**9
+    assert names([], [DARCY], max_gigabytes=size) == [DARCY]
+    with pytest.raises(ConfigFault, match="leaves too little"):
+        names([], [DARCY], max_gigabytes=size - 1e-9)
+
+
 def test_partial_size():
     """100 of 10,000 trajectories are about one percent of the bytes; all of them are the file itself."""
     file = find_file("2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_128_Train.hdf5")

@@ -47,6 +47,13 @@ def write(folder: Path, family: str, parameters: dict | None = None, **changes) 
     return path
 
 
+def test_waves_may_run_to_the_left(tmp_path: Path):
+    """A negative speed is simulated, named and read back."""
+    path = write(tmp_path, "advection_1d", {"beta": -0.4})
+    (dataset,) = find_single_grid_datasets(tmp_path, [path.name]).values()
+    assert dataset.parameters == {"beta": pytest.approx(-0.4)}
+
+
 def layout(file: h5py.File) -> dict:
     """Every dataset with its dtype and number of axes, every group, and their attributes with their types."""
     found = {"": {name: type(value) for name, value in file.attrs.items()}}

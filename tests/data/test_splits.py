@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
+from ups.data.layouts import POSITIONS_DATASET
 from ups.data.pdebench import FAMILIES
 from ups.data.splits import split
 from ups.data.trajectories import TrajectoryReader, find_files, find_single_grid_datasets
@@ -60,6 +61,20 @@ def test_files_of_one_family_split_alike(write, tmp_path):
     splits = split_folder(tmp_path)
     assert all(place(splits[few], index) == place(splits[many], index) for index in range(8))
     assert len(splits[many]["test"]) == 4
+
+
+def test_parts_of_a_file_split_by_their_published_positions(write, tmp_path):
+    """Trajectory k of a part goes where the trajectory of its position goes in a whole file of the same stream."""
+    positions = [9, 2, 7, 4, 0, 5]
+
+    def part(file: h5py.File) -> None:
+        file[POSITIONS_DATASET] = positions
+
+    whole = write("advection_1d", count=12).stem
+    some = write("advection_1d", "1D_Advection_Sols_beta0.1.hdf5", count=6, edit=part).stem
+    for seed in range(4):
+        splits = split_folder(tmp_path, seed)
+        assert [place(splits[some], k) for k in range(6)] == [place(splits[whole], position) for position in positions]
 
 
 def test_equal_initial_snapshots_stay_together(write, tmp_path):

@@ -1,13 +1,17 @@
 """The ablation: ratios by hand, a table with every row, and the pipeline from end to end."""
 
 import json
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.evaluation.conftest import unpadded
 from tests.performance.conftest import kedro_run
+from ups.evaluation import studies
 from ups.evaluation.studies import ablation_text, compare
 from ups.files import read_json
 
@@ -33,6 +37,23 @@ def test_rows_are_relative_to_base_of_their_seed():
     assert relative[0] == relative[1] == {"one_step": pytest.approx(1.0), "rollout": pytest.approx(1.0)}
     assert relative[2] == {"one_step": pytest.approx(1.0), "rollout": pytest.approx(2.0)}
     assert relative[3] == {"one_step": pytest.approx(0.5), "rollout": None}
+
+
+def test_a_family_with_a_diverged_dataset_has_no_score(monkeypatch: pytest.MonkeyPatch):
+    """Scores are means over the datasets of a family, of the operator's nRMSE alone; none where one is not finite."""
+    scores = [("a", 0.1), ("a", 0.3), ("b", 0.2), ("b", None)]
+    records = [
+        {"family": family, "method": method, "metric": "nRMSE", "horizon": horizon, "value": value}
+        for family, value in scores
+        for method, horizon in product(("operator", "codec"), ("one_step", "rollout"))
+    ]
+    monkeypatch.setattr(studies, "score_sets", lambda *_: records)
+    monkeypatch.setattr(studies, "held_out", lambda *_: [])
+    surrogate = SimpleNamespace(operator=torch.nn.Linear(3, 2))
+    trained = SimpleNamespace(cache=lambda: None, surrogate=lambda device: surrogate)
+    found = studies.score_variant(Path(), trained, None, "cpu", Path())["row"]
+    assert found["one_step"] == found["rollout"] == {"a": pytest.approx(0.2), "b": None}
+    assert found["parameters"] == 3 * 2 + 2
 
 
 def test_table_has_every_row_and_family():

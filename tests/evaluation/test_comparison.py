@@ -6,7 +6,7 @@ import pytest
 
 from tests.evaluation.conftest import unpadded
 from ups.errors import DataFault
-from ups.evaluation.comparison import comparison_text, draw_comparison, errors_of, training_seconds_text
+from ups.evaluation.comparison import best, comparison_text, draw_comparison, errors_of, training_seconds_text
 from ups.evaluation.costs import snapshot_costs
 
 ERRORS = {"persistence": 1.0, "linear": 0.5, "unet": 0.2, "fno": 0.4, "operator": 0.1, "diffusion": 0.05}
@@ -69,6 +69,13 @@ def test_times_are_compared_on_the_same_datasets():
     assert snapshot_costs("fno", all_times) == pytest.approx(
         {"datasets": 2, "milliseconds_per_snapshot": 10.0, "over_fno": 1.0, "speed_up_over_solver": 8**0.5}
     )
+
+
+def test_the_best_of_no_finite_error_is_none():
+    """What is absent (infinite), off (NaN) or diverged (None) is never the best."""
+    values = {"fno": float("inf"), "unet": float("nan"), "operator": None, "steady": 0.5, "linear": 0.1}
+    assert best(values, ("fno", "unet", "operator")) is None
+    assert best(values, ("fno", "unet", "steady")) == 0.5
 
 
 def test_every_dataset_is_beside_its_solver():

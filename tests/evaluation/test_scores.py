@@ -60,6 +60,14 @@ def test_times_are_those_of_one_snapshot_of_one_trajectory(monkeypatch: pytest.M
         assert found == {"operator": milliseconds, "solver": milliseconds}
 
 
+@pytest.mark.parametrize(("num_trajectories", "solved"), [(3, 3), (9, 4)])
+def test_the_solver_solves_as_many_trajectories_as_are_counted(num_trajectories: int, solved: int):
+    """Of three all three, of more than four only four, at all times of the dataset."""
+    dataset = replace(GAS, family="advection_1d", grid=(8,), times=(0.0, 0.1, 0.2), parameters={"beta": 1.0})
+    each = TrajectorySet(Path(), dataset, tuple(range(num_trajectories)), [], Domain("advection_1d", (8,), (True,)))
+    assert costs._solution(each)().shape == (solved, 3, 1, 8)
+
+
 def test_seconds_of_training_follow_from_the_logged_rates(tmp_path: Path):
     """20 steps at 10 per second and 10 more at 5 are four seconds; lines without a rate take no time."""
     for step, metrics in ((20, {"steps_per_second": 10.0}), (20, {"valid_loss": 1.0}), (30, {"steps_per_second": 5.0})):

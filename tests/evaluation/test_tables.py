@@ -2,11 +2,12 @@
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from tests.evaluation.conftest import unpadded
 from ups.evaluation.comparison import comparison_text, errors_of
-from ups.evaluation.tables import score_table
+from ups.evaluation.tables import geometric_mean, number, score_table
 
 NO_COSTS = {"methods": {}, "milliseconds_per_snapshot": {}, "compiled": False}
 
@@ -43,3 +44,19 @@ def test_the_comparison_says_off_too():
     records = [one | ({"mode": "off"} if one["method"] == "diffusion" else {}) for one in records]
     lines = unpadded(comparison_text(errors_of(records, []), NO_COSTS, ""))
     assert lines.count("| burgers | 1 | 0.8 | 0.4 | 0.2 | 0.1 | off | 0.5 | 0.5 |") == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.12345, "0.123"), (-999.6, "-1,000"), (999.4, "999"), (12345.6, "12,346"), (-12345.6, "-12,346")],
+)
+def test_large_numbers_have_all_their_digits(value: float, text: str):
+    """Three digits below a thousand in magnitude; above it whole numbers, of either sign, without powers of ten."""
+    assert number(value) == text
+
+
+@pytest.mark.parametrize("values", [[], [1.0, None], [2.0, 0.0]])
+def test_no_mean_of_what_is_not_there(values: list[float | None]):
+    """A geometric mean of nothing, of a number that is not finite or of zero is none."""
+    assert geometric_mean(values) is None
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)

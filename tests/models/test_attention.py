@@ -96,6 +96,13 @@ def test_shifted_windows_reach_over_the_wrap_only(shifted: bool, wraps: bool, ex
     assert reached(attention(4, shifted=shifted), Domain("advection_1d", (12,), (wraps,)), 0) == expected
 
 
+def test_masks_belong_to_the_windows_of_every_sample():
+    """In a batch each sample is mixed in shifted windows of a bounded line as it is alone."""
+    mixing, x, domain = attention(4, shifted=True), normal(3, 12, CHANNELS), Domain("advection_1d", (12,), (False,))
+    alone = torch.cat([mixing(sample[None], domain) for sample in x])
+    assert torch.allclose(mixing(x, domain), alone, atol=1e-6)
+
+
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
 def test_qk_norm_bounds_logits(size: float):
     """However large the state, |q k| / sqrt(E) is at most sqrt(E) times the largest gains."""

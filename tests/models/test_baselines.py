@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ups.models.baselines import Convolution, LinearStencil, UNet, grid_model
-from ups.models.sizes import Domain
+from ups.models.baselines import Convolution, GridOperator, GridSteadyModel, LinearStencil, UNet, grid_model
+from ups.models.sizes import Domain, Sizes
 
 SIZES = {
     "fno": {"hidden_channels": 8, "num_layers": 2, "modes": (4, 2, 2), "padding": 0.25},
@@ -76,6 +76,13 @@ def test_the_fno_sees_as_many_frequencies_as_it_says(periodic: bool):
     assert padding is None if periodic else padding.domain_padding == [0.125]
 
 
+@pytest.mark.parametrize(("num_dims", "shape"), [(1, (5,)), (2, (4, 3)), (3, (4, 4, 3))])
+def test_the_fno_has_the_frequencies_of_its_number_of_axes(num_dims: int, shape: tuple[int, ...]):
+    """Twice 4, 2 and 2 modes on 1D, 2D and 3D grids, of which real transforms keep half along the last axis."""
+    weight = grid_model(**settings("fno", num_dims)).network.fno_blocks.convs[0].weight
+    assert tuple(weight.shape[-num_dims:]) == shape
+
+
 @pytest.mark.parametrize("kind", ["unet", "linear"])
 def test_periodic_models_commute_with_shifts(kind: str):
     """Shifting the state by what divides all grids of the model shifts the prediction."""
@@ -109,6 +116,14 @@ def test_edges_are_repeated_or_wrapped():
         assert mean(u)[0, 0, 0].item() == first
 
 
+def test_each_axis_of_a_convolution_has_its_own_padding():
+    """Along the first axis neighbours wrap, along the second the edge is repeated: sums of 3 x 3 by hand."""
+    total = Convolution(1, 1, 3, (True, False))
+    torch.nn.init.ones_(total.convolution.weight), torch.nn.init.zeros_(total.convolution.bias)
+    u = torch.tensor([[1.0, 0.0, 0.0], [10.0, 0.0, 0.0], [100.0, 0.0, 0.0], [1000.0, 0.0, 0.0]])
+    assert total(u[None, None])[0, 0, 0].tolist() == [2 * (1000 + 1 + 10), 1000 + 1 + 10, 0.0]
+
+
 @pytest.mark.parametrize(("grid", "num_levels"), [((64,), 3), ((12, 12), 2), ((7,), 1), ((16, 8), 2)])
 def test_a_u_net_descends_while_it_can(grid: tuple[int, ...], num_levels: int):
     """Grids are halved at most twice, evenly, and keep four points."""
@@ -129,3 +144,36 @@ def test_weights_are_plain_and_rebuild_the_model(kind: str, tmp_path):
     assert all(value.is_floating_point() for value in model.state_dict().values())
     inputs = z, coefficients, torch.zeros(2, 1), domain
     assert torch.equal(model(*inputs), again(*inputs))
+
+
+WAVE = torch.tensor([1.0, -1.0] * 4)[None, :, None]
+WAVES = Sizes(("burgers_1d",), (1,), (1,), (1,), (0,), 1)
+
+
+def identity(kind: type[GridOperator | GridSteadyModel], **statistics: float) -> torch.Tensor:
+    """What a model makes of the state, or coefficients, 5 + wave if its network returns its input."""
+    model = kind(torch.nn.Identity(), WAVES, [])
+    for name, value in ({"max_mean": 100.0, "max_fluctuation": 100.0} | statistics).items():
+        getattr(model.statistics, name).fill_(value)
+    coefficients = 5 + WAVE if kind is GridSteadyModel else WAVE[..., :0]
+    return model(5 + WAVE, coefficients, torch.zeros(1, 1), Domain("burgers_1d", (8,), (True,)))
+
+
+@pytest.mark.parametrize(
+    ("statistics", "expected"),
+    [
+        ({}, 10 + 2 * WAVE),
+        ({"step_rms": 0.5}, 7.5 + 1.5 * WAVE),
+        ({"max_mean": 2.0}, 5 + 2 * WAVE),
+        ({"max_mean": 2.0, "step_rms": -0.5}, 4 + 0.5 * WAVE),
+        ({"max_growth": 1.5}, 10 + 1.5 * WAVE),
+    ],
+)
+def test_a_baseline_has_the_units_and_limits_of_the_operator(statistics: dict[str, float], expected: torch.Tensor):
+    """A step is z + step_rms F(clamped z); its mean stays within limit or state, its growth within a factor."""
+    torch.testing.assert_close(identity(GridOperator, **statistics), expected)
+
+
+def test_a_steady_baseline_has_the_limits_of_the_steady_model():
+    """The mean 5 of the solution is clamped to 2, its fluctuation 1 to 0.5."""
+    torch.testing.assert_close(identity(GridSteadyModel, max_mean=2.0, max_fluctuation=0.5), 2 + 0.5 * WAVE)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ups.errors import ConfigFault
 from ups.files import WEIGHTS, digest_of
+from ups.models import codec as codec_module
 from ups.models.codec import Codec, FieldGroup, choose_patch, codec_from, from_patches, normalize, to_patches
 from ups.models.weights import load_model, tensor_bytes
 
@@ -143,6 +144,24 @@ def test_choose_patch(grid: tuple[int, ...], patch_size: int, max_tokens: int, p
     assert choose_patch(grid, patch_size, max_tokens) == patch
 
 
+def test_another_grid_holds_for_fields_and_coefficients_of_one_family():
+    """On a grid of twice the patches a family's fields and coefficients are encoded, other families as before."""
+    codec, u = trained_codec(), fields("2d/coefficients")
+    wide = codec.on_grid("2d", (12, 8))
+    encoded = wide.encode(u.repeat(1, 1, 2, 2), "2d/coefficients").unflatten(1, (2, 3, 2, 2))
+    torch.testing.assert_close(encoded[:, 0, :, 1].flatten(1, 2), codec.encode(u, "2d/coefficients"))
+    assert wide.groups["2d/fields"].grid == (12, 8)
+    assert wide.groups["1d/fields"] == codec.groups["1d/fields"]
+
+
+def test_the_largest_dense_basis_is_allowed(monkeypatch: pytest.MonkeyPatch):
+    """A patch of as many points as the limit has a basis, one of more has none."""
+    monkeypatch.setattr(codec_module, "MAX_PATCH_POINTS", 9)
+    assert Codec({"2d/fields": FieldGroup((6, 6), 3, 2, (False,), (0.0,), (1.0,), 0)}).skew.shape == (1, 9, 9)
+    with pytest.raises(ConfigFault, match="10 grid points"):
+        Codec({"1d/fields": FieldGroup((20,), 10, 2, (False,), (0.0,), (1.0,), 0)})
+
+
 def test_dense_basis_has_a_limit():
     """Patches too large for a dense basis are refused with the remedy."""
     with pytest.raises(ConfigFault, match=r"codec\.model\.max_tokens"):
@@ -166,6 +185,14 @@ def test_untrained_basis_is_the_cosine_transform():
     z = codec.encode(torch.full((1, 1, 24), 2.3, dtype=torch.float64), "1d/fields")
     expected = torch.tensor([2.0, 0, 0, 0]).double().expand(1, 6, 4)  # (2.3 - 0.3) / 2.0 times sqrt(4 points)
     assert torch.allclose(z, expected)
+
+
+def test_components_start_in_the_order_of_squared_frequencies():
+    """On 3 x 3 points the fourth component has frequency 1 on both axes (1 + 1), before 2 on one of them (4)."""
+    group = FieldGroup((6, 6), 3, 9, (False,), (0.0,), (1.0,), 0)
+    basis = Codec({"toy/fields": group}).bases(group)[0].view(9, 3, 3)
+    one = torch.tensor([1.0, 0.0, -1.0])
+    assert torch.allclose(basis[3], torch.outer(one, one) / 2, atol=1e-6)
 
 
 def correlated_patches() -> Tensor:

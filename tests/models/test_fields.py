@@ -74,3 +74,25 @@ def test_fields_are_told_apart():
     tokens = torch.cat([tokens, torch.ones(1, 12, 1)], -1)
     first, second = mixer(tokens, summary, normal(1, 7), periodic((12,)), 4).split(2, -1)
     assert not torch.allclose(first, second, atol=1e-3)
+
+
+class Recorder(torch.nn.Module):
+    """Takes the place of a part: keeps its inputs, gives back 16 channels of zeros."""
+
+    channels = 16
+
+    def forward(self, *inputs: object) -> Tensor:
+        self.inputs = inputs
+        return torch.zeros(*inputs[0].shape[:-1], self.channels)
+
+
+def test_every_field_is_told_its_own_number_and_summary():
+    """Rows of two samples are fields 0 and 1 in turn; each has its own means and log amplitudes, and its number."""
+    mixer, condition = token_mixer(**CHOICES), normal(2, 7)
+    mixer.summary, mixer.trunks[0] = Recorder(), Recorder()
+    summary = torch.arange(16.0).view(2, 8)  # of each sample means of two components of two fields, then amplitudes
+    mixer(normal(2, 12, 5), summary, condition, periodic((12,)), 4)
+    told = mixer.trunks[0].inputs[2]
+    assert torch.equal(told[:, :7], condition.repeat_interleave(2, 0))
+    assert told[:, 7:].tolist() == [[1.0, 0.0], [0.0, 1.0]] * 2
+    assert mixer.summary.inputs[0].tolist() == [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]

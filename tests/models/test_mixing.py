@@ -234,3 +234,12 @@ def test_families_without_data_have_no_trunk():
     )
     mixer = TokenMixer(small(), sizes, num_states=1, num_conditions=7)
     assert [len(list(trunk.parameters())) > 0 for trunk in mixer.trunks] == [True, False, True]
+
+
+def test_one_trunk_serves_families_of_one_to_three_axes():
+    """A trunk that all families share has weights for as many axes as the family with the most."""
+    sizes = Sizes(NAMES, (1, 2, 3), (1,) * 3, (4,) * 3, (1,) * 3, num_conditions=7)
+    mixer = randomized(TokenMixer(small(separate_trunks=False), sizes, num_states=1, num_conditions=7))
+    for family, grid in enumerate(GRIDS):
+        inputs = normal(2, math.prod(grid), 5), normal(2, 8), normal(2, 7)
+        assert mixer(*inputs, periodic(grid, family), 4).shape == (2, math.prod(grid), 4)

@@ -100,6 +100,13 @@ def test_blocks_are_spread_over_levels(levels: int, num_layers: int, expected: l
     assert [len(blocks) for blocks in _sides(stack)] == expected
 
 
+@pytest.mark.parametrize("levels", [1, 2])
+def test_every_other_block_shifts_its_windows(levels: int):
+    """Along a row or a U-shape of four blocks windows are at their place, shifted, at their place, shifted."""
+    stack = make_stack(small(**ATTENTION, window=4, levels=levels, num_layers=4), 1)
+    assert [block.mixing.shifted for blocks in _sides(stack) for block in blocks] == [False, True] * 2
+
+
 def _sides(stack: Blocks | UShape) -> list[Blocks]:
     return [stack] if isinstance(stack, Blocks) else [stack.before, *_sides(stack.inner), stack.after]
 
@@ -113,6 +120,17 @@ def test_u_shape_by_hand():
     x = torch.tensor([[1.0, 3.0, 8.0, 0.0], [0.0, 2.0, 0.0, 0.0], [5.0, 5.0, 1.0, 2.0]])
     expected = x + torch.tensor([[2.0, 2.0, 4.0, 4.0], [1.0, 1.0, 0.0, 0.0], [5.0, 5.0, 1.5, 1.5]])
     assert torch.equal(shape(x[None, ..., None], torch.empty(0), periodic((3, 4)))[0, ..., 0], expected)
+
+
+def test_an_axis_of_two_tokens_is_not_halved():
+    """On 2 x 4 tokens the coarse grid is 2 x 2: means of pairs along the second axis alone."""
+    shape = UShape(Blocks([]), Blocks([]), Blocks([]), channels=1)
+    for linear in (shape.down, shape.up):
+        nn.init.ones_(linear.weight)
+        nn.init.zeros_(linear.bias)
+    x = torch.tensor([[1.0, 3.0, 8.0, 0.0], [0.0, 2.0, 0.0, 0.0]])
+    expected = x + torch.tensor([[2.0, 2.0, 4.0, 4.0], [1.0, 1.0, 0.0, 0.0]])
+    assert torch.equal(shape(x[None, ..., None], torch.empty(0), periodic((2, 4)))[0, ..., 0], expected)
 
 
 @pytest.mark.parametrize("name", ["separate_fields", "separate_attention"])

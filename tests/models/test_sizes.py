@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from tests.backbones import small
+from ups.errors import DataFault
 from ups.files import WEIGHTS, digest_of
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator, SteadyModel
-from ups.models.sizes import Sizes
+from ups.models.sizes import Sizes, row_of
 from ups.models.weights import from_settings, load_model, tensor_bytes
 
 
@@ -36,3 +37,11 @@ def test_model_is_rebuilt_from_its_file(model: type[nn.Module], tmp_path: Path):
     receipt = {"path": ".", "stage": "any", "weights": digest_of(tmp_path / WEIGHTS)}
     rebuilt = load_model(from_settings(model), tmp_path, receipt).state_dict()
     assert all(torch.equal(rebuilt[name], value) for name, value in made.state_dict().items())
+
+
+def test_a_family_without_data_is_not_known():
+    """A family on which a model is not trained has no row, whatever its place among the others."""
+    rows = Sizes(("advection_1d", "burgers_1d", "darcy_2d"), (1, 0, 2), (1,) * 3, (4, 0, 4), (0,) * 3, 3).rows
+    assert (row_of(rows, "advection_1d"), row_of(rows, "darcy_2d")) == (0, 2)
+    with pytest.raises(DataFault, match="not trained on 'burgers_1d', only on advection_1d, darcy_2d"):
+        row_of(rows, "burgers_1d")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
 from ups.data.latent_cache import LatentCache
 from ups.data.samples import LatentSamples
@@ -14,11 +15,9 @@ from ups.evaluation.figures import png
 from ups.metrics.spectra import error_spectra
 from ups.models.codec import codec_from
 from ups.models.weights import load_model
-from ups.performance.benchmark import loop_records, looped_spectrum, record, throughput
-from ups.performance.report import benchmark_figure, benchmark_text
+from ups.performance.benchmark import loop_records, looped_spectrum, record, scaling_comparisons, throughput
+from ups.performance.report import GREEN, GREY, RED, benchmark_figure, benchmark_text
 from ups.performance.timed_training import RawSteps
-
-pytestmark = pytest.mark.slow
 
 NAMES = {
     "samples_per_second",
@@ -56,6 +55,7 @@ def _benchmark(data_root: Path) -> dict[str, Any]:
     return json.loads(text, parse_constant=_refuse)
 
 
+@pytest.mark.slow
 def test_every_record_is_there(measured: Path):
     """The benchmark names each record once, with its five keys and nothing that is no number."""
     records = _benchmark(measured)["records"]
@@ -67,6 +67,7 @@ def test_every_record_is_there(measured: Path):
             assert entry["ratio"] == pytest.approx(entry["value"] / entry["baseline"])
 
 
+@pytest.mark.slow
 def test_the_machine_is_described(measured: Path):
     """Numbers come with a description of the machine on which they were measured."""
     machine = _benchmark(measured)["machine"]
@@ -74,6 +75,7 @@ def test_the_machine_is_described(measured: Path):
     assert machine["cores"] > 0 and machine["memory_gib"] > 0
 
 
+@pytest.mark.slow
 def test_the_benchmark_is_reported(measured: Path):
     """A table with every record and a figure lie beside the numbers."""
     folder = measured / "08_reporting/benchmark"
@@ -82,6 +84,7 @@ def test_the_benchmark_is_reported(measured: Path):
     assert (folder / "benchmark.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_batches_on_the_fly_are_those_of_the_cache(latents: tuple[Path, dict[str, Any]]):
     """Both ways of delivering a batch give the same latents, coefficients and conditions."""
     root, receipts = latents
@@ -146,3 +149,22 @@ def test_report_shows_numbers_without_baseline():
     assert "| faster | 3 | 1.5 | 2 | samples/s |" in text
     assert "| alone | 2,500 | | | s |" in text
     assert png(benchmark_figure(found)).startswith(b"\x89PNG")
+
+
+def test_bars_are_green_where_the_value_is_better():
+    """Twice as fast is green and half red; half the memory is green; units of time and what is equal are grey."""
+    machine = {"cpu": "one", "cores": 1, "gpu": None, "torch": "2"}
+    ratios = {"faster": 2.0, "slower": 0.5, "resume_seconds": 2.0, "equal": 1.01}
+    ratios["activation_checkpointing_memory_over_plain"] = 0.5
+    records = [record(name, ratio, "samples/s", 1.0) for name, ratio in ratios.items()]
+    bars = benchmark_figure({"machine": machine, "records": records}).axes[0].patches
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [GREEN, RED, GREY, GREY, GREEN]
+
+
+def test_weak_scaling_has_a_batch_for_each_rank():
+    """On four ranks the same batch is shared, or each rank has as many tokens as rank 0 has alone."""
+    comparisons = scaling_comparisons(["burgers_1d"], 4, 100)
+    strong, weak = comparisons["scaling_4_over_1"], comparisons["weak_scaling_4_over_1"]
+    assert "batch_tokens" not in strong["value"]["config"] and weak["value"]["config"]["batch_tokens"] == 400
+    for both in (strong, weak):
+        assert both["baseline"]["rank_0_only"] and "batch_tokens" not in both["baseline"]["config"]

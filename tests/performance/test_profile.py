@@ -11,8 +11,6 @@ from ups.performance.profile import MEMORY, PARTS, STEP, Event, collective_secon
 from ups.performance.report import profile_figure, profile_text
 from ups.pipelines.performance import profile_operator
 
-pytestmark = pytest.mark.slow
-
 Profile = tuple[dict[str, Any], str, dict[str, bytes]]
 
 
@@ -54,6 +52,7 @@ def profiled(latents: tuple[Path, dict[str, Any]], parameters: Parameters) -> Pr
     return profile_operator(receipts["latent_cache"], parameters.operator, parameters.profile, launch, root)
 
 
+@pytest.mark.slow
 def test_the_trace_has_every_part(profiled: Profile):
     """The trace is one of Chrome's and names each part once per step at least."""
     names = [event.get("name") for event in profiled[0]["traceEvents"]]
@@ -61,6 +60,7 @@ def test_the_trace_has_every_part(profiled: Profile):
     assert json.dumps(profiled[0], allow_nan=False)
 
 
+@pytest.mark.slow
 def test_the_profile_is_reported(profiled: Profile):
     """The table has all parts and some operators, and the figure is a page."""
     _, text, figure = profiled

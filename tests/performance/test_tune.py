@@ -1,6 +1,7 @@
 import json
 import resource
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +10,26 @@ import psutil
 import pytest
 import torch
 
+from tests.training.jobs import section
+from tests.training.toys import ranks, toy_run, toy_stage
 from ups.config import OperatorConfig, Parameters
 from ups.errors import OutOfMemory
 from ups.files import read_json
+from ups.performance import tune as worker
 from ups.performance.tune import free_memory_bytes, memory_limit, tune
 from ups.pipelines.performance import tune_diffusion, tune_operator, tune_steady
 from ups.runs.launcher import train_stage
 from ups.runs.run import Run
+from ups.runs.torchrun import RESULT
 from ups.training.distributed import Ranks
 from ups.training.stages import operator
 from ups.training.update import is_out_of_memory
-
-pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 MEBIBYTE = 2**20
 
 
+@pytest.mark.slow
 def test_an_allocation_above_the_limit_fails_as_one_without_memory():
     """Below the limit there is memory, above it the error is that of a machine without, and after it all is well."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -41,6 +45,19 @@ def test_an_allocation_above_the_limit_fails_as_one_without_memory():
 def test_free_memory_is_below_that_of_the_machine():
     """What is free is more than nothing and less than all."""
     assert 0 < free_memory_bytes(CPU) < psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(("num_processes", "shares"), [(1, 1), (4, 4)])
+def test_processes_of_a_machine_share_its_memory(
+    num_processes: int, shares: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Half of 1000 MiB may be used, by each of four processes an eighth; all of the batch fits there."""
+    monkeypatch.setattr(worker, "free_memory_bytes", lambda device: 1000 * MEBIBYTE)
+    monkeypatch.setattr(worker, "memory_limit", lambda num_bytes, device: nullcontext())
+    tune(toy_stage(), section(), toy_run(tmp_path, num_processes=num_processes, memory_fraction=0.5), ranks())
+    result = read_json(tmp_path / RESULT)
+    assert result["limit_bytes"] == 500 * MEBIBYTE // shares
+    assert result["tokens"] is None and result["whole"] > 0
 
 
 @pytest.fixture
@@ -61,6 +78,7 @@ def _losses(folder: Path) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
+@pytest.mark.slow
 def test_two_ranks_agree_on_a_micro_batch_that_the_next_run_takes(
     latents: tuple[Path, dict[str, Any]], root: Path, parameters: Parameters
 ):
@@ -86,6 +104,7 @@ def test_two_ranks_agree_on_a_micro_batch_that_the_next_run_takes(
     np.testing.assert_allclose(losses["tuned"], losses["whole"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_nothing_fits_into_nothing(latents: tuple[Path, dict[str, Any]], root: Path, parameters: Parameters):
     """Where not even one snapshot fits, the fault says what to change."""
     config = _operator(parameters)
@@ -99,6 +118,7 @@ def test_nothing_fits_into_nothing(latents: tuple[Path, dict[str, Any]], root: P
         tune(operator.build(large, run), large, run, Ranks(0, 1, CPU))
 
 
+@pytest.mark.slow
 def test_stages_without_inputs_are_left_out(latents: tuple[Path, dict[str, Any]], root: Path, parameters: Parameters):
     """A stage whose inputs are not there yet is not tuned, and says so."""
     launch, cache = parameters.launch, latents[1]["latent_cache"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ups.solvers import sample_initial_states, solve
 from ups.solvers.families import equation_of
-from ups.solvers.numerics import central_difference, integrate, wall_divergence, zero_flux_laplacian
+from ups.solvers.numerics import central_difference, face_states, integrate, wall_divergence, zero_flux_laplacian
 from ups.solvers.reaction import D
 
 torch.set_num_threads(1)
@@ -195,3 +195,10 @@ def test_integrate_ends_at_the_interval():
     limit = torch.tensor([0.3, 0.7]).reshape(2, 1, 1)
     u = integrate(lambda u, dt: u + dt, lambda u: limit, torch.zeros(2, 1, 4), 1.0)
     assert torch.allclose(u, torch.ones(2, 1, 4))
+
+
+def test_face_states_by_hand():
+    """Slopes of cells 1, 2, 6, 7, 5: the central 2.5 limited to twice the smaller difference 1, 2.5 to 2, 0 at 7."""
+    lower, upper = face_states(torch.tensor([1.0, 2.0, 6.0, 7.0, 5.0])[None], 1)
+    assert lower[0].tolist() == [2.0 + 1.0, 6.0 + 1.0]
+    assert upper[0].tolist() == [6.0 - 1.0, 7.0]

@@ -72,3 +72,12 @@ def test_no_two_dams_are_the_same_on_coarse_cells():
     """Different radii are different states on 32 x 32 cells."""
     u_0, _ = sample_initial_states("shallow_water_2d", range(64), (32, 32), seed=0)
     assert len(u_0.flatten(1).unique(dim=0)) == 64
+
+
+@pytest.mark.parametrize("direction", [1.0, -1.0])
+def test_fast_water_takes_its_own_flux_along(direction: float):
+    """Where both sides move faster than waves the flux is that of the side that the water comes from."""
+    left = torch.tensor([[2.0, direction * 5.0, 0.3]], dtype=torch.float64)[..., None]
+    right = torch.tensor([[1.0, direction * 6.0, -0.4]], dtype=torch.float64)[..., None]
+    h, v, w = (left if direction > 0 else right)[0, :, 0].tolist()
+    assert hll(left, right)[0, :, 0].tolist() == pytest.approx([h * v, h * v * v + h * h / 2, h * v * w])

@@ -41,6 +41,12 @@ def test_a_solution_does_not_depend_on_its_batch(family):
     assert torch.allclose(alone[0], u[2], atol=1e-6)
 
 
+def test_neighbouring_seeds_share_no_trajectory():
+    """Trajectories 0 to 7 of seed 1 are not 1 to 8 of seed 0, as they would be with the sum of seed and index."""
+    first, second = (sample_initial_states("burgers_1d", range(9), (16,), seed)[0] for seed in (0, 1))
+    assert not any(torch.equal(u, v) for u in first for v in second)
+
+
 @pytest.mark.parametrize("family", [name for name in SIMULATED_FAMILIES if not PROBLEMS[name].steady])
 def test_a_solution_starts_at_u_0_in_its_precision(family):
     """The first snapshot is u_0 itself, and the result has its dtype."""

@@ -92,9 +92,11 @@ def test_steady_solutions_get_residuals_of_their_own(correction: Correction):
     assert y.std().item() == pytest.approx(0.5, abs=0.02)
 
 
-def test_residual_scale_is_a_factor():
+@pytest.mark.parametrize(("student", "num_steps"), [(None, 60), (flow_end(0.8, 0.5), 1)], ids=["denoiser", "student"])
+def test_residual_scale_is_a_factor(student: Denoise | None, num_steps: int):
     """Twice the scale doubles the residuals."""
-    one, two = (residuals(replace(SAMPLE, residual_scale=scale), posterior_mean(0.8, 0.5)) for scale in (1.0, 2.0))
+    corrections = (replace(SAMPLE, num_steps=num_steps, residual_scale=scale) for scale in (1.0, 2.0))
+    one, two = (residuals(correction, posterior_mean(0.8, 0.5), student) for correction in corrections)
     assert torch.allclose(two, 2 * one, atol=1e-4)
 
 
@@ -121,6 +123,24 @@ def test_noise_goes_on_from_where_a_state_comes_from(num_steps: int, student: bo
     origins = torch.randint(NUM_MEMBERS, (NUM_MEMBERS,), generator=generator)
     z_next = step(z)
     assert torch.allclose(step(z, origins), z_next[origins], atol=1e-5)
+
+
+def test_members_of_an_ensemble_have_the_setting_of_their_trajectory():
+    """Two trajectories of three members are rows a b a b a b, coefficients and condition alike."""
+    setting = Setting(FAMILY, DOMAIN, torch.tensor([1.0, 2.0])[:, None, None], torch.tensor([[10.0], [20.0]]))
+    repeated = setting.repeated(3)
+    assert repeated.coefficients.flatten().tolist() == [1.0, 2.0] * 3
+    assert repeated.condition.flatten().tolist() == [10.0, 20.0] * 3
+
+
+def test_a_corrected_step_is_limited_by_the_state_before_it():
+    """From z of mean 8 beyond all limits, halved by the operator to 4, residuals of mean 3 reach 7 and not 4."""
+    surrogate = make_surrogate(lambda x, sigma: torch.ones_like(x))
+    surrogate.operator.statistics.max_mean.fill_(0.0)
+    z = torch.full((2, NUM_POINTS, 1), 8.0)
+    setting = Setting(FAMILY, DOMAIN, z[..., :0], torch.zeros(2, 1))
+    step = surrogate.diffusion_step(setting, replace(SAMPLE, num_steps=1, residual_scale=0.75), normal(0))
+    torch.testing.assert_close(step(z), torch.full_like(z, 4.0 + 0.75 * 4.0))
 
 
 @pytest.mark.slow

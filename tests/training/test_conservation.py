@@ -68,6 +68,27 @@ def test_decoded_integrals_stay(family: str):
     assert change_of_mean() < 1e-5
 
 
+class Steps(torch.nn.Module):
+    """Takes the place of the token mixer: every token takes the same step."""
+
+    def visible(self, condition: torch.Tensor) -> torch.Tensor:
+        return condition
+
+    def forward(self, tokens: torch.Tensor, *_: object) -> torch.Tensor:
+        return torch.tensor([1.0, 3.0, 5.0]).expand(*tokens.shape[:2], -1)
+
+
+def test_each_field_loses_its_own_integral_alone():
+    """Of steps by 1, 3 and 5 the first two fields, which are conserved, do not move, and the third moves by 5."""
+    operator = Operator(Sizes(("compressible_ns_1d",), (1,), (3,), (3,), (0,), 3), small())
+    operator.mixer = Steps()
+    operator.conserved.copy_(torch.tensor([[1.0, 1.0, 0.0]]))
+    operator.statistics.max_mean.fill_(100.0), operator.statistics.max_fluctuation.fill_(100.0)
+    z = torch.tensor([1.0, -1.0]).repeat(6)[None, :, None].repeat(1, 1, 3)  # of amplitude 1 in every field
+    z_next = operator(z, z[..., :0], torch.zeros(1, 3), Domain("compressible_ns_1d", (12,), (True,)))
+    torch.testing.assert_close(z_next - z, torch.tensor([0.0, 0.0, 5.0]).expand(1, 12, 3))
+
+
 def test_what_is_not_conserved_has_no_direction():
     """Logarithms, reaction, and any family with open boundaries; the others one of unit length per field."""
     found = {name: directions()[list(GROUPS).index(name)].norm().item() for name in GROUPS}

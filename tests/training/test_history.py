@@ -143,3 +143,17 @@ def test_timer_asks_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch):
     due = [timer.save_is_due(), timer.save_is_due()]
     timer.saved()
     assert [*due, timer.save_is_due()] == [False, True, False]
+
+
+@pytest.mark.parametrize(("num_skipped", "goes_on"), [(2, True), (3, False)])
+def test_as_many_steps_may_be_skipped_as_are_allowed(num_skipped: int, goes_on: bool, tmp_path: Path):
+    """With at most two skipped steps two are reported, and the third ends the training."""
+    config, run = section(max_skipped_steps=2), history()
+    update = toy_update(tmp_path, config)
+    update.num_skipped.fill_(num_skipped)
+    run.add(outcome(1.0), toy_batches(tmp_path).read(0))
+    if goes_on:
+        assert run.metrics(update, config, ranks())["skipped_steps"] == num_skipped
+    else:
+        with pytest.raises(Diverged, match="unusable gradients"):
+            run.metrics(update, config, ranks())

@@ -1,6 +1,7 @@
 """The optimizer step: what it moves, what a skipped one leaves alone, in how many parts it may be taken."""
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import torch
 from torch import nn
 
 from tests.training.jobs import section
-from tests.training.toys import ranks, toy_batches, toy_run, toy_stage, toy_update
+from tests.training.toys import CPU, ranks, toy_batches, toy_run, toy_stage, toy_update
 from ups.errors import OutOfMemory
 from ups.models.blocks import Blocks
 from ups.training import parallel
 from ups.training import update as update_module
+from ups.training.distributed import Draw, Ranks
 from ups.training.injection import Injection
-from ups.training.update import StepResult, Update
+from ups.training.update import CHECKED_STEPS, StepResult, Update
 
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
 CPU_ALLOCATOR = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
@@ -240,3 +242,48 @@ def test_skipped_blocks_follow_from_the_step(tmp_path: Path):
     assert torch.equal(chosen[0], chosen[2])
     assert chosen[0].shape != chosen[1].shape or not torch.equal(chosen[0], chosen[1])
     assert update.average.keep is None
+
+
+def test_skipped_blocks_have_random_numbers_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Which blocks a sample skips does not follow from its noise: the two are drawn with different seeds."""
+    seeds = []
+
+    class Seeds(Draw):
+        def __init__(self, seed: tuple[int, ...], *rest: Any) -> None:
+            seeds.append(seed)
+            super().__init__(seed, *rest)
+
+    monkeypatch.setattr(update_module, "Draw", Seeds)
+    stage = replace(toy_stage(), model=Blocks([Add(), Add()], drop_path=0.5))
+    take(Update(stage, section(), toy_run(tmp_path), ranks(), Injection(tmp_path, 0)), tmp_path, 3)
+    assert len(seeds) == 2 == len(set(seeds)) and {seed[-1] for seed in seeds} == {3}
+
+
+class Two(Ranks):
+    """The first of two ranks, which hears nothing of the other."""
+
+    def any_rank(self, *flags: bool) -> tuple[bool, ...]:
+        return flags
+
+
+def test_the_gradient_of_a_rank_is_that_of_the_mean_over_its_own_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Half of the samples count in full, because ranks average their gradients: the average is that of all samples."""
+    monkeypatch.setattr(parallel, "gradient_sync", lambda *_: nullcontext())
+    update, share = toy_update(tmp_path, section()), toy_batches(tmp_path, 0, 2).read(0)
+    update.ranks, update.checked = Two(0, 2, CPU), CHECKED_STEPS
+    (micro,), model = share.micro_batches, copy.deepcopy(update.model)
+    found: list[torch.Tensor] = []
+
+    def kept(parameters: tuple[nn.Parameter, ...], max_norm: float) -> torch.Tensor:
+        found.extend(p.grad.clone() for p in parameters)
+        return torch.ones(())
+
+    monkeypatch.setattr(parallel, "clip_gradients", kept)
+    update(share, 0.01, stop=False, save=False)
+    draw = Draw((0, 2, 0), share.size, micro.place, CPU, 0)
+    update.stage.loss(model, micro.batch, draw).mean().backward()
+    assert len(micro.batch.x) == share.size / 2
+    for gradient, p in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, p.grad)

@@ -27,7 +27,7 @@ def finite(content: Any) -> Any:
 
 def number(value: float | None) -> str:
     """Three significant digits."""
-    return "not finite" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "not finite" if value is None else f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def ratio(value: float | None, reference: float | None) -> float | None:
