@@ -1,11 +1,11 @@
-# For a machine with Python 3.11+, make and git: `make run`, `make test` and, for developers, `make lint`, `make proof`.
+# For a machine with Python 3.11+, make and git: `make run`, `make test` and, for developers, `make lint`, `make proof`, `make mutants`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export DO_NOT_TRACK := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: run test lint proof requirements audit
+.PHONY: run test lint proof mutants requirements audit
 
 run: $(VENV)/installed
 	$(BIN)/kedro run --pipeline full
@@ -23,6 +23,15 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+
+# Small changes of the code (section tool.mutmut of pyproject.toml), each of which a test must notice; survivors stand in
+# data/published/mutants/. From the start every time: the tool keeps results although tests change.
+mutants: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[mutants]'
+	rm -rf mutants
+	$(BIN)/mutmut run --max-children 1
+	$(BIN)/mutmut export-cicd-stats
+	$(BIN)/python tests/survivors.py
 
 # Versions and hashes of all packages: renew them after a change in pyproject.toml. The CUDA libraries stand by themselves,
 # because only a CUDA build of torch needs them. TORCH_CPU: SHA-256 of the CPU build of torch for Python 3.11 on x86_64.

@@ -28,11 +28,6 @@ UNUSABLE = {
 os.umask(UMASK := os.umask(0o077))  # only setting it tells it, which is safe before there are threads
 
 
-def printable(text: str) -> str:
-    """Text whose control characters are escaped, so that a name from a stranger cannot steer the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
-
-
 @contextmanager
 def storage_faults(path: Path, remedy: str = REMEDY) -> Iterator[None]:
     """Turn the errors of a full or read-only disk into a `StorageFault` that names the file and the remedy."""

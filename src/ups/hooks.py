@@ -20,7 +20,7 @@ from yaml import YAMLError
 
 from ups.config import Parameters, hide, tell
 from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
-from ups.files import REMEDY, UNUSABLE, printable, storage_faults
+from ups.files import REMEDY, UNUSABLE, storage_faults
 from ups.runs import tracking
 from ups.runs.machine import refuse_under_torchrun
 from ups.runs.torchrun import is_watching, stop_requested
@@ -58,7 +58,7 @@ class FaultExit(click.ClickException):
     """Ends the command line with a fault's exit code and one line, `FAULT <code> <kind>: <what and remedy>`."""
 
     def __init__(self, fault: Fault) -> None:
-        super().__init__(f"FAULT {fault.exit_code} {fault.kind}: {printable(' '.join(str(fault).split()))}")
+        super().__init__(f"FAULT {fault.exit_code} {fault.kind}: {' '.join(str(fault).split())}")
         self.exit_code = fault.exit_code
 
     def show(self, file: Any = None) -> None:

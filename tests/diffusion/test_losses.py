@@ -45,6 +45,13 @@ def test_denoiser_sees_the_noisy_data():
     assert loss.max() < 1e-20
 
 
+def test_denoising_loss_is_of_each_sample():
+    """At level 1 the errors 1 and 3 have the losses 2 and 18, whatever the other sample is."""
+    y, sigma = torch.zeros(2, 4), torch.ones(2)
+    error = torch.tensor([1.0, 3.0])[:, None]
+    assert denoising_loss(lambda x, sigma: y + error, y, torch.zeros(2, 4), sigma).tolist() == [2.0, 18.0]
+
+
 def test_denoising_loss_is_least_for_the_posterior_mean():
     """For unit normal data the best denoiser of the form a x is x / (1 + sigma^2)."""
     y, n, sigma = normal(1, 20_000, seed=1), normal(1, 20_000, seed=2), torch.tensor([0.7], dtype=torch.float64)

@@ -148,3 +148,48 @@ def test_mean_of_antithetic_samples_is_that_of_a_gaussian():
         errors.append((y.mean(dim=0) - zero[0]).square().mean().sqrt().item())
     assert errors[0] < 1e-6
     assert errors[1] == pytest.approx(STD / math.sqrt(2), rel=0.1)
+
+
+def test_karras_grid_is_rounded_once():
+    """Levels are computed in double precision: each is the single-precision number nearest to the formula."""
+    roots = [(1 - i / 39) * SIGMA_MAX ** (1 / 7) + i / 39 * SIGMA_MIN ** (1 / 7) for i in range(40)]
+    expected = torch.tensor([root**7 for root in roots], dtype=torch.float64)
+    assert torch.equal(karras_grid(40, SIGMA_MIN, SIGMA_MAX)[:-1], expected.float())
+
+
+def test_denoiser_gets_levels_like_its_data():
+    """Both samplers give each of the B rows of x a level, of the type of x."""
+    seen: list[tuple[torch.Size, torch.dtype]] = []
+
+    def see(x: Tensor, sigma: Tensor) -> Tensor:
+        seen.append((sigma.shape, sigma.dtype))
+        return x
+
+    noises = torch.zeros(1, 3, 2, dtype=torch.float64)
+    multistep_sampler(see, noises[0], karras_grid(1, SIGMA_MIN, SIGMA_MAX))
+    consistency_sampler(see, noises, torch.tensor([SIGMA_MAX]))
+    assert seen == [((3,), torch.float64)] * 2
+
+
+def test_each_level_has_its_noise():
+    """A number of noises that is not that of the levels is our own mistake, and refused."""
+    with pytest.raises(ValueError, match="zip"):
+        consistency_sampler(consistent, torch.zeros(2, 1, 1), torch.tensor([SIGMA_MAX]))
+
+
+@pytest.mark.parametrize("make", [independent, antithetic])
+def test_noise_is_that_of_its_generator(make: Callable[[torch.Generator], Callable[..., Tensor]]):
+    """Equal generators make equal noise, on the device of the generator whatever the default device is."""
+    with torch.device("meta"):
+        one, other = (make(torch.Generator("cpu").manual_seed(3))(2, 4, 5) for _ in range(2))
+    assert one.device.type == "cpu" and torch.equal(one, other)
+
+
+def test_correlated_noise_by_hand():
+    """With c = 0.6 each step is 0.6 of the step before, of the row it continues, plus 0.8 of fresh noise."""
+    fresh = iter([torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[10.0], [20.0]]]), torch.zeros(1, 2, 1)])
+    step_noise = correlated_noise(1, 0.6, lambda *shape: next(fresh))
+    z = torch.zeros(2, 1)
+    assert step_noise(z).flatten().tolist() == [1.0, 2.0]
+    assert step_noise(z).flatten().tolist() == pytest.approx([8.6, 17.2])
+    assert step_noise(z, torch.tensor([1, 1])).flatten().tolist() == pytest.approx([10.32, 10.32])

@@ -144,3 +144,10 @@ def test_no_trajectory_is_no_metric():
     """Without any trajectory there is nothing to compute."""
     with pytest.raises(ValueError, match="at least one trajectory"):
         CompatSuite(1, batch_size=2).compute()
+
+
+def test_max_error_of_small_errors():
+    """Errors of 0.1 and 0.3 in batches of one have the mean maximum 0.2, times 1 / 2 for the initial snapshot."""
+    u_ref = torch.ones(2, 1, 1, 4, dtype=torch.float64)
+    u_pred = u_ref + torch.tensor([0.1, -0.3], dtype=torch.float64).reshape(2, 1, 1, 1)
+    assert measure(u_pred, u_ref, batch_size=1)["max_error"] == pytest.approx(0.1)

@@ -140,3 +140,39 @@ def test_diverged_member_is_not_hidden():
     members, u_ref = gaussian(4, num_cells=10)
     members[2, 0, 0, 0, 0] = math.nan
     assert all(math.isnan(value) for value in measure(members, u_ref).values())
+
+
+def test_scores_are_means_over_channels():
+    """Each score of two channels of other calibration is the mean of the scores that they have alone."""
+    members, u_ref = gaussian(4, num_cells=50)
+    members[:, :, :, 1] *= 3
+    alone = [measure(members[:, :, :, c : c + 1], u_ref[:, :, c : c + 1]) for c in range(2)]
+    assert measure(members, u_ref) == pytest.approx({name: (alone[0][name] + alone[1][name]) / 2 for name in alone[0]})
+
+
+def test_ranks_of_a_diverged_snapshot_alone_are_lost():
+    """A NaN in one snapshot leaves the ranks of the other samples, times and channels as they are."""
+    members, u_ref = gaussian(3, num_cells=10)
+    expected = rank_histogram(members, u_ref)
+    members[1, 0, 2, 1, 4] = math.nan
+    ranks = rank_histogram(members, u_ref)
+    assert ranks[0, 2, 1].isnan().all()
+    ranks[0, 2, 1] = expected[0, 2, 1]
+    assert torch.equal(ranks, expected)
+
+
+def test_shares_of_ties_keep_double_precision():
+    """Three ranks of a cell with two ties have a third each, to the precision of the fields."""
+    members = torch.tensor([1.0, 1.0, 5.0], dtype=torch.float64).reshape(3, 1, 1, 1, 1)
+    shares = rank_histogram(members, torch.ones(1, 1, 1, 1, dtype=torch.float64)).flatten()
+    assert shares.dtype == torch.float64 and shares.tolist() == [1 / 3, 1 / 3, 1 / 3, 0.0]
+
+
+def test_scores_stay_on_the_device_of_the_fields():
+    """Another default device does not matter."""
+    members, u_ref = gaussian(4, num_cells=5)
+    suite = EnsembleSuite()
+    suite.add(ensemble_errors(members, u_ref))
+    with torch.device("meta"):
+        scores = suite.compute()
+    assert scores == measure(members, u_ref)

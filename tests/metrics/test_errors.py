@@ -119,3 +119,10 @@ def test_drift_by_hand():
     u_0 = torch.tensor([1.0, -3.0]).reshape(1, 1, 2)
     u = torch.stack([u_0, u_0 + 1, u_0 - 1], dim=1)
     assert conservation_drift(u, u_0).flatten().tolist() == [0.0, 0.5, 0.5]
+
+
+def test_correlation_at_the_threshold_is_none_below_it():
+    """A rollout whose correlation equals the threshold stays correlated; the time has the type of the fields."""
+    u = torch.ones(2, 4, 1, 8, dtype=torch.float64)  # nothing varies: the correlation is 1
+    time = correlation_time(u, u, threshold=1.0)
+    assert time.tolist() == [4.0, 4.0] and time.dtype == torch.float64

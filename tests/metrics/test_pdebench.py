@@ -1,6 +1,7 @@
 """PDEBench's metrics against hand-computed values, invariants and a slow second implementation."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -208,3 +209,12 @@ def test_no_trajectory_is_no_metric():
     """Without any trajectory there is nothing to compute."""
     with pytest.raises(ValueError, match="at least one trajectory"):
         MetricSuite().compute()
+
+
+def test_a_reference_of_eps_is_not_clamped():
+    """Only a reference below EPS is counted."""
+    u_ref = torch.ones(1, 2, 1, 8, dtype=torch.float64)
+    errors = replace(snapshot_errors(u_ref, u_ref), rms_ref=torch.tensor([[[EPS], [EPS / 2]]], dtype=torch.float64))
+    suite = MetricSuite()
+    suite.add(errors)
+    assert suite.clamped == 1

@@ -78,3 +78,20 @@ def test_corner_holds_a_part_of_the_independent_modes(grid: tuple[int, ...], sha
     u = torch.randn(4, 1, 1, *grid, generator=torch.Generator().manual_seed(0))
     radial, corner = (spectrum[..., 8:].sum().item() for spectrum in error_spectra(u))
     assert share < corner / (radial / 2) < 1.2 * share
+
+
+def test_a_truth_of_zero_has_the_energy_of_eps_squared_squared():
+    """Beside a truth of zero, energies are compared with EPS^4: a hundred times as much is ten times the amplitude."""
+    zero = torch.zeros(1, 16, dtype=torch.float64)
+    energy = torch.zeros_like(zero)
+    energy[0, 1] = 100 * EPS**4
+    found = band_scores(energy, energy, zero)
+    assert (found["band_error_1"], found["band_energy_1"]) == pytest.approx((10.0, 2.0))
+
+
+def test_spectrum_stays_on_the_device_of_the_field():
+    """Another default device does not matter."""
+    u = torch.ones(1, 1, 1, 22)
+    with torch.device("meta"):
+        spectrum = radial_spectrum(u)
+    assert spectrum.flatten().tolist() == pytest.approx([1.0] + [0.0] * 10)

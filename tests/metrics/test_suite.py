@@ -157,3 +157,31 @@ def test_diverged_prediction_is_not_hidden():
     members[0, 1, 3, 0, 0] = math.nan
     scores = measure(members, u_ref, [3])
     assert {name for name, score in scores.items() if not math.isnan(score.value)} == {"correlation_time"}
+
+
+def test_errors_are_means_of_trajectories():
+    """One wrong trajectory of nine moves the MAE and the intervals of its errors, whose medians would be zero."""
+    u_ref = torch.ones(9, 2, 1, 8)
+    suite = ScoreSuite(1, 4, (), seed=0)
+    suite.update(u_ref + torch.tensor([9.0] + [0.0] * 8).reshape(9, 1, 1, 1), Truth(u_ref))
+    scores = suite.compute()
+    assert scores["MAE"].value == pytest.approx(1.0)
+    assert scores["RMSE"].interval[1] > 1.0
+
+
+def test_band_errors_are_means_over_channels():
+    """Channels of all times together: one without its energy at any time, one right, are wrong by a half."""
+    u_ref = torch.randn(2, 3, 2, 32, generator=torch.Generator().manual_seed(0))
+    u_pred = u_ref.clone()
+    u_pred[:, :, 0] = 0.0
+    suite = ScoreSuite(1, 4, (), seed=0)
+    suite.update(u_pred, Truth(u_ref))
+    assert {round(suite.compute()[f"band_error_{band}"].value, 4) for band in log_bands(16)} == {0.5}
+
+
+def test_ranks_are_those_of_each_channel():
+    """Members all below the truth in one channel and all above it in the other: the last rank, and the first."""
+    u_ref = torch.tensor([1.0, -1.0]).reshape(1, 1, 2, 1).expand(2, 3, 2, 8)
+    suite = ScoreSuite(1, 4, (), seed=0)
+    suite.update(0 * u_ref, Truth(u_ref), ensemble=ensemble_errors(torch.zeros(3, *u_ref.shape), u_ref))
+    assert suite.ranks().tolist() == [[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]]

@@ -20,8 +20,8 @@ from fsspec.spec import AbstractBufferedFile
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
 from ups.data.connections import AddressError
-from ups.data.published import HOSTS, check_address, printable, shown
-from ups.errors import DataFault
+from ups.data.published import HOSTS, check_address, shown
+from ups.errors import DataFault, printable
 
 BLOCK_BYTES = 2**20
 TIMEOUT_SECONDS = 30

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ups.data.pdebench import FAMILIES
-from ups.errors import ConfigFault, DataFault
+from ups.errors import ConfigFault, DataFault, printable
 
 TABLE = Path(__file__).with_name("pdebench_files.csv")
 OUTDATED_TABLE = Path(__file__).with_name("pdebench_outdated.csv")
@@ -108,11 +108,6 @@ def shown(address: str) -> str:
     """An address for a message, not too long, without user, password and query, which may be secrets."""
     text = re.sub(r"^([a-zA-Z][a-zA-Z0-9+.-]*:/+)?.*@", r"\1***@", address, flags=re.DOTALL)
     return printable(re.split(r"[?#]", text)[0])[:MAX_SHOWN_CHARACTERS]
-
-
-def printable(text: str) -> str:
-    """Text of a server for a message, with `?` for control characters."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 @cache

@@ -15,7 +15,8 @@ from ups.data import layouts
 from ups.data.families import Dataset, Family
 from ups.data.hdf5 import file_fault, open_file, read_number
 from ups.data.pdebench import FAMILIES
-from ups.files import NAME, printable
+from ups.errors import printable
+from ups.files import NAME
 
 log = logging.getLogger(__name__)
 
