@@ -2,8 +2,8 @@
 
 
 def printable(text: str) -> str:
-    """Text in which every character that cannot be printed, but for line breaks, is replaced by its code."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    """Text in which every character that cannot be printed, line breaks too, is replaced by its code."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class Fault(Exception):
@@ -18,7 +18,7 @@ class Fault(Exception):
     signal: str | None = None
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(printable(message))
+        super().__init__("\n".join(map(printable, message.split("\n"))))
 
 
 class ConfigFault(Fault, ValueError):

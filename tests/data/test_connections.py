@@ -228,7 +228,7 @@ ADDRESSES = {
     "https://me:SEC/SE?T#@a.test/x": "https://***@a.test/x",
     "https://a.test/x?X-Amz-Signature=SECRET": "https://a.test/x",
     "me:SECRET@a.test": "***@a.test",
-    "https://a.test/\x1b\n": "https://a.test/??",
+    "https://a.test/\x1b\n": "https://a.test/\\x1b\\n",
 }
 
 

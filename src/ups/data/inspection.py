@@ -121,7 +121,8 @@ TASKS: dict[str, Callable[..., Any]] = {
 
 def _say(**message: Any) -> None:
     """Send one line to the parent."""
-    print(json.dumps(message), flush=True)  # noqa: T201
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
 
 
 def _limit_access() -> None:

@@ -140,7 +140,8 @@ class CheckedPart:
     """
 
     def __init__(self, target: Path, identity: str) -> None:
-        self.path, self._record = (target.with_name(f"{target.name}{suffix}") for suffix in (".part", ".part.version"))
+        self.paths = tuple(target.with_name(f"{target.name}{suffix}") for suffix in (".part", ".part.version"))
+        self.path, self._record = self.paths
         self._identity = identity
         self.file = self.path.open("rb+" if self.path.exists() else "wb+")
         self.size = self._recorded = 0
@@ -176,11 +177,6 @@ class CheckedPart:
             temporary.write_text(f"{self._identity}\n{self.size}\n{self._md5.hexdigest()}")
         self._recorded = self.size
 
-    def remove(self) -> None:
-        """Remove what is left of both files."""
-        self.path.unlink(missing_ok=True)
-        self._record.unlink(missing_ok=True)
-
     def _advance_to(self, size: str) -> str:
         """MD5 of as many bytes as the record names."""
         self.size = int(size) if re.fullmatch(r"[0-9]{1,15}", size) else 0
@@ -203,7 +199,8 @@ def _open_part(target: Path, validator: str | None, content: str) -> Iterator[Ch
             if part.size and part.path.exists():
                 part.record()
             else:
-                part.remove()
+                for path in part.paths:
+                    path.unlink(missing_ok=True)
 
 
 def read_marker(path: Path) -> str | None:
@@ -253,8 +250,8 @@ def _open_remote(remote: HTTPFile) -> Iterator[h5py.File]:
 
 def _is_number(attribute: h5py.h5a.AttrID) -> bool:
     """Whether an attribute is a number or a few; text and objects are not copied from a file of unknown origin."""
-    dtype = attribute.dtype
-    return dtype.kind in "fiu" and dtype.itemsize * math.prod(attribute.shape) < MAX_ATTRIBUTE_BYTES
+    num_bytes = attribute.dtype.itemsize * math.prod(attribute.shape)
+    return attribute.dtype.kind in "fiu" and num_bytes < MAX_ATTRIBUTE_BYTES
 
 
 def _build_small(
@@ -284,9 +281,8 @@ def _build_small(
             offset, shape = stored.id.get_offset(), stored.shape[1 - rank :]
             if stored.chunks is not None or offset is None:
                 raise file_fault(source.filename, f"{name!r} is stored in chunks", "fetch the whole file")
-            kind = h5py.h5t.py_create(stored.dtype)
             space = h5py.h5s.create_simple((*stored.shape[:-rank], len(positions), *shape))
-            created = h5py.h5d.create(file.id, name.encode(), kind, space, properties)
+            created = h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(stored.dtype), space, properties)
             places.append((created.get_offset(), offset, math.prod(shape) * stored.dtype.itemsize))
     return small, places
 
