@@ -8,7 +8,7 @@ import pytest
 
 from ups.data.layouts import POSITIONS_DATASET
 from ups.data.pdebench import FAMILIES
-from ups.data.splits import split
+from ups.data.splits import group_by_initial_condition, split
 from ups.data.trajectories import TrajectoryReader, find_files, find_single_grid_datasets
 from ups.errors import ConfigFault, DataFault
 
@@ -29,6 +29,23 @@ def copy_first_snapshot(name: str, source: int, target: int, scale: float = 1.0)
 
     def edit(file: h5py.File) -> None:
         file[name][target, 0] = scale * file[name][source, 0]
+
+    return edit
+
+
+def groups_of(folder: Path) -> list[list[tuple[str, int]]]:
+    """Trajectories with a common initial condition, of everything in a folder."""
+    return group_by_initial_condition(folder, find_single_grid_datasets(folder, find_files(folder)))
+
+
+def copy_states(source: Path, places: dict[int, int]):
+    """Edit that makes trajectories start like those of another file, `{theirs: here}`."""
+
+    def edit(file: h5py.File) -> None:
+        with h5py.File(source) as other:
+            for theirs, here in places.items():
+                file["velocity"][here] = other["velocity"][theirs]
+                file["particles"][here] = other["particles"][theirs]
 
     return edit
 
@@ -171,6 +188,67 @@ def test_small_strata_still_fill_every_split(write, tmp_path):
     assert all(all(splits[stem].values()) for stem in stems)
 
 
+@pytest.mark.parametrize(
+    ("count", "valid", "test", "sizes"),
+    [
+        (10, 0.1, 0.1, [8, 1, 1]),
+        (4, 0.45, 0.45, [1, 2, 1]),
+        (6, 0.7, 0.25, [1, 3, 2]),
+        (6, 0.25, 0.7, [1, 2, 3]),
+    ],
+)
+def test_sizes_by_hand(write, tmp_path, count, valid, test, sizes):
+    """Sizes are rounded; where train would be empty, the larger of valid and test gives one, test if they are equal."""
+    path = write("compressible_ns_3d", count=count)
+    splits = split_folder(tmp_path, valid=valid, test=test)[path.stem]
+    assert [len(splits[kind]) for kind in ("train", "valid", "test")] == sizes
+
+
+def test_three_trajectories_are_shuffled(write, tmp_path):
+    """Which of three trajectories is in which split depends on the seed."""
+    path = write("compressible_ns_3d", count=3)
+    assert len({split_folder(tmp_path, seed)[path.stem]["test"][0] for seed in range(12)}) == 3
+
+
+def test_groups_leave_train_only_where_others_stay(write, tmp_path):
+    """Three datasets of three groups, some shared by two of them, each have one group in each split."""
+    name = "ns_incom_inhom_2d_{}-0.h5"
+    shared = write("incompressible_ns_2d", name.format(4), count=3)
+    write("incompressible_ns_2d", name.format(5), count=3, edit=copy_states(shared, {0: 0}))
+    write("incompressible_ns_2d", name.format(6), count=3, edit=copy_states(shared, {1: 0, 2: 1}))
+    splits = split_folder(tmp_path)
+    assert [list(map(len, splits[stem].values())) for stem in sorted(splits)] == [[1, 1, 1]] * 3
+
+
+def test_positions_link_only_what_one_stream_made(write, tmp_path):
+    """Equal positions are one group in families of one stream, and in no others."""
+    names = [write("advection_1d", count=3), write("burgers_1d", count=2), write("compressible_ns_1d", count=2)]
+    names += [write("compressible_ns_2d", count=1), write("incompressible_ns_2d", count=2)]
+    found = sorted(sorted((name[:10], index) for name, index in group) for group in groups_of(tmp_path))
+    advection, burgers, *others = (path.stem[:10] for path in names)
+    linked = [[(advection, i), (burgers, i)] for i in range(2)] + [[(advection, 2)]]
+    alone = [[(name, i)] for name, count in zip(others, (2, 1, 2), strict=True) for i in range(count)]
+    assert found == sorted(linked + alone)
+
+
+def test_positions_repeat_only_in_blocks(write, tmp_path):
+    """Of 130 trajectories of a family without blocks each is a group of its own."""
+    write("advection_1d", count=130)
+    assert len(groups_of(tmp_path)) == 130
+
+
+def test_weak_fields_are_states_too(write, tmp_path):
+    """Fields of magnitude 1e-9 are as different as others."""
+
+    def weaken(file: h5py.File) -> None:
+        file["velocity"][...] *= 1e-9
+        file["particles"][...] *= 1e-9
+        file["force"][...] *= 1e-9
+
+    write("incompressible_ns_2d", count=5, edit=weaken)
+    assert len(groups_of(tmp_path)) == 5
+
+
 def test_too_few_initial_conditions_are_refused(write, tmp_path):
     """Two distinct initial conditions cannot fill three splits."""
     path = write("shallow_water_2d", count=2)
@@ -178,7 +256,14 @@ def test_too_few_initial_conditions_are_refused(write, tmp_path):
         split_folder(tmp_path)
 
 
-@pytest.mark.parametrize("fractions", [(0.0, 0.1), (0.5, 0.5), (-0.1, 0.2), (float("nan"), 0.1)])
+def test_all_files_of_a_refused_dataset_are_named(write, tmp_path):
+    """Who looks for the trajectories that are too few reads in which files they are."""
+    paths = [write("incompressible_ns_2d", f"ns_incom_inhom_2d_8-{k}.h5", count=1) for k in range(2)]
+    with pytest.raises(DataFault, match=f"^{paths[0].name}, {paths[1].name}: needs at least 3 .* has 2; add traj"):
+        split_folder(tmp_path)
+
+
+@pytest.mark.parametrize("fractions", [(0.0, 0.1), (0.1, 0.0), (0.5, 0.5), (-0.1, 0.2), (float("nan"), 0.1)])
 def test_impossible_fractions_are_refused(write, tmp_path, fractions):
     """Fractions must leave something for each split."""
     write("advection_1d")

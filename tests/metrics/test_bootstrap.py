@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ups.metrics import bootstrap
-from ups.metrics.bootstrap import BLOCK, MIN_TRAJECTORIES, bootstrap_interval
+from ups.metrics.bootstrap import MIN_TRAJECTORIES, bootstrap_interval
 
 
 @pytest.mark.parametrize("level", [0.8, 0.95])
@@ -60,11 +60,19 @@ def test_interval_is_reproducible_and_scales():
     assert bootstrap_interval(values, statistic=np.mean, seed=4) != (low, high)
 
 
-def test_many_trajectories_are_resampled_in_blocks(monkeypatch: pytest.MonkeyPatch):
-    """More resampled values than a block holds make the same number of resamples."""
+@pytest.mark.parametrize(("block", "rows"), [(32, [4, 2]), (4, [1] * 6)])
+def test_resamples_come_in_blocks(monkeypatch: pytest.MonkeyPatch, block: int, rows: list[int]):
+    """NUM_RESAMPLES resamples of eight trajectories are drawn, as many at a time as fit into a block, one at least."""
     monkeypatch.setattr(bootstrap, "NUM_RESAMPLES", 6)
-    values = torch.ones(BLOCK // 4, dtype=torch.float64)
-    assert bootstrap_interval(values, statistic=np.mean, seed=0) == (1.0, 1.0)
+    monkeypatch.setattr(bootstrap, "BLOCK", block)
+    found = []
+
+    def mean(values: np.ndarray, axis: int) -> np.ndarray:
+        found.extend([len(values)] if values.ndim == 2 else [])
+        return values.mean(axis)
+
+    assert bootstrap_interval(torch.ones(8), statistic=mean, seed=0) == (1.0, 1.0)
+    assert found == rows
 
 
 def test_interval_of_a_diverged_trajectory_is_not_finite():

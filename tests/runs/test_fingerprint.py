@@ -230,3 +230,18 @@ def test_edit_reaches_its_stages_only(copy: Path, unedited: dict, edited: str, t
     path.write_text(code)
     changed = {module for module in unedited if after[module] != unedited[module]}
     assert {stage for stage, modules in TRAINED_BY.items() if changed.intersection(modules)} == trained_again
+
+
+class Place(BaseModel):
+    """A section whose values JSON lacks."""
+
+    folder: Path
+
+
+def test_values_that_json_lacks(toy: Path):
+    """A path counts as its text; NaN, which is not equal to itself, is refused."""
+    module = f"{toy.name}.stage"
+    one, other = (fingerprint(module, Place(folder=Path(name)), {}) for name in "ab")
+    assert one != other
+    with pytest.raises(ValueError, match="JSON compliant"):
+        fingerprint(module, None, {"loss": float("nan")})

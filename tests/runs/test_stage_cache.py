@@ -1,5 +1,6 @@
 """Steps that are done once, resumed when interrupted and never worked on twice at a time."""
 
+import errno
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ups.errors import DataFault, Locked, StorageFault
-from ups.runs.stage_cache import RECEIPT, Receipt, cached_step
+from ups.runs.stage_cache import RECEIPT, Receipt, cached_step, trained_receipts, untrained_receipt
 
 IDENTITY = "0123456789abcdef"
 
@@ -207,3 +208,52 @@ def test_links_are_not_files_of_a_step(tmp_path: Path):
     (path / "folder").symlink_to(tmp_path)
     do(work := Work(), tmp_path)
     assert len(work.found) == 1 and (tmp_path / "victim").exists()
+
+
+def test_a_finished_step_is_kept_unless_forced(tmp_path: Path):
+    """Nobody has to say that a step should not be done again."""
+    work = Work()
+    for _ in range(2):
+        cached_step("toy", tmp_path / "steps", IDENTITY, work, root=tmp_path)
+    assert len(work.found) == 1
+
+
+def test_a_step_tells_its_begin_and_end(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """The log names step, folder and seconds."""
+    caplog.set_level(logging.INFO, "ups")
+    do(Work(), tmp_path)
+    assert caplog.messages == ["toy: running (0123456789ab)", "toy: done in 0 s"]
+
+
+def test_lost_files_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """The log names the folder and the first three of the lost files."""
+
+    def work(folder: Path) -> Receipt:
+        for name in "abcd":
+            (folder / name).write_text(name)
+        return {}
+
+    folder = tmp_path / "steps" / "0123456789ab"
+    for _ in range(2):
+        cached_step("toy", tmp_path / "steps", IDENTITY, work, root=tmp_path)
+        for name in "abcd":
+            (folder / name).unlink()
+    assert f"{folder}: missing or of another size: a, b, c; the step is done again" in caplog.messages
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A full disk is a fault that names the step's folder."""
+
+    def full(path: Path, **how: bool) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(StorageFault, match=f"^{tmp_path}/steps/0123456789ab: No space left on device"):
+        do(Work(), tmp_path)
+
+
+def test_untrained_stages_are_left_out():
+    """A stage without datasets says which kind it lacks, and is not among the trained ones."""
+    untrained, trained = untrained_receipt("steady", "steady"), {"stage": "operator"}
+    assert untrained == {"stage": "steady", "untrained": "there is no steady dataset"}
+    assert trained_receipts({"steady": untrained, "operator": trained}) == {"operator": trained}
