@@ -12,7 +12,7 @@ import pytest
 
 from ups import files
 from ups.errors import DataFault, StorageFault
-from ups.files import digest_of, expect_lockable, place_of, plain, publish, read_json, read_manifest, write_json
+from ups.files import digest_of, place_of, plain, private_lock, publish, read_json, read_manifest, write_json
 from ups.models.weights import load
 
 
@@ -138,7 +138,7 @@ def test_only_plain_files_are_written(tmp_path: Path, make: Callable[[Path], Non
     with pytest.raises(StorageFault, match="not a plain file"):
         os.close(plain(tmp_path / "x", os.O_WRONLY | os.O_CREAT))
     with pytest.raises(StorageFault, match="not a plain file"):
-        expect_lockable(tmp_path / "x")
+        private_lock(tmp_path / "x")
 
 
 def test_links_are_followed_only_to_read(tmp_path: Path):

@@ -465,7 +465,7 @@ ADDRESS = "https://me:SENTINEL@mirror.test"
 
 @pytest.mark.parametrize("name", ["operator.steps", "download.base_url", "simulate.datasets", "launch.device"])
 @pytest.mark.parametrize("value", ["${oc.env:UPS_SECRET}", "x${oc.env:UPS_SECRET}", ["${oc.env:UPS_SECRET}"], ADDRESS])
-def test_a_wrong_value_of_the_environment_is_not_told(name: str, value: Any, local: Path, monkeypatch):
+def test_a_wrong_value_of_the_environment_is_masked(name: str, value: Any, local: Path, monkeypatch):
     """A secret under a wrong name or of the wrong type stays in the environment; so does a password in an address."""
     monkeypatch.setenv("UPS_SECRET", "SENTINEL'\\é")
     *sections, last = name.split(".")
@@ -474,7 +474,7 @@ def test_a_wrong_value_of_the_environment_is_not_told(name: str, value: Any, loc
     assert "SENTINEL" not in line and name in line
 
 
-def test_a_wrong_default_is_told(local: Path):
+def test_a_wrong_default_is_shown(local: Path):
     """What stands in a file is no secret: the line has it."""
     (local / "parameters.yml").write_text(yaml.safe_dump({"operator": {"steps": "${oc.env:UPS_NONE,many}"}}))
     assert "operator.steps = 'many'" in refusal(dict(loader("local", {}, local.parent)["parameters"]))

@@ -10,11 +10,15 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ups.errors import DataFault, StorageFault
 
+if TYPE_CHECKING:
+    from filelock import FileLock
+
 REMEDY = "free some space or choose another folder; the same command resumes"
+NOT_PLAIN = "is not a plain file but a link, pipe, device or folder; delete it and run again"
 WEIGHTS = "weights.pt"
 NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -25,7 +29,7 @@ UNUSABLE = {
 }
 
 
-os.umask(UMASK := os.umask(0o077))  # only setting it tells it, which is safe before there are threads
+os.umask(UMASK := os.umask(0o077))  # it can be read only by setting it, which is safe before there are threads
 
 
 @contextmanager
@@ -91,7 +95,7 @@ def plain(path: str | Path, flags: int) -> int:
     """
     writes = flags & (os.O_WRONLY | os.O_RDWR)
     kind = StorageFault if writes else DataFault
-    refused = kind(f"{path} is not a plain file but a link, pipe, device or folder; delete it and run again")
+    refused = kind(f"{path} {NOT_PLAIN}")
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if writes else 0), 0o666)
     except OSError as error:
@@ -109,10 +113,17 @@ def open_plain(path: Path) -> BinaryIO:
     return open(path, "rb", opener=plain)
 
 
-def expect_lockable(path: Path) -> None:
-    """Refuse a lock that is a link, pipe, device or folder: locking would change what is there."""
+def private_lock(path: Path, timeout: float = -1) -> "FileLock":
+    """A lock between processes by a file that only its owner may read; `timeout` in seconds, -1 waits without end.
+
+    Raises:
+        StorageFault: `path` is a link, pipe, device or folder: locking would change what is there.
+    """
+    from filelock import FileLock  # reading needs none
+
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise StorageFault(f"{path} is not a plain file but a link, pipe, device or folder; delete it and run again")
+        raise StorageFault(f"{path} {NOT_PLAIN}")
+    return FileLock(path, timeout=timeout, mode=0o600)
 
 
 def read_json(path: Path) -> Any:

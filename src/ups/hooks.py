@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from yaml import YAMLError
 
-from ups.config import Parameters, hide, tell
+from ups.config import Parameters, masked, masked_value
 from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
 from ups.files import REMEDY, UNUSABLE, storage_faults
 from ups.runs import tracking
@@ -256,10 +256,10 @@ def _explain(problem: dict[str, Any]) -> str:
         return f"unknown parameter {place}" + (f", did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
     if problem["type"] == "missing":
         return f"parameter {place} is missing"
-    message = hide(problem["msg"].removeprefix("Value error, "))
+    message = masked(problem["msg"].removeprefix("Value error, "))
     if problem["type"] == "value_error":
         return f"{place}: {message}" if place else message
-    return f"parameter {place} = {tell(problem['input'])}: {message[0].lower()}{message[1:]}"
+    return f"parameter {place} = {masked_value(problem['input'])}: {message[0].lower()}{message[1:]}"
 
 
 def _present_name(place: str) -> str | None:

@@ -122,6 +122,17 @@ def test_file_arrives_whole(server, target):
     assert visible(target) == [NAME]
 
 
+def test_a_planted_lock_is_refused(server, target, tmp_path):
+    """A link in the place of the download's lock ends in one line before anything is fetched."""
+    victim, planted = tmp_path / "victim", target.with_name(f".{target.name}.lock")
+    victim.write_text("mine")
+    planted.parent.mkdir(parents=True, exist_ok=True)
+    planted.symlink_to(victim)
+    with pytest.raises(StorageFault, match="lock is not a plain file"):
+        fetch(server(), target)
+    assert victim.read_text() == "mine" and not target.exists()
+
+
 def test_drops_are_resumed(server, target):
     """After each drop the transfer goes on at the byte where it stopped."""
     assert fetch(server(drop(1000), drop(2000), drop(3000)), target) == len(CONTENT)

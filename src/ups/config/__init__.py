@@ -27,14 +27,14 @@ FROM_ENVIRONMENT: set[str] = set()
 MIN_SECRET_CHARACTERS = 4  # a shorter value is hidden where it stands alone
 
 
-def tell(value: Any) -> str:
+def masked_value(value: Any) -> str:
     """A value for a message, without what came from the environment and the user and password of an address."""
-    if any(text in FROM_ENVIRONMENT or hide(text) != text for text in _texts(value)):
+    if any(text in FROM_ENVIRONMENT or masked(text) != text for text in _texts(value)):
         return "(a value of the environment)"
     return re.sub(r"//[^\s'\"]*@", "//***@", repr(value))
 
 
-def hide(message: str) -> str:
+def masked(message: str) -> str:
     """A message without the values that came from the environment."""
     for secret in FROM_ENVIRONMENT:
         if len(secret) >= MIN_SECRET_CHARACTERS:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 import requests
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from ups.data.connections import new_session
 from ups.data.hdf5 import SIGNATURE, describe_content
@@ -25,7 +25,7 @@ from ups.data.http import (
 )
 from ups.data.published import refuse_outdated_md5, shown
 from ups.errors import DataFault
-from ups.files import digest_of, storage_faults
+from ups.files import digest_of, private_lock, storage_faults
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ def lock(target: Path, advance: Advance) -> Iterator[None]:
         return False
 
     path = target.with_name(f".{target.name}.lock")
-    file_lock = FileLock(path)
     with storage_faults(path, "name a folder that can be written to"):
         target.parent.mkdir(parents=True, exist_ok=True)
+        file_lock = private_lock(path)
         try:
             file_lock.acquire(timeout=0)
         except Timeout:

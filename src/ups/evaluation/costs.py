@@ -19,7 +19,7 @@ from ups.evaluation.predictions import Stepper, latent_states, steppers, targets
 from ups.evaluation.scores import TrajectorySet, batches, held_out
 from ups.evaluation.tables import geometric_mean
 from ups.evaluation.timing import in_turns
-from ups.files import WEIGHTS
+from ups.files import WEIGHTS, place_of
 from ups.models.weights import load
 from ups.runs.run import training_seconds
 from ups.solvers import SIMULATED_FAMILIES, sample_initial_states, solve
@@ -72,8 +72,9 @@ def total_costs(
             for kind, receipts in baselines.items()
         }
         times_by_dataset[name] = milliseconds_per_snapshot(ours, trajectory_set, of_family, on_grid[name], where)
-    folders = {name: [trained.data_root / r["path"] for r in receipts.values()] for name, receipts in baselines.items()}
-    known = {n: trained.data_root / r["path"] for n, r in trained.stages.items()}
+    folder_of = partial(place_of, trained.data_root)
+    folders = {name: list(map(folder_of, receipts.values())) for name, receipts in baselines.items()}
+    known = {name: folder_of(receipt) for name, receipt in trained.stages.items()}
     folders |= {method: [known[s] for s in known if s in stages_behind(method)] for method in OURS}
     methods = {
         method: {

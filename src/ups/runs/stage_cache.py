@@ -18,11 +18,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from pydantic import BaseModel
 
 from ups.errors import DataFault, Locked
-from ups.files import expect_lockable, plain, read_json, storage_faults, write_json
+from ups.files import plain, private_lock, read_json, storage_faults, write_json
 
 if TYPE_CHECKING:
     from grimp import ImportGraph
@@ -166,10 +166,9 @@ def _file_sizes(step_folder: Path) -> dict[str, int]:
 @contextmanager
 def _lock(name: str, step_folder: Path) -> Iterator[None]:
     path = step_folder / LOCK
-    expect_lockable(path)
     try:
         with storage_faults(path):
-            lock = FileLock(path, timeout=0, mode=0o600).acquire()
+            lock = private_lock(path, timeout=0).acquire()
     except Timeout:
         holder = path.read_text(encoding="utf-8").strip() or "unknown"
         raise Locked(

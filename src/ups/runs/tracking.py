@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from filelock import FileLock
 
-from ups.files import expect_lockable, publish
+from ups.files import private_lock, publish
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -81,9 +80,7 @@ def _process_tags() -> dict[str, str]:
 def _store(path: Path) -> Path:
     """The sqlite store at `path`; created under a temporary name, so that a kill leaves none with missing tables."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_name(".mlflow.lock")
-    expect_lockable(lock)
-    with FileLock(lock, mode=0o600):
+    with private_lock(path.with_name(".mlflow.lock")):
         if not path.is_file():
             with publish(path) as temporary:
                 client(f"sqlite:///{temporary}").search_experiments()
