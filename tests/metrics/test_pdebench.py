@@ -1,6 +1,7 @@
 """PDEBench's metrics against hand-computed values, invariants and a slow second implementation."""
 
 import math
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -205,9 +206,16 @@ def test_wrong_shapes_are_refused(shape: tuple[int, ...]):
         suite.add(snapshot_errors(torch.zeros(shape), torch.zeros(shape)))
 
 
+def test_unequal_tensors_are_refused_with_their_shapes():
+    """Prediction and reference of two shapes are an error that names both and what was expected."""
+    line = "expected two tensors (B, T, C, *grid) of one shape, got (2, 3, 1, 8) and (2, 4, 1, 8)"
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        snapshot_errors(torch.zeros(2, 3, 1, 8), torch.zeros(2, 4, 1, 8))
+
+
 def test_no_trajectory_is_no_metric():
     """Without any trajectory there is nothing to compute."""
-    with pytest.raises(ValueError, match="at least one trajectory"):
+    with pytest.raises(ValueError, match="^expected at least one trajectory, got none: .* before asking for metrics$"):
         MetricSuite().compute()
 
 
