@@ -16,9 +16,11 @@ from ups.config import OperatorConfig, Parameters
 from ups.errors import OutOfMemory
 from ups.files import read_json
 from ups.performance import tune as worker
-from ups.performance.tune import free_memory_bytes, memory_limit, tune
+from ups.performance.tune import memory_limit, tune
 from ups.pipelines.performance import tune_diffusion, tune_operator, tune_steady
+from ups.runs import memory
 from ups.runs.launcher import train_stage
+from ups.runs.memory import free_memory_bytes
 from ups.runs.run import Run
 from ups.runs.torchrun import RESULT
 from ups.training.distributed import Ranks
@@ -52,7 +54,7 @@ def test_processes_of_a_machine_share_its_memory(
     num_processes: int, shares: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Half of 1000 MiB may be used, by each of four processes an eighth; all of the batch fits there."""
-    monkeypatch.setattr(worker, "free_memory_bytes", lambda device: 1000 * MEBIBYTE)
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 1000 * MEBIBYTE)
     monkeypatch.setattr(worker, "memory_limit", lambda num_bytes, device: nullcontext())
     tune(toy_stage(), section(), toy_run(tmp_path, num_processes=num_processes, memory_fraction=0.5), ranks())
     result = read_json(tmp_path / RESULT)
@@ -114,7 +116,7 @@ def test_nothing_fits_into_nothing(latents: tuple[Path, dict[str, Any]], root: P
     launch = parameters.launch.model_copy(update={"memory_fraction": 20 * MEBIBYTE / free_memory_bytes(CPU)})
     inputs = {"latent_cache": latents[1]["latent_cache"]}
     run = Run(root, "operator", "tuning", large.model_dump(), inputs, launch, "cpu", root)
-    with pytest.raises(OutOfMemory, match="not even one snapshot .* launch.memory_fraction"):
+    with pytest.raises(OutOfMemory, match="not even one snapshot .* launch.memory_gigabytes"):
         tune(operator.build(large, run), large, run, Ranks(0, 1, CPU))
 
 

@@ -62,6 +62,7 @@ LAUNCH = {"num_processes": 2, "num_nodes": 1, "rendezvous": None, "threads_per_p
 LAUNCH |= {"sharding": "ddp", "compile": False, "activation_checkpointing": False, "micro_batch_tokens": None}
 LAUNCH |= {
     "bucket_megabytes": 25.0,
+    "memory_gigabytes": None,
     "memory_fraction": 0.9,
     "checkpoint_steps": 4,
     "checkpoint_minutes": 10.0,

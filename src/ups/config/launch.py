@@ -18,7 +18,8 @@ class LaunchConfig(Section):
         sharding: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state.
         bucket_megabytes: Size of the messages in which DDP reduces gradients.
         micro_batch_tokens: Tokens per process and forward pass; None: what `--pipeline tune` found, or all.
-        memory_fraction: Of the free memory, that `--pipeline tune` may use.
+        memory_gigabytes: Memory that the processes of a node may use together, on CUDA each of them on its GPU; None:
+            `memory_fraction` of what is free. Bounds what is read, encoded, predicted and scored at once.
         restarts: Of a job that lost a process or ran out of memory, each from the last checkpoint.
         timeout_seconds: Without a training step, after which a job counts as hung.
         force: Train again although the stage is up to date.
@@ -34,6 +35,7 @@ class LaunchConfig(Section):
     compile: bool
     activation_checkpointing: bool
     micro_batch_tokens: PositiveInt | None
+    memory_gigabytes: PositiveFloat | None
     memory_fraction: Fraction
     checkpoint_steps: PositiveInt
     checkpoint_minutes: PositiveFloat

@@ -14,13 +14,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
 from ups.config.training import TrainingSection
 from ups.errors import OutOfMemory
 from ups.files import write_json
+from ups.runs.memory import memory_bytes
 from ups.runs.run import Run
 from ups.runs.torchrun import RESULT
 from ups.training.batches import Batches, Share
@@ -31,20 +31,6 @@ from ups.training.update import Update, is_out_of_memory
 from ups.training.worker import main
 
 log = logging.getLogger(__name__)
-
-CGROUP = Path("/sys/fs/cgroup")
-
-
-def free_memory_bytes(device: torch.device) -> int:
-    """Free memory of this process's GPU, or of the machine and its container (cgroup), in bytes."""
-    if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
-    free = psutil.virtual_memory().available
-    limit, used = (CGROUP / name for name in ("memory.max", "memory.current"))
-    if limit.is_file() and (text := limit.read_text().strip()) != "max":
-        free = min(free, int(text) - int(used.read_text()))
-    return free
 
 
 @contextmanager
@@ -89,9 +75,7 @@ def tune(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
     key = key_of_largest_batches(stage, config)
     alone = Ranks(ranks.rank, 1, ranks.device)
     update = Update(stage, config, run, alone, Injection.read(run.folder, ranks.rank))
-    sharing = run.launch.num_processes if ranks.device.type == "cpu" else 1
-    free = min(ranks.all_gather(free_memory_bytes(ranks.device)))
-    limit = int(run.launch.memory_fraction * free / sharing)
+    limit = min(ranks.all_gather(memory_bytes(run.launch, ranks.device)))
     whole = stage.batch_sizes(config)[key] // ranks.world_size * stage.num_tokens[key]
     largest = 0
     with memory_limit(limit, ranks.device):  # sizes increase, so that the first failure ends the search
@@ -105,7 +89,7 @@ def tune(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
     if smallest == 0:
         raise OutOfMemory(
             f"{run.stage}: not even one snapshot of {key} fits into {limit >> 20} MiB on every rank: use a smaller "
-            "model, launch.activation_checkpointing=true, or a larger launch.memory_fraction"
+            "model, launch.activation_checkpointing=true, or a larger launch.memory_gigabytes"
         )
     if ranks.rank == 0:
         result = {"key": key, "tokens": None if smallest == whole else smallest, "whole": whole, "limit_bytes": limit}
