@@ -196,7 +196,7 @@ WRONG = [
     ("ablation.variants", {}),
     ("ablation.variants.0.name", "two words"),
     ("ablation.variants.1.overrides", None),
-    ("latents.dtype", "float64"),
+    ("latents.tolerance", 0.0),
     ("operator.model.mixing", "convolution"),
     ("operator.model.levels", 4),
     ("operator.model.head_channels", 15),

@@ -121,7 +121,7 @@ def prepare(root: Path) -> None:
     datasets = describe_datasets(files, {}, {}, SplitConfig(seed=0, valid_fraction=0.25, test_fraction=0.25), raw, root)
     normalization = fit_normalization(datasets, raw, root)
     codec = train_codec(datasets, normalization, section("codec"), launch, raw, root)
-    cache = encode_latents(datasets, codec, LatentsConfig(dtype="float32"), launch, raw, root)
+    cache = encode_latents(datasets, codec, LatentsConfig(tolerance=None), launch, raw, root)
     receipts = {"datasets": datasets, "normalization": normalization, "codec": codec, "latent_cache": cache}
     for name, receipt in receipts.items():
         write_json(root / f"receipts/{name}.json", receipt)

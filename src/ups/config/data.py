@@ -71,6 +71,9 @@ class SplitConfig(Section):
 
 
 class LatentsConfig(Section):
-    """How `encode_latents` stores latents."""
+    """How `encode_latents` stores latents: as float32, or rounded and compressed.
 
-    dtype: Literal["float16", "float32"]
+    `tolerance` is the largest RMS of the rounding error, in units of a field's standard deviation; None: no rounding.
+    """
+
+    tolerance: PositiveFloat | None

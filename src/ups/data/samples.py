@@ -197,19 +197,20 @@ class LatentSamples(_Samples):
         num_steps = self._num_steps[family]
         windows, offsets, conditions, coefficients = [], [], [], []
         for name, trajectory, time in map(self._index[family].find, samples):
-            z = self.cache.read(name, "fields", trajectory)
-            first = min(time, len(z) - 1 - num_steps)
-            windows.append(z[first : first + num_steps + 1])
+            arrays = self.cache.datasets[name]["arrays"]
+            first = min(time, arrays["fields"]["shape"][1] - 1 - num_steps)
+            window = self.cache.read(name, "fields", trajectory, first, first + num_steps + 1)
+            windows.append(window)
             offsets.append(time - first)
             conditions.append(self.cache.datasets[name]["condition"])
-            given = "coefficients" in self.cache.datasets[name]["arrays"]
-            coefficients.append(self.cache.read(name, "coefficients", trajectory)[0] if given else z[0, :, :0])
-        window = torch.from_numpy(np.stack(windows).astype(np.float32))
+            given = "coefficients" in arrays
+            coefficients.append(self.cache.read(name, "coefficients", trajectory)[0] if given else window[0, :, :0])
+        window = torch.from_numpy(np.stack(windows))
         batch = LatentBatch(
             domain=self._domains[family],
             z=window[:, 0] if num_steps else torch.zeros_like(window[:, 0]),
             z_next=window[:, -1],
-            coefficients=torch.from_numpy(np.stack(coefficients).astype(np.float32)),
+            coefficients=torch.from_numpy(np.stack(coefficients)),
             condition=torch.tensor(conditions),
         )
         if num_steps < 2:

@@ -1,0 +1,226 @@
+"""Encode trajectories into the latent cache: shards that processes share, with statistics of the latents on the way.
+
+A shard is published when it is whole, so that an interrupted encoding loses the unfinished shard of each process.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups.data.families import Dataset
+from ups.data.latent_shards import (
+    MAX_MULTIPLE,
+    LatentArray,
+    Layout,
+    checksum_agrees,
+    shard_path,
+    with_checksum,
+    write_metadata,
+    write_shard,
+)
+from ups.data.pdebench import FAMILIES
+from ups.data.trajectories import TrajectoryReader
+from ups.errors import ConfigFault, DataFault
+from ups.files import publish, remove_leftovers
+from ups.models.codec import FieldGroup, group_name
+
+MAX_SLAB_BYTES = 2**24  # of raw values, read and encoded at once
+SLABS_IN_MEMORY = 16  # a slab is held about so many times: raw, normalized, as latents, with two more read ahead
+STATISTICS = ("max_mean", "max_fluctuation", "fluctuation", "change")
+
+Encode = Callable[[Tensor, str, str], Tensor]
+"""Snapshots (T, C, *grid) of a family's `fields` or `coefficients` to latents (T, N, D) on the CPU."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file to write: part of the array `kind` of a dataset."""
+
+    dataset: str
+    kind: str
+    row: int
+    column: int
+
+
+class Encoding:
+    """The arrays of a latent cache in `folder`: what is to be written, and the writing of one process's share."""
+
+    def __init__(
+        self, folder: Path, datasets: dict[str, Dataset], groups: dict[str, FieldGroup], scale: float | None
+    ) -> None:
+        self.folder, self.datasets = folder, datasets
+        self.layouts: dict[tuple[str, str], Layout] = {}
+        for name, dataset in datasets.items():
+            kinds = {"fields": len(dataset.times)} | (
+                {"coefficients": 1} if FAMILIES[dataset.family].coefficients else {}
+            )
+            for kind, num_snapshots in kinds.items():
+                group = groups[group_name(dataset.family, kind)]
+                shape = (dataset.num_trajectories, num_snapshots, group.num_tokens, group.num_channels)
+                self.layouts[name, kind] = Layout(shape, scale)
+
+    @property
+    def shards(self) -> list[Shard]:
+        """All shards, in a fixed order."""
+        places = ((key, layout.num_shards) for key, layout in self.layouts.items())
+        return [Shard(*key, row, column) for key, sizes in places for row, column in np.ndindex(sizes)]
+
+    def array(self, name: str, kind: str) -> Path:
+        """The folder of an array."""
+        return self.folder / f"{name}.zarr" / kind
+
+    def prepare(self) -> None:
+        """Write the arrays' metadata; before any process writes its share."""
+        for (name, kind), layout in self.layouts.items():
+            write_metadata(self.array(name, kind), layout)
+
+    def write_share(
+        self,
+        raw: Path,
+        encode: Encode,
+        advance: Callable[[int], None],
+        *,
+        memory_bytes: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Write every `world_size`-th shard that is not whole yet; `advance(1)` is called after each.
+
+        Raises:
+            DataFault: a latent is not finite.
+            ConfigFault: the scale is too small for float32.
+        """
+        slab_bytes = min(MAX_SLAB_BYTES, memory_bytes // SLABS_IN_MEMORY)
+        for shard in self.shards[rank::world_size]:
+            path = shard_path(self.array(shard.dataset, shard.kind), shard.row, shard.column)
+            if path.parent.is_dir():
+                remove_leftovers(path.parent)
+            if not self._is_whole(shard):
+                with TrajectoryReader(raw, self.datasets[shard.dataset]) as reader:
+                    writer = _ShardWriter(self.layouts[shard.dataset, shard.kind], shard, reader, encode, slab_bytes)
+                    write_shard(path, writer.layout, writer.pieces())
+                    if shard.kind == "fields":
+                        with publish(self._statistics(shard)) as temporary:
+                            temporary.write_bytes(with_checksum(writer.statistics.tobytes()))
+            advance(1)
+
+    def statistics(self, name: str, trajectories: Iterable[int]) -> Iterator[np.ndarray]:
+        """For each of these trajectories `STATISTICS` of every snapshot and field (T, 4, C)."""
+        layout, num_fields = self.layouts[name, "fields"], len(FAMILIES[self.datasets[name].family].fields)
+        loaded: dict[int, np.ndarray] = {}
+        for index in trajectories:
+            row = index // layout.shard[0]
+            if row not in loaded:
+                columns = [self._read_statistics(Shard(name, "fields", row, c)) for c in range(layout.num_shards[1])]
+                loaded = {row: np.concatenate(columns, 1).reshape(-1, layout.shape[1], len(STATISTICS), num_fields)}
+            yield loaded[row][index % layout.shard[0]]
+
+    def _statistics(self, shard: Shard) -> Path:
+        return self.folder / "statistics" / f"{shard.dataset}.{shard.row}.{shard.column}"
+
+    def _read_statistics(self, shard: Shard) -> np.ndarray:
+        """Values (k, T of the shard, 4 C) for each of its k trajectories."""
+        path = self._statistics(shard)
+        content = np.fromfile(path, np.uint8) if path.is_file() else np.zeros(0, np.uint8)
+        trajectories, snapshots = self.layouts[shard.dataset, "fields"].spans(shard.row, shard.column)
+        if not checksum_agrees(content):
+            raise DataFault(f"latent cache damaged: wrong checksum in {path}; delete {self.folder} and run again")
+        return content[:-4].view(np.float64).reshape(len(trajectories), len(snapshots), -1)
+
+    def _is_whole(self, shard: Shard) -> bool:
+        """Whether a shard and its statistics are there with the right checksums."""
+        if shard.kind == "fields" and not self._statistics(shard).is_file():
+            return False
+        array = LatentArray(self.array(shard.dataset, shard.kind), self.layouts[shard.dataset, shard.kind])
+        try:
+            array.verify(shard.row, shard.column)
+            return shard.kind != "fields" or bool(self._read_statistics(shard).size)
+        except DataFault:
+            return False
+
+
+class _ShardWriter:
+    """Reads, encodes and packs the snapshots of one shard; the next slab is read while one is encoded."""
+
+    def __init__(self, layout: Layout, shard: Shard, reader: TrajectoryReader, encode: Encode, slab_bytes: int) -> None:
+        self.layout, self.shard, self.reader, self.encode = layout, shard, reader, encode
+        self.trajectories, self.snapshots = layout.spans(shard.row, shard.column)
+        family = reader.family
+        self.num_fields = len(family.fields if shard.kind == "fields" else family.coefficients)
+        piece_bytes = 4 * layout.piece * self.num_fields * int(np.prod(reader.dataset.grid))
+        self.step = layout.piece * max(1, slab_bytes // piece_bytes)
+        shape = (len(self.trajectories), len(self.snapshots), len(STATISTICS), self.num_fields)
+        self.statistics = np.zeros(shape)
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Numbers and contents of the pieces; `statistics` is complete after the last."""
+        per_trajectory = self.layout.shard[1] // self.layout.piece
+        for index, start, u in self._slabs():
+            z = self._stored(self.encode(torch.from_numpy(u), self.reader.family.name, self.shard.kind))
+            row = index - self.trajectories.start
+            if self.shard.kind == "fields":
+                z = self._add_statistics(index, start, z)
+            first = row * per_trajectory + (start - self.snapshots.start) // self.layout.piece
+            for number, values in enumerate(z.split(self.layout.piece)):
+                yield first + number, self.layout.pack(values.numpy())
+
+    def _slabs(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Trajectory, first snapshot and values (t, C, *grid); the first slab has one snapshot more before, if any."""
+        starts = range(self.snapshots.start, self.snapshots.stop, self.step)
+        places = [(index, start) for index in self.trajectories for start in starts]
+        with ThreadPoolExecutor(1) as thread:
+            ahead = thread.submit(self._read, *places[0])
+            for place, following in zip(places, [*places[1:], None], strict=True):
+                u = ahead.result()
+                if following:
+                    ahead = thread.submit(self._read, *following)
+                yield *place, u
+
+    def _read(self, index: int, start: int) -> np.ndarray:
+        if self.shard.kind == "coefficients":
+            return self.reader.read_coefficients(index)[None]
+        before = 1 if start == self.snapshots.start > 0 else 0
+        return self.reader.read(index, start - before, min(start + self.step, self.snapshots.stop))
+
+    def _stored(self, z: Tensor) -> Tensor:
+        """The latents as they will be read: multiples of the scale."""
+        scale = self.layout.scale
+        if scale is None:
+            return z
+        if z.abs().max() >= scale * MAX_MULTIPLE:
+            what = f"latents of {self.shard.dataset} exceed {scale * MAX_MULTIPLE:.3g}"
+            raise ConfigFault(f"latents.tolerance is too small for float32: {what}; raise it, or set it to null")
+        return z.div_(scale).round_().mul_(scale)
+
+    def _add_statistics(self, index: int, start: int, z: Tensor) -> Tensor:
+        """Add those of a slab's snapshots; returns the slab without the snapshot before it."""
+        row, column = index - self.trajectories.start, start - self.snapshots.start
+        if start == self.snapshots.start:
+            self._last, z = (z[:1], z[1:]) if start else (z[:1], z)
+        statistics = statistics_of(z, self._last, self.num_fields).numpy()
+        if not np.isfinite(statistics).all():
+            where = f"latents of {self.shard.dataset}, trajectory {index}"
+            raise DataFault(f"{where}, are not finite: the codec diverged")
+        self.statistics[row, column : column + len(z)] = statistics
+        self._last = z[-1:]
+        return z
+
+
+def statistics_of(z: Tensor, before: Tensor, num_fields: int) -> Tensor:
+    """`STATISTICS` of snapshots z (t, N, D), which follow the snapshot `before` (1, N, D), per field (t, 4, C).
+
+    The fluctuation of a snapshot is z minus its mean over tokens. Largest magnitudes of the mean and of the
+    fluctuation; mean squares of the fluctuation and of the change since the snapshot before.
+    """
+    fields = z.unflatten(2, (num_fields, -1))  # (t, N, C, components)
+    mean = fields.mean(1, keepdim=True)
+    change = torch.cat([before, z[:-1]]).sub_(z).unflatten(2, (num_fields, -1))
+    fluctuation = fields - mean
+    peaks = [mean.abs().amax((1, 3)), torch.maximum(fluctuation.amax((1, 3)), -fluctuation.amin((1, 3)))]
+    squares = [part.square_().mean((1, 3)) for part in (fluctuation, change)]
+    return torch.stack([*peaks, *squares], 1).double()
