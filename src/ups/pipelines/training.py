@@ -66,7 +66,7 @@ def encode_latents(
         cache, model = encoding.prepare(run)
         with ProgressBar("encode_latents", len(cache.shards), "shards") as bar:
             if launch.num_processes > 1:
-                run_query("ups.training.encoding", run, {}, lambda: bar.reach(encoding.count_shards(cache)))
+                run_query(encoding.MODULE, run, {}, lambda: bar.reach(encoding.count_shards(cache)))
             else:
                 encoding.encode_share(cache, model, run, Ranks(0, 1, torch.device(where)), bar.advance)
         return encoding.finish(cache, model, run)

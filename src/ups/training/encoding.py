@@ -28,6 +28,8 @@ from ups.runs.torchrun import RESULT
 from ups.training.distributed import Ranks
 from ups.training.worker import run_rank
 
+MODULE = "ups.training.encoding"
+
 
 def prepare(run: Run) -> tuple[Encoding, Codec]:
     """The cache that a run's codec makes of its datasets, with the arrays' metadata written."""
@@ -79,7 +81,8 @@ def finish(encoding: Encoding, codec: Codec, run: Run) -> dict[str, Any]:
     }
 
 
-def _encode(run: Run, ranks: Ranks) -> None:
+def encode_on_rank(run: Run, ranks: Ranks) -> None:
+    """The work of one rank."""
     encoding, codec = prepare(run)
     encode_share(encoding, codec, run, ranks, lambda _: run.alive(ranks.rank).touch())
     ranks.barrier()
@@ -88,4 +91,4 @@ def _encode(run: Run, ranks: Ranks) -> None:
 
 
 if __name__ == "__main__":
-    run_rank(_encode)
+    run_rank(encode_on_rank)
