@@ -1,4 +1,4 @@
-"""Arrays of latents on disk: zarr v3 shards of small pieces, each with a checksum of its own, read through memory maps.
+"""Arrays of latents on disk: zarr v3 shards of small pieces, each with a checksum of its own.
 
 An array (trajectories, T, N, D) is cut in time into pieces (zarr's inner chunks) of one or a few snapshots, so that a
 training step reads little more than it uses; pieces are joined in shards, one file each, so that there are few files.
@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import google_crc32c
 import numpy as np
@@ -28,7 +29,7 @@ SHARD_BYTES = 2**26
 LARGE_SNAPSHOT_BYTES = 2**20  # larger snapshots are pieces of their own
 COMPRESSED_PIECE_BYTES = 2**16  # of smaller ones compression saves less
 CHECKSUM_BYTES, CHECKSUM_BLOCK = 4, 2**20
-MAX_OPEN_SHARDS = 4096  # memory maps that a process keeps open
+MAX_OPEN_SHARDS = 128  # files that a process keeps open of each array; systems allow 1024 in all
 MAX_MULTIPLE = 2**24  # larger multiples of the scale are not exact in float32
 MISSING = 2**64 - 1  # zarr's offset of a piece that does not exist
 
@@ -205,9 +206,9 @@ class LatentArray:
                 self.read(index, start, start + 1)
 
     def _piece(self, row: int, column: int, number: int) -> np.ndarray:
-        content, index, changed = self._open(row, column)
-        offset, size = map(int, index[number])
-        piece = content[offset : offset + size]
+        file, index, changed = self._open(row, column)
+        offset, size = index[number].tolist()
+        piece = np.frombuffer(os.pread(file.fileno(), size, offset), np.uint8)
         place = (row * self.layout.num_shards[1] + column) * self.layout.pieces_per_shard + number
         if self.verified[place] != changed:
             if not checksum_agrees(piece):
@@ -230,33 +231,33 @@ class LatentArray:
             try:
                 with open(path, "a+b", opener=plain) as file:
                     os.truncate(file.fileno(), 8 * count)
-                    self._verified = np.memmap(file, "<i8", "r+", shape=(count,))
+                    self._verified = np.memmap(file, "<i8", "r+", shape=(count,)).view(np.ndarray)
             except OSError as error:
                 if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                     raise
                 self._verified = np.zeros(count, "<i8")
         return self._verified
 
-    def _open_shard(self, row: int, column: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Map, index (pieces, 2) of offsets and sizes, and ctime of a shard."""
+    def _open_shard(self, row: int, column: int) -> tuple[BinaryIO, np.ndarray, int]:
+        """File, index (pieces, 2) of offsets and sizes, and ctime of a shard; the file is closed when it is forgotten."""
         path = shard_path(self.array, row, column)
         index_bytes = 16 * self.layout.pieces_per_shard + CHECKSUM_BYTES
         if not path.is_file() or path.stat().st_size <= index_bytes:
             raise self._damaged(row, column, "there is no or no whole")
         if not path.resolve().is_relative_to(self.array.resolve()):
             raise self._damaged(row, column, "a link leads out of the cache at")
-        with open_plain(path) as file:
-            changed = os.fstat(file.fileno()).st_ctime_ns
-            content = np.memmap(file, np.uint8, "r")
-        if not checksum_agrees(content[-index_bytes:]):
+        file = open_plain(path)
+        status = os.fstat(file.fileno())
+        content = np.frombuffer(os.pread(file.fileno(), index_bytes, status.st_size - index_bytes), np.uint8)
+        if not checksum_agrees(content):
             raise self._damaged(row, column, "wrong checksum of the index of")
-        index = np.frombuffer(content[-index_bytes:-CHECKSUM_BYTES].tobytes(), "<u8").reshape(-1, 2)
+        index = content[:-CHECKSUM_BYTES].view("<u8").reshape(-1, 2)
         trajectories, snapshots = self.layout.spans(row, column)
         per_trajectory = self.layout.shard[1] // self.layout.piece
         present = index.reshape(-1, per_trajectory, 2)[: len(trajectories), : -(-len(snapshots) // self.layout.piece)]
-        if (present > len(content)).any() or (present.sum(-1) > len(content) - index_bytes).any():
+        if (present > status.st_size).any() or (present.sum(-1) > status.st_size - index_bytes).any():
             raise self._damaged(row, column, "pieces are missing in")
-        return content, index, changed
+        return file, index, status.st_ctime_ns
 
     def _damaged(self, row: int, column: int, what: str) -> DataFault:
         folder = self.array.parent.parent
