@@ -38,7 +38,7 @@ def make_root(root: Path, stages: tuple[str, ...] = STAGE_NAMES[1:]) -> Path:
     write_json(root / "receipts/datasets.json", describe_datasets({}, {}, files, split, raw, root))
     write_json(root / "receipts/normalization.json", fit_normalization(receipt(root, "datasets"), raw, root))
     make_stage(root, "codec")
-    options = (LatentsConfig(tolerance=None), launched(num_processes=1), raw, root)
+    options = (LatentsConfig(tolerance=None, on_disk=True), launched(num_processes=1), raw, root)
     cache = encode_latents(receipt(root, "datasets"), receipt(root, "codec"), *options)
     write_json(root / "receipts/latent_cache.json", cache)
     for stage in STAGE_NAMES[1:]:

@@ -18,7 +18,9 @@ def points_as_tokens(u: Tensor, family: str, kind: str) -> Tensor:
     return u.flatten(2).swapaxes(1, 2)
 
 
-def encoding_of(folder: Path, datasets: dict[str, Dataset], scale: float | None = None) -> Encoding:
+def encoding_of(
+    folder: Path, datasets: dict[str, Dataset], scale: float | None = None, on_disk: bool = True
+) -> Encoding:
     """The arrays of a cache of these latents, with their metadata written."""
     groups = {}
     for dataset in datasets.values():
@@ -27,7 +29,7 @@ def encoding_of(folder: Path, datasets: dict[str, Dataset], scale: float | None 
             count = len(names)
             statistics = {"log": (False,) * count, "mean": (0.0,) * count, "std": (1.0,) * count}
             groups[group_name(family.name, kind)] = FieldGroup(dataset.grid, 1, 1, **statistics, first=0)
-    encoding = Encoding(folder, datasets, groups, scale)
+    encoding = Encoding(folder, datasets, groups, scale, on_disk=on_disk)
     encoding.prepare()
     return encoding
 
@@ -40,11 +42,12 @@ def write_cache(
     *,
     key: dict[str, Any],
     scale: float | None = None,
+    on_disk: bool = True,
     encode: Encode = points_as_tokens,
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Write a whole cache into `folder`, or complete it."""
-    encoding = encoding_of(folder, datasets, scale)
+    encoding = encoding_of(folder, datasets, scale, on_disk)
     encoding.write_share(raw, encode, advance, memory_bytes=2**28)
     token_grids = {dataset.family: list(dataset.grid) for dataset in datasets.values()}
-    write_manifest(folder, key, encoding, splits, token_grids)
+    write_manifest(folder, key, encoding, splits, token_grids, raw)

@@ -75,6 +75,28 @@ def test_holds_the_encoded_trajectories(folder: Path, tmp_path: Path, datasets: 
             np.testing.assert_array_equal(cache.read(ADVECTION, "fields", index), u.swapaxes(1, 2))
 
 
+@pytest.mark.parametrize("scale", [None, 2.0**-10])
+def test_latents_that_are_not_on_disk_are_the_same(tmp_path: Path, datasets: dict[str, Dataset], scale: float | None):
+    """Encoded when they are read, latents and statistics equal those of a cache on disk bit for bit."""
+    for name, on_disk in (("disk", True), ("fly", False)):
+        write_cache(tmp_path / name, tmp_path, datasets, SPLITS, key=KEY, scale=scale, on_disk=on_disk)
+    disk, fly = (LatentCache.open(tmp_path / name, KEY) for name in ("disk", "fly"))
+    assert not shards(tmp_path / "fly") and fly.datasets == disk.datasets
+    encoded = fly.encoded_by(points_as_tokens)
+    for kind in ("fields", "coefficients"):
+        np.testing.assert_array_equal(encoded.read(DARCY, kind, 3), disk.read(DARCY, kind, 3))
+    np.testing.assert_array_equal(encoded.read(ADVECTION, "fields", 2, 1, 3), disk.read(ADVECTION, "fields", 2, 1, 3))
+
+
+def test_preloading_changes_nothing(folder: Path):
+    """After its pages were read ahead a cache gives the same latents, and counts their bytes."""
+    cache = LatentCache.open(folder, KEY)
+    assert cache.num_bytes == sum(path.stat().st_size for path in shards(folder))
+    before = cache.read(ADVECTION, "fields", 2)
+    cache.preload()
+    np.testing.assert_array_equal(cache.read(ADVECTION, "fields", 2), before)
+
+
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-4])
 def test_rounding_stays_below_its_tolerance(tmp_path: Path, datasets: dict[str, Dataset], tolerance: float):
     """The RMS error of rounded latents is between a third of the tolerance and the tolerance."""

@@ -64,6 +64,7 @@ LAUNCH |= {
     "bucket_megabytes": 25.0,
     "memory_gigabytes": None,
     "memory_fraction": 0.9,
+    "preload_latents": None,
     "checkpoint_steps": 4,
     "checkpoint_minutes": 10.0,
     "keep_checkpoints": 2,
@@ -121,7 +122,7 @@ def prepare(root: Path) -> None:
     datasets = describe_datasets(files, {}, {}, SplitConfig(seed=0, valid_fraction=0.25, test_fraction=0.25), raw, root)
     normalization = fit_normalization(datasets, raw, root)
     codec = train_codec(datasets, normalization, section("codec"), launch, raw, root)
-    cache = encode_latents(datasets, codec, LatentsConfig(tolerance=None), launch, raw, root)
+    cache = encode_latents(datasets, codec, LatentsConfig(tolerance=None, on_disk=True), launch, raw, root)
     receipts = {"datasets": datasets, "normalization": normalization, "codec": codec, "latent_cache": cache}
     for name, receipt in receipts.items():
         write_json(root / f"receipts/{name}.json", receipt)

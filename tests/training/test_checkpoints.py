@@ -284,7 +284,10 @@ def caches(encoded: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
     root = shutil.copytree(encoded, tmp_path_factory.mktemp("caches") / "root")
     inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
     options = (launched(num_processes=1), root / "01_raw", root)
-    return [root / encode_latents(*inputs, LatentsConfig(tolerance=each), *options)["path"] for each in (None, 1e-3)]
+    return [
+        root / encode_latents(*inputs, LatentsConfig(tolerance=each, on_disk=True), *options)["path"]
+        for each in (None, 1e-3)
+    ]
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["float32", "compressed"])

@@ -18,7 +18,10 @@ def _encode(root: Path, num_processes: int) -> Path:
     shutil.rmtree(root / "04_feature/latents", ignore_errors=True)
     inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
     launch = launched(num_processes=num_processes)
-    return root / encode_latents(*inputs, LatentsConfig(tolerance=1e-3), launch, root / "01_raw", root)["path"]
+    return (
+        root
+        / encode_latents(*inputs, LatentsConfig(tolerance=1e-3, on_disk=True), launch, root / "01_raw", root)["path"]
+    )
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
@@ -55,6 +58,8 @@ def test_a_killed_process_is_one_line_and_the_next_command_goes_on(root: Path, m
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("c/*/*/0/0")}
     monkeypatch.undo()
     inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
-    receipt = encode_latents(*inputs, LatentsConfig(tolerance=1e-3), launched(num_processes=2), root / "01_raw", root)
+    receipt = encode_latents(
+        *inputs, LatentsConfig(tolerance=1e-3, on_disk=True), launched(num_processes=2), root / "01_raw", root
+    )
     assert 1 <= len(before) < 4 and all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert _contents(root / receipt["path"]) == expected

@@ -74,6 +74,8 @@ class LatentsConfig(Section):
     """How `encode_latents` stores latents: as float32, or rounded and compressed.
 
     `tolerance` is the largest RMS of the rounding error, in units of a field's standard deviation; None: no rounding.
+    Without `on_disk` there is no cache on disk: training reads the raw files and encodes them itself, which is slower.
     """
 
     tolerance: PositiveFloat | None
+    on_disk: bool

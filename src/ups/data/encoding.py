@@ -3,6 +3,7 @@
 A shard is published when it is whole, so that an interrupted encoding loses the unfinished shard of each process.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -48,12 +49,21 @@ class Shard:
 
 
 class Encoding:
-    """The arrays of a latent cache in `folder`: what is to be written, and the writing of one process's share."""
+    """The arrays of a latent cache in `folder`: what is to be written, and the writing of one process's share.
+
+    Unless `on_disk`, statistics are taken but no latents are written: training encodes them again when it reads.
+    """
 
     def __init__(
-        self, folder: Path, datasets: dict[str, Dataset], groups: dict[str, FieldGroup], scale: float | None
+        self,
+        folder: Path,
+        datasets: dict[str, Dataset],
+        groups: dict[str, FieldGroup],
+        scale: float | None,
+        *,
+        on_disk: bool = True,
     ) -> None:
-        self.folder, self.datasets = folder, datasets
+        self.folder, self.datasets, self.on_disk = folder, datasets, on_disk
         self.layouts: dict[tuple[str, str], Layout] = {}
         for name, dataset in datasets.items():
             kinds = {"fields": len(dataset.times)} | (
@@ -66,18 +76,26 @@ class Encoding:
 
     @property
     def shards(self) -> list[Shard]:
-        """All shards, in a fixed order."""
-        places = ((key, layout.num_shards) for key, layout in self.layouts.items())
+        """All shards, in a fixed order; those of the fields alone if nothing but statistics is written."""
+        needed = {key: layout for key, layout in self.layouts.items() if self.on_disk or key[1] == "fields"}
+        places = ((key, layout.num_shards) for key, layout in needed.items())
         return [Shard(*key, row, column) for key, sizes in places for row, column in np.ndindex(sizes)]
 
     def array(self, name: str, kind: str) -> Path:
         """The folder of an array."""
         return self.folder / f"{name}.zarr" / kind
 
+    def path(self, shard: Shard) -> Path:
+        """The file that is there when a shard is done."""
+        if self.on_disk:
+            return shard_path(self.array(shard.dataset, shard.kind), shard.row, shard.column)
+        return self._statistics(shard)
+
     def prepare(self) -> None:
         """Write the arrays' metadata; before any process writes its share."""
-        for (name, kind), layout in self.layouts.items():
-            write_metadata(self.array(name, kind), layout)
+        if self.on_disk:
+            for (name, kind), layout in self.layouts.items():
+                write_metadata(self.array(name, kind), layout)
 
     def write_share(
         self,
@@ -97,17 +115,24 @@ class Encoding:
         """
         slab_bytes = min(MAX_SLAB_BYTES, memory_bytes // SLABS_IN_MEMORY)
         for shard in self.shards[rank::world_size]:
-            path = shard_path(self.array(shard.dataset, shard.kind), shard.row, shard.column)
+            if not self.is_whole(shard):
+                with TrajectoryReader(raw, self.datasets[shard.dataset]) as reader:
+                    self._write(
+                        _ShardWriter(self.layouts[shard.dataset, shard.kind], shard, reader, encode, slab_bytes)
+                    )
+            advance(1)
+
+    def _write(self, writer: "_ShardWriter") -> None:
+        shard, path = writer.shard, self.path(writer.shard)
+        if self.on_disk:
             if path.parent.is_dir():
                 remove_leftovers(path.parent)
-            if not self._is_whole(shard):
-                with TrajectoryReader(raw, self.datasets[shard.dataset]) as reader:
-                    writer = _ShardWriter(self.layouts[shard.dataset, shard.kind], shard, reader, encode, slab_bytes)
-                    write_shard(path, writer.layout, writer.pieces())
-                    if shard.kind == "fields":
-                        with publish(self._statistics(shard)) as temporary:
-                            temporary.write_bytes(with_checksum(writer.statistics.tobytes()))
-            advance(1)
+            write_shard(path, writer.layout, writer.pieces())
+        else:
+            collections.deque(writer.slabs(), maxlen=0)
+        if shard.kind == "fields":
+            with publish(self._statistics(shard)) as temporary:
+                temporary.write_bytes(with_checksum(writer.statistics.tobytes()))
 
     def statistics(self, name: str, trajectories: Iterable[int]) -> Iterator[np.ndarray]:
         """For each of these trajectories `STATISTICS` of every snapshot and field (T, 4, C)."""
@@ -132,14 +157,15 @@ class Encoding:
             raise DataFault(f"latent cache damaged: wrong checksum in {path}; delete {self.folder} and run again")
         return content[:-4].view(np.float64).reshape(len(trajectories), len(snapshots), -1)
 
-    def _is_whole(self, shard: Shard) -> bool:
+    def is_whole(self, shard: Shard) -> bool:
         """Whether a shard and its statistics are there with the right checksums."""
-        if shard.kind == "fields" and not self._statistics(shard).is_file():
-            return False
         array = LatentArray(self.array(shard.dataset, shard.kind), self.layouts[shard.dataset, shard.kind])
         try:
-            array.verify(shard.row, shard.column)
-            return shard.kind != "fields" or bool(self._read_statistics(shard).size)
+            if shard.kind == "fields":
+                self._read_statistics(shard)
+            if self.on_disk:
+                array.verify(shard.row, shard.column)
+            return True
         except DataFault:
             return False
 
@@ -160,16 +186,20 @@ class _ShardWriter:
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         """Numbers and contents of the pieces; `statistics` is complete after the last."""
         per_trajectory = self.layout.shard[1] // self.layout.piece
-        for index, start, u in self._slabs():
-            z = self._stored(self.encode(torch.from_numpy(u), self.reader.family.name, self.shard.kind))
+        for index, start, z in self.slabs():
             row = index - self.trajectories.start
-            if self.shard.kind == "fields":
-                z = self._add_statistics(index, start, z)
             first = row * per_trajectory + (start - self.snapshots.start) // self.layout.piece
             for number, values in enumerate(z.split(self.layout.piece)):
                 yield first + number, self.layout.pack(values.numpy())
 
-    def _slabs(self) -> Iterator[tuple[int, int, np.ndarray]]:
+    def slabs(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Trajectory, first snapshot and latents (t, N, D) as they will be read, slab by slab."""
+        for index, start, u in self._raw_slabs():
+            z = self.encode(torch.from_numpy(u), self.reader.family.name, self.shard.kind)
+            z = rounded(z, self.layout.scale, self.shard.dataset)
+            yield index, start, self._add_statistics(index, start, z) if self.shard.kind == "fields" else z
+
+    def _raw_slabs(self) -> Iterator[tuple[int, int, np.ndarray]]:
         """Trajectory, first snapshot and values (t, C, *grid); the first slab has one snapshot more before, if any."""
         starts = range(self.snapshots.start, self.snapshots.stop, self.step)
         places = [(index, start) for index in self.trajectories for start in starts]
@@ -187,16 +217,6 @@ class _ShardWriter:
         before = 1 if start == self.snapshots.start > 0 else 0
         return self.reader.read(index, start - before, min(start + self.step, self.snapshots.stop))
 
-    def _stored(self, z: Tensor) -> Tensor:
-        """The latents as they will be read: multiples of the scale."""
-        scale = self.layout.scale
-        if scale is None:
-            return z
-        if z.abs().max() >= scale * MAX_MULTIPLE:
-            what = f"latents of {self.shard.dataset} exceed {scale * MAX_MULTIPLE:.3g}"
-            raise ConfigFault(f"latents.tolerance is too small for float32: {what}; raise it, or set it to null")
-        return z.div_(scale).round_().mul_(scale)
-
     def _add_statistics(self, index: int, start: int, z: Tensor) -> Tensor:
         """Add those of a slab's snapshots; returns the slab without the snapshot before it."""
         row, column = index - self.trajectories.start, start - self.snapshots.start
@@ -209,6 +229,35 @@ class _ShardWriter:
         self.statistics[row, column : column + len(z)] = statistics
         self._last = z[-1:]
         return z
+
+
+def rounded(z: Tensor, scale: float | None, dataset: str) -> Tensor:
+    """Latents as they are stored, multiples of the scale; in place.
+
+    Raises:
+        ConfigFault: the scale is too small for float32.
+    """
+    if scale is None:
+        return z
+    if z.abs().max() >= scale * MAX_MULTIPLE:
+        what = f"latents of {dataset} exceed {scale * MAX_MULTIPLE:.3g}"
+        raise ConfigFault(f"latents.tolerance is too small for float32: {what}; raise it, or set it to null")
+    return z.div_(scale).round_().mul_(scale)
+
+
+class EncodedArray:
+    """Latents of a dataset that are not on disk: read from the raw files and encoded each time."""
+
+    def __init__(self, reader: TrajectoryReader, kind: str, layout: Layout, encode: Encode) -> None:
+        self.reader, self.kind, self.layout, self.encode = reader, kind, layout, encode
+
+    def read(self, index: int, start: int, stop: int) -> np.ndarray:
+        """Snapshots `start` to `stop` of a trajectory, float32 (t, N, D), as `LatentArray` would read them."""
+        reader, dataset = self.reader, self.reader.dataset
+        u = reader.read(index, start, stop) if self.kind == "fields" else reader.read_coefficients(index)[None]
+        return rounded(
+            self.encode(torch.from_numpy(u), dataset.family, self.kind), self.layout.scale, dataset.name
+        ).numpy()
 
 
 def statistics_of(z: Tensor, before: Tensor, num_fields: int) -> Tensor:

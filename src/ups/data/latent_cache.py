@@ -5,6 +5,8 @@ reading it is refused. The manifest holds the key of the cache: codec weights, s
 latents were made. Reading imports neither zarr nor h5py, so that training processes start sooner.
 """
 
+import copy
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
-from ups.data.families import condition_features
+from ups.data.families import Dataset, condition_features
 from ups.data.latent_shards import LatentArray, Layout
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
@@ -22,7 +24,7 @@ from ups.files import NAME, read_json, write_json
 from ups.models.state_statistics import SMALLEST_FLUCTUATION, UNLIMITED
 
 if TYPE_CHECKING:
-    from ups.data.encoding import Encoding
+    from ups.data.encoding import Encode, EncodedArray, Encoding
 
 MANIFEST = "manifest.json"
 REMEDY = "run `kedro run --from-nodes encode_latents`"
@@ -35,10 +37,12 @@ def write_manifest(
     encoding: "Encoding",
     splits: dict[str, dict[str, list[int]]],
     token_grids: dict[str, list[int]],
+    raw: Path,
 ) -> None:
     """Write the manifest of a cache whose shards are all written, with the statistics of the training split.
 
-    `key` identifies what the latents were made from; `token_grids` has the token grid of every family.
+    `key` identifies what the latents were made from; `token_grids` has the token grid of every family; `raw` is the
+    folder of the raw files, kept relative to `folder` so that a data root can be moved.
     """
     datasets, entries = encoding.datasets, {}
     for name, dataset in datasets.items():
@@ -53,7 +57,8 @@ def write_manifest(
             "statistics": summarize(partial(encoding.statistics, name, train)),
         }
     families = [name for name in FAMILIES if any(dataset.family == name for dataset in datasets.values())]
-    write_json(folder / MANIFEST, {"key": key, "families": families, "datasets": entries})
+    place = {"on_disk": encoding.on_disk, "raw": os.path.relpath(raw, folder)}
+    write_json(folder / MANIFEST, {"key": key, "families": families, "datasets": entries} | place)
 
 
 def summarize(statistics: Callable[[], Iterator[np.ndarray]]) -> dict[str, list[float]]:
@@ -102,6 +107,8 @@ class _Entry(BaseModel):
 class _Manifest(BaseModel):
     key: dict[str, Any]
     families: list[str]
+    on_disk: bool
+    raw: str
     datasets: dict[Annotated[str, Field(pattern=f"^{NAME.pattern}$")], _Entry]
 
 
@@ -109,18 +116,24 @@ class LatentCache:
     """Latents of every dataset, read through memory maps; the checksum of a piece is verified before its first use.
 
     `datasets` has an entry per dataset with its description, array shapes, token grid, condition, split and
-    statistics; `families` are all families of the cache, in the order of the models' rows.
+    statistics; `families` are all families of the cache, in the order of the models' rows. Unless `on_disk`, there are
+    no latents until `encoded_by` says how to make them.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
         self.datasets: dict[str, dict[str, Any]] = manifest["datasets"]
         self.families: list[str] = manifest["families"]
-        self._arrays = {
-            (name, kind): LatentArray(folder / f"{name}.zarr" / kind, Layout(tuple(array["shape"]), array["scale"]))
-            for name, entry in self.datasets.items()
-            for kind, array in entry["arrays"].items()
+        self.manifest = manifest
+        self._arrays: dict[tuple[str, str], LatentArray | EncodedArray] = {
+            (name, kind): LatentArray(folder / f"{name}.zarr" / kind, layout)
+            for (name, kind), layout in self._layouts()
         }
+
+    def _layouts(self) -> Iterator[tuple[tuple[str, str], Layout]]:
+        for name, entry in self.datasets.items():
+            for kind, array in entry["arrays"].items():
+                yield (name, kind), Layout(tuple(array["shape"]), array["scale"])
 
     @classmethod
     def open(cls, folder: Path, key: dict[str, Any]) -> "LatentCache":
@@ -147,7 +160,37 @@ class LatentCache:
     def only(self, *families: str) -> "LatentCache":
         """The same cache restricted to the datasets of `families`; the models' rows stay those of all families."""
         chosen = {name: entry for name, entry in self.datasets.items() if entry["dataset"]["family"] in families}
-        return LatentCache(self.folder, {"families": self.families, "datasets": chosen})
+        return LatentCache(self.folder, self.manifest | {"datasets": chosen})
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether there are latents on disk."""
+        return self.manifest["on_disk"]
+
+    def encoded_by(self, encode: "Encode") -> "LatentCache":
+        """The same cache, whose latents are encoded from the raw files each time they are read."""
+        from ups.data.encoding import EncodedArray  # imports h5py
+        from ups.data.trajectories import TrajectoryReader
+
+        cache, raw = copy.copy(self), (self.folder / self.manifest["raw"]).resolve()
+        datasets = {name: Dataset.from_json(entry["dataset"]) for name, entry in self.datasets.items()}
+        readers = {name: TrajectoryReader(raw, dataset) for name, dataset in datasets.items()}
+        cache._arrays = {
+            (name, kind): EncodedArray(readers[name], kind, layout, encode) for (name, kind), layout in self._layouts()
+        }
+        return cache
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all latents on disk."""
+        arrays = [array for array in self._arrays.values() if isinstance(array, LatentArray)]
+        return sum(path.stat().st_size for array in arrays for path in array.shards())
+
+    def preload(self) -> None:
+        """Let the system read all latents into its page cache, which all processes of a machine share."""
+        for array in self._arrays.values():
+            if isinstance(array, LatentArray):
+                array.preload()
 
     def read(self, name: str, kind: str, index: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Latents of one trajectory's snapshots `start` to `stop`, by default all, float32 (t, N, D).

@@ -205,6 +205,17 @@ class LatentArray:
             for start in range(snapshots.start, snapshots.stop, self.layout.piece):
                 self.read(index, start, start + 1)
 
+    def shards(self) -> list[Path]:
+        """The files of all shards that are there."""
+        paths = (shard_path(self.array, row, column) for row, column in np.ndindex(self.layout.num_shards))
+        return [path for path in paths if path.is_file()]
+
+    def preload(self) -> None:
+        """Ask the system to read all shards ahead into its page cache; it does so in the background."""
+        for path in self.shards() if hasattr(os, "posix_fadvise") else []:
+            with open_plain(path) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
     def _piece(self, row: int, column: int, number: int) -> np.ndarray:
         file, index, changed = self._open(row, column)
         offset, size = index[number].tolist()
@@ -239,14 +250,14 @@ class LatentArray:
         return self._verified
 
     def _open_shard(self, row: int, column: int) -> tuple[BinaryIO, np.ndarray, int]:
-        """File, index (pieces, 2) of offsets and sizes, and ctime of a shard; the file is closed when it is forgotten."""
+        """File, index (pieces, 2) of offsets and sizes, and ctime of a shard."""
         path = shard_path(self.array, row, column)
         index_bytes = 16 * self.layout.pieces_per_shard + CHECKSUM_BYTES
         if not path.is_file() or path.stat().st_size <= index_bytes:
             raise self._damaged(row, column, "there is no or no whole")
         if not path.resolve().is_relative_to(self.array.resolve()):
             raise self._damaged(row, column, "a link leads out of the cache at")
-        file = open_plain(path)
+        file = open_plain(path)  # closed when the least recently used is forgotten
         status = os.fstat(file.fileno())
         content = np.frombuffer(os.pread(file.fileno(), index_bytes, status.st_size - index_bytes), np.uint8)
         if not checksum_agrees(content):

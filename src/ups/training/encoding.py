@@ -11,13 +11,10 @@ if __name__ == "__main__":
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ups.data.encoding import Encoding
 from ups.data.families import Dataset
 from ups.data.latent_cache import write_manifest
-from ups.data.latent_shards import scale_of, shard_path
+from ups.data.latent_shards import scale_of
 from ups.data.pdebench import FAMILIES
 from ups.files import write_json
 from ups.models.codec import Codec, codec_from, group_name
@@ -26,6 +23,7 @@ from ups.runs.memory import memory_bytes
 from ups.runs.run import Run
 from ups.runs.torchrun import RESULT
 from ups.training.distributed import Ranks
+from ups.training.inputs import encoder
 from ups.training.worker import run_rank
 
 MODULE = "ups.training.encoding"
@@ -36,28 +34,24 @@ def prepare(run: Run) -> tuple[Encoding, Codec]:
     codec: Codec = load_model(codec_from, run.data_root, run.inputs["codec"])
     described = run.inputs["datasets"]["datasets"]
     datasets = {name: Dataset.from_json(entry) for name, entry in described.items()}
-    encoding = Encoding(run.folder, datasets, codec.groups, scale_of(run.config["tolerance"]))
+    encoding = Encoding(
+        run.folder, datasets, codec.groups, scale_of(run.config["tolerance"]), on_disk=run.config["on_disk"]
+    )
     encoding.prepare()
     return encoding, codec
 
 
 def count_shards(encoding: Encoding) -> int:
     """How many shards are published."""
-    return sum(shard_path(encoding.array(s.dataset, s.kind), s.row, s.column).is_file() for s in encoding.shards)
+    return sum(encoding.path(shard).is_file() for shard in encoding.shards)
 
 
 def encode_share(encoding: Encoding, codec: Codec, run: Run, ranks: Ranks, advance: Callable[[int], None]) -> None:
     """Write this rank's share of the shards."""
-    codec = codec.to(ranks.device)
-
-    @torch.no_grad()
-    def encode(u: Tensor, family: str, kind: str) -> Tensor:
-        return codec.encode(u.to(ranks.device), group_name(family, kind)).cpu()
-
     assert run.raw is not None
     memory = memory_bytes(run.launch, ranks.device)
     share = {"rank": ranks.rank, "world_size": ranks.world_size}
-    encoding.write_share(run.raw, encode, advance, memory_bytes=memory, **share)
+    encoding.write_share(run.raw, encoder(codec, ranks.device), advance, memory_bytes=memory, **share)
 
 
 def finish(encoding: Encoding, codec: Codec, run: Run) -> dict[str, Any]:
@@ -72,7 +66,8 @@ def finish(encoding: Encoding, codec: Codec, run: Run) -> dict[str, Any]:
     }
     families = sorted({dataset.family for dataset in encoding.datasets.values()})
     token_grids = {family: list(codec.groups[group_name(family, "fields")].token_grid) for family in families}
-    write_manifest(run.folder, key, encoding, datasets["splits"], token_grids)
+    assert run.raw is not None
+    write_manifest(run.folder, key, encoding, datasets["splits"], token_grids, run.raw)
     return {
         "key": key,
         "codec": receipt,

@@ -1,7 +1,7 @@
 """Shared by all stages that are trained on latents: latent cache, model sizes, state statistics, RMS per field."""
 
 from collections import Counter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,18 +11,49 @@ from ups.data.families import NUM_CONDITIONS
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.files import place_of
+from ups.models.codec import Codec, codec_from, group_name
 from ups.models.sizes import row_of
 from ups.models.state_statistics import StateStatistics
+from ups.models.weights import load_model
+from ups.runs.memory import free_memory_bytes
 from ups.runs.run import Run
+
+if TYPE_CHECKING:
+    from ups.data.encoding import Encode  # imports h5py
 
 SMALLEST_STATISTIC = 1e-3  # latents have about unit variance; fields that are constant in the data have 0
 
 
 def open_cache(run: Run, *kinds: Literal["transient", "steady"]) -> LatentCache:
-    """A run's latent cache, limited to families of these kinds; raises `DataFault` if the receipt has another key."""
+    """A run's latent cache, limited to families of these kinds.
+
+    Latents on disk are read ahead into the page cache if they fit into half of the free memory, or if
+    `launch.preload_latents` says so; latents that are not on disk are encoded from the raw files.
+
+    Raises:
+        DataFault: the receipt has another key.
+    """
     receipt = run.inputs["latent_cache"]
     cache = LatentCache.open(place_of(run.data_root, receipt), receipt["key"])
-    return cache.only(*(family for kind in kinds for family in receipt[kind]))
+    cache = cache.only(*(family for kind in kinds for family in receipt[kind]))
+    if not cache.on_disk:
+        codec = load_model(codec_from, run.data_root, receipt["codec"])
+        return cache.encoded_by(encoder(codec, torch.device("cpu")))
+    preload = run.launch.preload_latents
+    if preload or (preload is None and cache.num_bytes < free_memory_bytes(torch.device("cpu")) / 2):
+        cache.preload()
+    return cache
+
+
+def encoder(codec: Codec, device: torch.device) -> "Encode":
+    """Snapshots (T, C, *grid) to latents (T, N, D) on the CPU, by a codec on `device`."""
+    codec = codec.to(device)
+
+    @torch.no_grad()
+    def encode(u: Tensor, family: str, kind: str) -> Tensor:
+        return codec.encode(u.to(device), group_name(family, kind)).cpu()
+
+    return encode
 
 
 def entries_of(cache: LatentCache, family: str) -> list[dict[str, Any]]:

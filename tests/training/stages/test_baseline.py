@@ -20,7 +20,10 @@ from ups.training.stages import baseline
 def fields(tmp_path: Path) -> Receipt:
     """Latents of the identity codec below the test's folder."""
     root = make_root_of(tmp_path, ("advection_1d",), count=5)
-    datasets, options = receipt(root, "datasets"), (LatentsConfig(tolerance=None), launched(num_processes=1))
+    datasets, options = (
+        receipt(root, "datasets"),
+        (LatentsConfig(tolerance=None, on_disk=True), launched(num_processes=1)),
+    )
     codec = make_identity_codec(datasets, receipt(root, "normalization"), root)
     return encode_latents(datasets, codec, *options, root / "01_raw", root)
 
