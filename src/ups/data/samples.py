@@ -182,6 +182,12 @@ class LatentSamples(_Samples):
         chosen._index, chosen.families = {family: self._index[family] for family in families}, list(families)
         return chosen
 
+    def reading(self, cache: LatentCache) -> "LatentSamples":
+        """The same samples, read from another cache of the same datasets."""
+        chosen = copy(self)
+        chosen.cache = cache
+        return chosen
+
     def draw(self, family: str, size: int, rng: np.random.Generator) -> np.ndarray:
         """Numbers of `size` random samples; early time steps are more probable.
 
