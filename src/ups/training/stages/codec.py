@@ -33,8 +33,8 @@ def build(config: CodecConfig, run: Run) -> Stage:
 
     def loss(model: nn.Module, batch: FieldBatch, draw: Draw) -> Tensor:
         keep = draw.integers(groups[batch.group].components)
-        u, u_pred = model(batch.u, batch.group, keep)
-        return (u_pred - u).square().flatten(1).mean(1)
+        patches, patches_pred = model(batch.u, batch.group, keep)
+        return (patches_pred - patches).square().mean((0, 2, 3))
 
     train, valid = (FieldSamples(run.raw, datasets, splits, split) for split in ("train", "valid"))
     num_tokens = {name: group.num_tokens for name, group in groups.items()}
@@ -44,7 +44,6 @@ def build(config: CodecConfig, run: Run) -> Stage:
 def field_groups(model: CodecModel, datasets: dict[str, Any], normalization: dict[str, Any]) -> dict[str, FieldGroup]:
     """A field group for the state of every family of the receipts, and one for its coefficient fields if it has any."""
     groups: dict[str, FieldGroup] = {}
-    first = 0
     for dataset in map(Dataset.from_json, datasets["datasets"].values()):
         family, grid = FAMILIES[dataset.family], dataset.grid
         patch = choose_patch(grid, model.patch_size[len(grid) - 1], model.max_tokens[len(grid) - 1])
@@ -54,8 +53,7 @@ def field_groups(model: CodecModel, datasets: dict[str, Any], normalization: dic
             if names and group not in groups:
                 fields = [normalization["statistics"][family.name][kind][name] for name in names]
                 log, mean, std = (tuple(field[key] for field in fields) for key in ("log", "mean", "std"))
-                groups[group] = FieldGroup(grid, patch, components, log, mean, std, first)
-                first += len(names)
+                groups[group] = FieldGroup(grid, patch, components, log, mean, std)
     return groups
 
 
