@@ -189,23 +189,36 @@ def test_modes_of_a_cube_are_those_of_its_axes():
 
 
 def test_bases_of_a_loaded_codec_are_computed_once(monkeypatch: pytest.MonkeyPatch):
-    """In evaluation mode the linear system is solved once per group, and again after its parameter has changed."""
+    """In evaluation mode the system of each field is solved once, and again after the parameter has changed."""
     solved, solve = [], torch.linalg.solve
     monkeypatch.setattr(torch.linalg, "solve", lambda *system: solved.append(1) or solve(*system))
     codec, name = trained_codec().requires_grad_(False).eval(), "2d/fields"
     z = codec.encode(fields(name), name)
-    assert torch.equal(codec.encode(fields(name), name), z) and len(solved) == 1
+    assert torch.equal(codec.encode(fields(name), name), z) and len(solved) == 2
     codec.skew[name].mul_(0.5)
-    assert not torch.equal(codec.encode(fields(name), name), z) and len(solved) == 2
+    assert not torch.equal(codec.encode(fields(name), name), z) and len(solved) == 4
     assert codec.float().bases(name).dtype == torch.float32
 
 
 def test_bases_are_solved_once_per_training_step(monkeypatch: pytest.MonkeyPatch):
-    """The forward pass solves one linear system for projection and reconstruction together."""
+    """The forward pass solves one linear system per field for projection and reconstruction together."""
     solved, solve = [], torch.linalg.solve
     monkeypatch.setattr(torch.linalg, "solve", lambda *system: solved.append(1) or solve(*system))
     trained_codec()(fields("2d/fields"), "2d/fields", torch.tensor([1, 2, 3]))
-    assert len(solved) == 1
+    assert len(solved) == 2
+
+
+def test_large_bases_are_solved_on_several_threads():
+    """Bases of 256 modes of two fields are the same on two threads as on one."""
+    group = FieldGroup((32, 32), 16, 64, (False,) * 2, (0.0,) * 2, (1.0,) * 2)
+    codec = trained_codec({"2d/fields": group})
+    alone = codec.bases("2d/fields")
+    torch.set_num_threads(2)
+    try:
+        together = codec.bases("2d/fields")
+    finally:
+        torch.set_num_threads(1)
+    assert torch.allclose(together, alone, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["1d/fields", "2d/fields", "3d/fields"])

@@ -151,7 +151,9 @@ class Codec(nn.Module):
 def _bases(skew: Tensor, group: FieldGroup) -> Tensor:
     skew = skew - skew.mT
     identity = torch.eye(group.num_modes, device=skew.device, dtype=skew.dtype)
-    rotation = torch.linalg.solve(identity + skew, identity - skew)
+    # One by one: MKL's batched solver fails on more than one thread for systems of 256 unknowns or more.
+    systems = zip(identity + skew, identity - skew, strict=True)
+    rotation = torch.stack([torch.linalg.solve(left, right) for left, right in systems])
     cosines = _cosine_modes(group.patch, len(group.grid), group.num_modes)
     return rotation[:, : group.components] @ cosines.to(skew)
 
