@@ -25,6 +25,7 @@ from ups.config.training import TrainingSection
 from ups.errors import Fault
 from ups.files import plain, write_json
 from ups.runs.run import Run
+from ups.training.batches import with_agreed_memory
 from ups.training.distributed import Ranks, is_lost_peer
 from ups.training.loop import train
 from ups.training.stage import Stage
@@ -47,7 +48,7 @@ def main(work: Callable[[Stage, TrainingSection, Run, Ranks], object]) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(message)s")
     ranks = Ranks.join(run.device, run.launch.timeout_seconds + COLLECTIVE_EXTRA_SECONDS)
-    entry = STAGES[run.stage]
+    run, entry = with_agreed_memory(run, ranks), STAGES[run.stage]
     config = entry.config(**run.config)
     torch.manual_seed(config.seed)
     work(entry.build(config, run), config, run, ranks)

@@ -1,5 +1,6 @@
 """Stage `codec`: linear bases of patches, components ordered by the variance that they explain; the identity codec."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from ups.runs.run import Run
 from ups.training.checkpoints import publish_tensors
 from ups.training.distributed import Draw
 from ups.training.stage import Stage
+
+# Of a sample, at the same time: 7.3 to 9.0 in forward and backward pass (measured on 1D to 3D grids), 4 that are read.
+COPIES = 12
 
 
 def build(config: CodecConfig, run: Run) -> Stage:
@@ -38,7 +42,9 @@ def build(config: CodecConfig, run: Run) -> Stage:
 
     train, valid = (FieldSamples(run.raw, datasets, splits, split) for split in ("train", "valid"))
     num_tokens = {name: group.num_tokens for name, group in groups.items()}
-    return Stage(model=Codec(groups), settings=settings, loss=loss, train=train, valid=valid, num_tokens=num_tokens)
+    sizes = {name: 4 * len(group.mean) * math.prod(group.grid) for name, group in groups.items()}
+    sample_bytes = {name: COPIES * size for name, size in sizes.items()}
+    return Stage(Codec(groups), settings, loss, train, valid, num_tokens, sample_bytes)
 
 
 def field_groups(model: CodecModel, datasets: dict[str, Any], normalization: dict[str, Any]) -> dict[str, FieldGroup]:
