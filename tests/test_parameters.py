@@ -16,7 +16,9 @@ from pydantic import ValidationError
 from ups.config import LaunchConfig, Parameters, Variant
 from ups.errors import ConfigFault
 from ups.hooks import check_data_root, check_parameters, places
+from ups.models.codec import choose_patch
 from ups.settings import CONFIG_LOADER_ARGS
+from ups.training.stage import batch_size
 
 CONF = Path(__file__).parents[1] / "conf"
 NAN, INF = math.nan, math.inf
@@ -80,6 +82,30 @@ def test_shipped_parameters_are_valid(environment: str, monkeypatch: pytest.Monk
     """Every environment passes its own check."""
     monkeypatch.setenv("UPS_SAMPLE_DATA", "folder")
     check_parameters(load(environment))
+
+
+PUBLISHED = [(1024,), (128, 128), (512, 512), (128, 128, 128)]  # grids of PDEBench
+
+
+def batch_sections(parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every section that says how large batches are in training."""
+    stages = {name: section for name, section in parameters.items() if "batch_multiple" in section}
+    return stages | {"baselines": parameters["baselines"]["recipe"]}
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 4, 8])
+def test_published_data_are_shared_equally_by_gpus(num_processes: int):
+    """With `--env pdebench` a batch of any stage and any published grid is divided by 1, 2, 4 or 8 processes."""
+    parameters = {n: s for n, s in load("pdebench").items() if isinstance(s, dict) and not n.startswith("_")}
+    codec, sections = parameters["codec"]["model"], batch_sections(parameters)
+    assert sections.keys() >= {"codec", "operator", "diffusion", "consistency", "steady", "finetune", "baselines"}
+    for grid in PUBLISHED:
+        axes = len(grid) - 1
+        patch = choose_patch(grid, codec["patch_size"][axes], codec["max_tokens"][axes])
+        tokens = math.prod(n // patch for n in grid)
+        assert tokens <= 4096
+        for section in sections.values():
+            assert batch_size(section["batch_tokens"], tokens, section["batch_multiple"]) % num_processes == 0
 
 
 @pytest.mark.parametrize("environment", ["base", "accuracy"])

@@ -28,7 +28,7 @@ def encoding_of(
         for kind, names in (("fields", family.fields), ("coefficients", family.coefficients)):
             count = len(names)
             statistics = {"log": (False,) * count, "mean": (0.0,) * count, "std": (1.0,) * count}
-            groups[group_name(family.name, kind)] = FieldGroup(dataset.grid, 1, 1, **statistics, first=0)
+            groups[group_name(family.name, kind)] = FieldGroup(dataset.grid, 1, 1, **statistics)
     encoding = Encoding(folder, datasets, groups, scale, on_disk=on_disk)
     encoding.prepare()
     return encoding

@@ -143,12 +143,13 @@ class FieldSamples(_Samples):
 
     def load(self, key: str, samples: np.ndarray) -> FieldBatch:
         """Read the samples with these numbers from their files."""
-        is_field, snapshots = key.endswith("/fields"), []
-        for name, trajectory, time in map(self._index[key].find, samples):
-            reader = self._readers[name]
-            u = reader.read(trajectory, time, time + 1)[0] if is_field else reader.read_coefficients(trajectory)
-            snapshots.append(u)
-        return FieldBatch(key, torch.from_numpy(np.stack(snapshots)))
+        family, kind = key.split("/")
+        grid = self._readers[self.dataset(key, samples[0])].dataset.grid
+        u = np.empty((len(samples), len(getattr(FAMILIES[family], kind)), *grid), np.float32)
+        for place, (name, trajectory, time) in zip(u, map(self._index[key].find, samples), strict=True):
+            reader, is_field = self._readers[name], kind == "fields"
+            place[:] = reader.read(trajectory, time, time + 1)[0] if is_field else reader.read_coefficients(trajectory)
+        return FieldBatch(key, torch.from_numpy(u))
 
 
 class LatentSamples(_Samples):

@@ -126,10 +126,11 @@ def set_conserved(operator: Operator, cache: LatentCache, codec: Codec) -> None:
         family, boundaries = FAMILIES[name], [entry["dataset"]["boundary"] for entry in entries_of(cache, name)]
         if any(boundary != family.boundary for axes in boundaries for boundary in axes):
             continue
-        group = codec.groups[group_name(name, "fields")]
+        key = group_name(name, "fields")
+        bases, group = codec.bases(key), codec.groups[key]
         for field in family.conserved:
             index = family.fields.index(field)
             if not group.log[index]:
-                direction = codec.bases(group)[index].sum(-1)
+                direction = bases[index].sum(-1)
                 channels = slice(index * group.components, (index + 1) * group.components)
                 operator.conserved[row, channels] = direction / direction.norm()

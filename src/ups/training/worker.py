@@ -25,6 +25,7 @@ from ups.config.training import TrainingSection
 from ups.errors import Fault
 from ups.files import plain, write_json
 from ups.runs.run import Run
+from ups.training.batches import with_agreed_memory
 from ups.training.distributed import Ranks, is_lost_peer
 from ups.training.loop import train
 from ups.training.stage import Stage
@@ -58,7 +59,8 @@ def run_rank(work: Callable[[Run, Ranks], object]) -> None:
         file.write(f"{os.uname().nodename} {os.getpid()}")
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(message)s")
-    work(run, Ranks.join(run.device, run.launch.timeout_seconds + COLLECTIVE_EXTRA_SECONDS))
+    ranks = Ranks.join(run.device, run.launch.timeout_seconds + COLLECTIVE_EXTRA_SECONDS)
+    work(with_agreed_memory(run, ranks), ranks)
     _exit(0)
 
 

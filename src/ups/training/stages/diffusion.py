@@ -15,7 +15,7 @@ from ups.models.sizes import row_of
 from ups.models.weights import from_settings, load_model
 from ups.runs.run import Run
 from ups.training.distributed import Draw
-from ups.training.inputs import field_rms, model_settings, open_cache
+from ups.training.inputs import field_rms, model_settings, network_bytes, open_cache
 from ups.training.stage import Stage, fixed_batches
 
 SMALLEST_RESIDUAL = 1e-3
@@ -78,7 +78,8 @@ def build(config: DiffusionConfig, run: Run) -> Stage:
         denoise = partial(model, context=context, condition=batch.condition, domain=batch.domain)
         return denoising_loss(denoise, y, noise, sigma) / residual_power(y)
 
-    stage = Stage(model=denoiser, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)
+    sizes = {"num_tokens": train.num_tokens, "sample_bytes": network_bytes(settings, train.num_tokens)}
+    stage = Stage(model=denoiser, settings=settings, loss=loss, train=train, valid=valid, **sizes)
     residuals.set_residual_rms(denoiser, valid, stage.batch_sizes(config))
     return stage
 
