@@ -158,6 +158,21 @@ def test_ranks_share_the_shards(tmp_path: Path, datasets: dict[str, Dataset]):
     assert read_json(tmp_path / "three/manifest.json") == read_json(tmp_path / "one/manifest.json")
 
 
+@pytest.mark.parametrize("shard_bytes", [4 * 8 * 4, 6 * 8 * 4, 2**26], ids=["part", "one trajectory", "all"])
+def test_memory_changes_nothing(
+    tmp_path: Path, datasets: dict[str, Dataset], shard_bytes: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Slabs of one piece and slabs of many trajectories give the same files, wherever shards begin."""
+    monkeypatch.setattr(latent_shards, "SHARD_BYTES", shard_bytes)
+    contents = []
+    for memory_bytes in (1, 2**28):
+        encoding = encoding_of(tmp_path / str(memory_bytes), datasets)
+        encoding.write_share(tmp_path, points_as_tokens, lambda count: None, memory_bytes=memory_bytes)
+        files = [*encoding.folder.rglob("c/*/*/0/0"), *encoding.folder.glob("statistics/*")]
+        contents.append({path.relative_to(encoding.folder): path.read_bytes() for path in files})
+    assert contents[0] == contents[1]
+
+
 def test_only_broken_shards_are_written_again(folder: Path, tmp_path: Path, datasets: dict[str, Dataset]):
     """Missing, truncated, altered and empty shards are replaced; the others keep their time of change."""
     content, before = _shard(folder, 0).read_bytes(), shards(folder)

@@ -187,47 +187,53 @@ class _ShardWriter:
         """Numbers and contents of the pieces; `statistics` is complete after the last."""
         per_trajectory = self.layout.shard[1] // self.layout.piece
         for index, start, z in self.slabs():
-            row = index - self.trajectories.start
-            first = row * per_trajectory + (start - self.snapshots.start) // self.layout.piece
-            for number, values in enumerate(z.split(self.layout.piece)):
-                yield first + number, self.layout.pack(values.numpy())
+            column = (start - self.snapshots.start) // self.layout.piece
+            for row, trajectory in enumerate(z, index - self.trajectories.start):
+                for number, values in enumerate(trajectory.split(self.layout.piece), column):
+                    yield row * per_trajectory + number, self.layout.pack(values.numpy())
 
     def slabs(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Trajectory, first snapshot and latents (t, N, D) as they will be read, slab by slab."""
+        """First trajectory, first snapshot and latents (k, t, N, D) as they will be read, slab by slab."""
         for index, start, u in self._raw_slabs():
-            z = self.encode(torch.from_numpy(u), self.reader.family.name, self.shard.kind)
-            z = rounded(z, self.layout.scale, self.shard.dataset)
+            z = self.encode(torch.from_numpy(u).flatten(0, 1), self.reader.family.name, self.shard.kind)
+            z = rounded(z, self.layout.scale, self.shard.dataset).unflatten(0, u.shape[:2])
             yield index, start, self._add_statistics(index, start, z) if self.shard.kind == "fields" else z
 
     def _raw_slabs(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Trajectory, first snapshot and values (t, C, *grid); the first slab has one snapshot more before, if any."""
+        """First trajectory, first snapshot and values (k, t, C, *grid): several whole trajectories or part of one.
+
+        The first slab of a trajectory that began in another shard has one snapshot more, the one before.
+        """
         starts = range(self.snapshots.start, self.snapshots.stop, self.step)
-        places = [(index, start) for index in self.trajectories for start in starts]
+        several = max(1, self.step // len(self.snapshots))
+        firsts = range(self.trajectories.start, self.trajectories.stop, several)
+        places = [(range(i, min(i + several, self.trajectories.stop)), start) for i in firsts for start in starts]
         with ThreadPoolExecutor(1) as thread:
             ahead = thread.submit(self._read, *places[0])
-            for place, following in zip(places, [*places[1:], None], strict=True):
+            for (indices, start), following in zip(places, [*places[1:], None], strict=True):
                 u = ahead.result()
                 if following:
                     ahead = thread.submit(self._read, *following)
-                yield *place, u
+                yield indices.start, start, u
 
-    def _read(self, index: int, start: int) -> np.ndarray:
+    def _read(self, indices: range, start: int) -> np.ndarray:
         if self.shard.kind == "coefficients":
-            return self.reader.read_coefficients(index)[None]
+            return np.stack([self.reader.read_coefficients(index)[None] for index in indices])
         before = 1 if start == self.snapshots.start > 0 else 0
-        return self.reader.read(index, start - before, min(start + self.step, self.snapshots.stop))
+        stop = min(start + self.step, self.snapshots.stop)
+        return np.stack([self.reader.read(index, start - before, stop) for index in indices])
 
     def _add_statistics(self, index: int, start: int, z: Tensor) -> Tensor:
         """Add those of a slab's snapshots; returns the slab without the snapshot before it."""
         row, column = index - self.trajectories.start, start - self.snapshots.start
         if start == self.snapshots.start:
-            self._last, z = (z[:1], z[1:]) if start else (z[:1], z)
+            self._last, z = (z[:, :1], z[:, 1:]) if start else (z[:, :1], z)
         statistics = statistics_of(z, self._last, self.num_fields).numpy()
-        if not np.isfinite(statistics).all():
-            where = f"latents of {self.shard.dataset}, trajectory {index}"
+        if not (finite := np.isfinite(statistics).all((1, 2, 3))).all():
+            where = f"latents of {self.shard.dataset}, trajectory {index + int(finite.argmin())}"
             raise DataFault(f"{where}, are not finite: the codec diverged")
-        self.statistics[row, column : column + len(z)] = statistics
-        self._last = z[-1:]
+        self.statistics[row : row + len(z), column : column + z.shape[1]] = statistics
+        self._last = z[:, -1:]
         return z
 
 
@@ -261,15 +267,15 @@ class EncodedArray:
 
 
 def statistics_of(z: Tensor, before: Tensor, num_fields: int) -> Tensor:
-    """`STATISTICS` of snapshots z (t, N, D), which follow the snapshot `before` (1, N, D), per field (t, 4, C).
+    """`STATISTICS` of snapshots z (k, t, N, D), which follow the snapshots `before` (k, 1, N, D): (k, t, 4, C).
 
     The fluctuation of a snapshot is z minus its mean over tokens. Largest magnitudes of the mean and of the
     fluctuation; mean squares of the fluctuation and of the change since the snapshot before.
     """
-    fields = z.unflatten(2, (num_fields, -1))  # (t, N, C, components)
-    mean = fields.mean(1, keepdim=True)
-    change = torch.cat([before, z[:-1]]).sub_(z).unflatten(2, (num_fields, -1))
+    fields = z.unflatten(3, (num_fields, -1))  # (k, t, N, C, components)
+    mean = fields.mean(2, keepdim=True)
+    change = torch.cat([before, z[:, :-1]], 1).sub_(z).unflatten(3, (num_fields, -1))
     fluctuation = fields - mean
-    peaks = [mean.abs().amax((1, 3)), torch.maximum(fluctuation.amax((1, 3)), -fluctuation.amin((1, 3)))]
-    squares = [part.square_().mean((1, 3)) for part in (fluctuation, change)]
-    return torch.stack([*peaks, *squares], 1).double()
+    peaks = [mean.abs().amax((2, 4)), torch.maximum(fluctuation.amax((2, 4)), -fluctuation.amin((2, 4)))]
+    squares = [part.square_().mean((2, 4)) for part in (fluctuation, change)]
+    return torch.stack([*peaks, *squares], 2).double()
