@@ -90,7 +90,7 @@ def read_snapshots(
         dataset = open_dataset(file, name)
         if (snapshots.step, every_point) == (1, 1):
             return read_array(dataset, rank, (*place, slice(snapshots.start, snapshots.stop)))
-        # HDF5's own strides take 1.5 to 8 times as long on compressed data; this needs memory for one whole snapshot.
+        # HDF5's own strides take 2 to 15 times as long on compressed data; this needs memory for one whole snapshot.
         whole = (read_array(dataset, rank, (*place, slice(k, k + 1))) for k in snapshots)
         return np.concatenate([thinned(u, 1, num_axes, every_point) for u in whole])
 

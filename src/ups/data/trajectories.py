@@ -3,6 +3,7 @@
 import logging
 import re
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -60,9 +61,13 @@ def find_single_grid_datasets(folder: Path, names: list[str]) -> dict[str, Datas
 
 def find_datasets(folder: Path, names: list[str]) -> dict[str, Dataset]:
     """Datasets by name, sorted. Files are checked but for their values; numbered files of layout `batch` are joined."""
+    return join_files(folder, map(_inspect, (folder / name for name in sorted(set(names), key=_natural_order))))
+
+
+def join_files(folder: Path, files: Iterable[Dataset]) -> dict[str, Dataset]:
+    """Datasets by name, sorted, from those of single files; two of one name are a `DataFault` but in layout `batch`."""
     datasets: dict[str, Dataset] = {}
-    for name in sorted(set(names), key=_natural_order):
-        new = _inspect(folder / name)
+    for new in files:
         datasets[new.name] = _join(folder, datasets[new.name], new) if new.name in datasets else new
     return dict(sorted(datasets.items()))
 
@@ -130,6 +135,11 @@ def _inspect(path: Path) -> Dataset:
     with open_file(path) as file:
         contents = layouts.inspect_file(file, family)
         parameters = {name: _read_parameter(file, path, attribute) for name, attribute in family.attributes.items()}
+    return describe_file(path, family, contents, parameters)
+
+
+def describe_file(path: Path, family: Family, contents: layouts.Contents, parameters: dict[str, float]) -> Dataset:
+    """The dataset of a file with these contents; boundary conditions follow from its name."""
     named = (boundary for boundary, word in family.boundary_names.items() if f"_{word}_" in path.name)
     return Dataset(
         name=re.sub(r"-\d+$", "", path.stem) if family.layout == "batch" else path.stem,
