@@ -48,7 +48,7 @@ from ups.runs.stage_cache import Receipt
 
 log = logging.getLogger(__name__)
 
-LATENTS = "04_feature/latents"
+CHUNKS = "04_feature/latents/*/*.zarr/*/c/*/0/0/0"  # a file per trajectory
 STAGES = ("codec", "operator", "steady", "diffusion", "consistency")
 # Options that do not change how long a training step takes.
 ANY_LENGTH = ("steps", "warmup_steps", "seed", "learning_rate", "validate_every", "log_every", "patience")
@@ -173,12 +173,12 @@ def _budget(launch: LaunchConfig) -> int:
 
 
 def _expect_room(sizes: list[Size], launch: LaunchConfig, raw: Path, data_root: Path) -> None:
-    present = sum(path.stat().st_size for path in (data_root / LATENTS).rglob("*") if path.is_file())
+    present = sum(path.stat().st_size for path in data_root.glob(CHUNKS))
     if not raw.is_relative_to(data_root):  # perhaps on another disk; the download checks its own room
         sizes = [replace(size, missing_bytes=0) for size in sizes]
     budget, latents = _budget(launch), sum(size.latent_bytes for size in sizes)
     free = expect_room(data_root, sizes, present, budget)
-    log.info("latents: %s, %s of them written; disk: %s free", readable(latents), readable(present), readable(free))
+    log.info("latents: %s, there are %s already; disk: %s free", *map(readable, (latents, present, free)))
     largest = max(size.snapshot_bytes for size in sizes)
     log.info("memory: at most %s per process; one snapshot needs up to %s", readable(budget), readable(largest))
 
