@@ -13,7 +13,7 @@ import yaml
 from kedro.config import OmegaConfigLoader
 from pydantic import ValidationError
 
-from ups.config import LaunchConfig, Parameters, Variant
+from ups.config import LaunchConfig, Parameters, SubsampleConfig, Variant
 from ups.errors import ConfigFault
 from ups.hooks import check_data_root, check_parameters, places
 from ups.models.codec import choose_patch
@@ -208,6 +208,14 @@ WRONG = [
     ("download.base_url", "mirror.test"),
     ("download.parallel", 0),
     ("download.parallel", 1000),
+    ("subsample.default.every_point", 0),
+    ("subsample.default.every_snapshot", 2.0),
+    ("subsample.default.first_snapshot", -1),
+    ("subsample.default.last_snapshot", 0),
+    ("subsample.default.first_trajectories", 2),
+    ("subsample.burgers_1d", {"every_point": 0}),
+    ("subsample.burgers_1d", {"every_points": 2}),
+    ("subsample.burgers_1d", {"every_snapshot": None}),
     ("split.valid_fraction", 1.0),
     ("split.test_fraction", 0.0),
     ("split.test_fraction", -0.1),
@@ -340,6 +348,8 @@ def test_wrong_value_is_refused(name: str, value: Any):
         ("operator.learning_rat", "learning_rate"),
         ("operator.model.hidden_chanels", "hidden_channels"),
         ("launch.num_process", "num_processes"),
+        ("subsample.burger_1d", "burgers_1d"),
+        ("subsample.default.every_points", "every_point"),
         (f"{DATASET}.num_trajectory", "num_trajectories"),
         ("judge.gates.1.atmost", "at_most"),
     ],
@@ -347,6 +357,22 @@ def test_wrong_value_is_refused(name: str, value: Any):
 def test_unknown_parameter_is_refused(name: str, near: str):
     """A misspelt section or parameter is refused with the name that was probably meant."""
     assert f"unknown parameter {name}, did you mean {near}?" in refusal(changed(name, 1))
+
+
+def test_a_family_keeps_the_options_that_it_does_not_override():
+    """`subsample.burgers_1d` has the values of `default`, but for those that it lists."""
+    default = typed().subsample.default.model_copy(update={"every_point": 2})
+    options = SubsampleConfig(default=default, burgers_1d={"every_snapshot": 5}).of(["burgers_1d", "darcy_2d"])
+    assert options["darcy_2d"] == default.model_dump()
+    assert options["burgers_1d"] == default.model_dump() | {"every_snapshot": 5}
+
+
+def test_a_range_without_two_snapshots_is_refused():
+    """A last snapshot that leaves one snapshot is refused whether it stands in `default` or is an override."""
+    what = "leave fewer than 2 snapshots: raise last_snapshot to 5 or more"
+    assert what in refusal(changed("subsample.burgers_1d", {"every_snapshot": 5, "last_snapshot": 4}))
+    default = base()["subsample"]["default"] | {"every_snapshot": 5, "last_snapshot": 4}
+    assert refusal(changed("subsample.default", default)).count(what) == 1
 
 
 def test_unknown_parameter_without_neighbour_lists_the_known():

@@ -516,9 +516,9 @@ def test_commands_start_without_heavy_packages():
 
 
 def test_registered_pipelines():
-    """The registry has the whole house under two names, its three rooms, and eight pipelines run by name alone."""
+    """The registry has the whole house under two names, its three rooms, and nine pipelines run by name alone."""
     bootstrap_project(PROJECT)
-    tools = {"baselines", "ablation", "finetune", "tune", "profile", "benchmark", "selection", "seeds"}
+    tools = {"plan", "baselines", "ablation", "finetune", "tune", "profile", "benchmark", "selection", "seeds"}
     assert set(pipelines) == {"__default__", "full", "data", "training", "evaluation"} | tools
     nodes = {name: {node.name for node in pipelines[name].nodes} for name in pipelines}
     assert nodes["__default__"] == nodes["full"]

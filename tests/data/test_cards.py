@@ -1,7 +1,7 @@
 """Data cards: every fact in the text and on the page, nothing clipped or overlapping, pages whole or absent."""
 
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from ups.data import cards
 from ups.data.card_text import BOUNDARY_WORDS, Card, card_markdown, find_origin
 from ups.data.cards import draw_card, read_sample, write_cards
-from ups.data.families import BOUNDARIES, Family
+from ups.data.families import BOUNDARIES, Family, Subsample
 from ups.data.pdebench import FAMILIES
 from ups.data.published import read_published_files
 from ups.data.simulate import file_name, simulate
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets, thin
 
 SPLITS = {"train": [2, 3], "valid": [0], "test": [1]}
 
@@ -33,6 +33,16 @@ def card_of(path: Path, **changes) -> Card:
     sources = {path.name: {"bytes": 5 * 2**20, "md5": "0" * 32}}
     card = {"dataset": dataset, "splits": SPLITS, "statistics": statistics, "sources": sources, "origin": ("made up",)}
     return Card(**card | changes)
+
+
+def test_text_says_which_part_is_used(write):
+    """A card names the points, snapshots and trajectories that are used of the files."""
+    path = write("advection_1d")
+    before = card_of(path)
+    subsample = Subsample(every_point=2, every_snapshot=2, first_snapshot=1, last_snapshot=3, first_trajectories=4)
+    after = card_markdown(replace(before, dataset=thin(path.parent, before.dataset, subsample)))
+    assert "- all points, snapshots and trajectories" in card_markdown(before)
+    assert "- points 0, 2, 4, ... of each axis\n- snapshots 1 to 3 in steps of 2\n- at most the first 4 traj" in after
 
 
 def page_of(path: Path, card: Card) -> Figure:
@@ -124,7 +134,7 @@ def test_many_and_long_names_lengthen_the_page(write):
     dataset = card_of(path).dataset
     names = tuple(f"ns_incom_inhom_2d_8-{number}.h5" for number in range(274))
     sources = {name: {"bytes": 2**20, "md5": ""} for name in names}
-    many = type(dataset)(**asdict(dataset) | {"files": names, "counts": (4,) * 274})
+    many = replace(dataset, files=names, counts=(4,) * 274)
     card = card_of(path, dataset=many, sources=sources, origin=("partial: " + "trajectories " * 400,))
     assert "and 270 more, 274 MiB in all" in card_markdown(card)
     figure = draw_card(card, np.zeros(1), np.zeros((1, 3, 8, 6)), np.zeros((2, 8, 6)))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.data.conftest import NAMES, write_file
+from ups.config import WHOLE
 from ups.data import inspection
 from ups.data.families import Dataset
 from ups.data.inspection import CPU_SECONDS, inspect
@@ -34,7 +35,7 @@ HANG_SECONDS = 30  # far above the limit of computing time, for a machine that d
 
 def describe(path: Path) -> dict:
     """The description of one file by the child process."""
-    return inspect("describe", folder=path.parent, names=[path.name], **FRACTIONS)
+    return inspect("describe", folder=path.parent, names=[path.name], subsample=WHOLE.of(NAMES), **FRACTIONS)
 
 
 @pytest.mark.parametrize("family", NAMES)

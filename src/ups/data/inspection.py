@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ups.data import hdf5
-from ups.data.families import Dataset
+from ups.data.families import Dataset, Subsample
 from ups.data.hdf5 import file_fault
-from ups.errors import DataFault
+from ups.errors import ConfigFault, DataFault
 
 CPU_SECONDS = 5  # from one access to a file to the next
 MEMORY_BYTES = 5 * 2**30  # address space of the child
@@ -29,12 +29,15 @@ LIMITS = {signal.SIGPROF: f"took more than {CPU_SECONDS} seconds of computing fo
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HDF5_PLUGIN_PATH": ""}
 
 Advance = Callable[[int], object]
+Subsamples = dict[str, dict[str, Any]]
+"""Options of `Subsample` by family."""
 
 
 def inspect(task: str, advance: Advance | None = None, **request: Any) -> Any:
     """The answer of the function `task` of this module to `request`; `advance(1)` follows each trajectory read.
 
     Raises:
+        ConfigFault: `subsample` does not suit a file.
         DataFault: a file is refused, or the child that read it died or reached a limit.
     """
     command = [sys.executable, "-P", "-m", __name__, task]
@@ -49,7 +52,7 @@ def inspect(task: str, advance: Advance | None = None, **request: Any) -> Any:
         if "result" in answer:
             return answer["result"]
         if "fault" in answer:
-            raise DataFault(answer["fault"])
+            raise (ConfigFault if answer["kind"] == ConfigFault.kind else DataFault)(answer["fault"])
         if "no_memory" in answer:
             raise file_fault(path, f"needs more than {MEMORY_BYTES / 2**30:g} GiB of memory to be read")
         if child.returncode > 0:  # a Python error: a defect of this project
@@ -75,21 +78,36 @@ def _converse(child: subprocess.Popen, request: str, advance: Advance | None) ->
     return message if child.returncode == 0 else {}, path
 
 
-def describe(folder: str, names: list[str], seed: int, valid_fraction: float, test_fraction: float) -> dict[str, Any]:
-    """The datasets of the files `names`, one grid per family, and their splits, as JSON."""
+def describe(folder: str, names: list[str], subsample: Subsamples, **fractions: Any) -> dict[str, Any]:
+    """The datasets of the files `names`, one grid per family, and their splits, as JSON.
+
+    Initial states are compared on all points of the first snapshots, so that splits do not depend on strides.
+    """
     from ups.data.splits import split
     from ups.data.trajectories import find_single_grid_datasets
 
-    datasets = find_single_grid_datasets(Path(folder), names)
-    splits = split(Path(folder), datasets, seed, valid_fraction, test_fraction)
-    return {"datasets": {name: asdict(dataset) for name, dataset in datasets.items()}, "splits": splits}
+    taken, thinned = _subsample(Path(folder), find_single_grid_datasets(Path(folder), names), subsample)
+    return {"datasets": _as_json(thinned), "splits": split(Path(folder), taken, **fractions)}
 
 
-def find(folder: str, names: list[str]) -> dict[str, Any]:
+def find(folder: str, names: list[str], subsample: Subsamples) -> dict[str, Any]:
     """The datasets of the files `names`, as JSON."""
     from ups.data.trajectories import find_datasets
 
-    return {name: asdict(dataset) for name, dataset in find_datasets(Path(folder), names).items()}
+    return _as_json(_subsample(Path(folder), find_datasets(Path(folder), names), subsample)[1])
+
+
+def _subsample(folder: Path, datasets: dict[str, Dataset], subsample: Subsamples) -> tuple[dict, dict]:
+    """The datasets with their first trajectories, and these with every k-th point and snapshot."""
+    from ups.data.trajectories import take_first, thin
+
+    options = {name: Subsample(**subsample[dataset.family]) for name, dataset in datasets.items()}
+    taken = {name: take_first(dataset, options[name]) for name, dataset in datasets.items()}
+    return taken, {name: thin(folder, dataset, options[name]) for name, dataset in taken.items()}
+
+
+def _as_json(datasets: dict[str, Dataset]) -> dict[str, Any]:
+    return {name: asdict(dataset) for name, dataset in datasets.items()}
 
 
 def fit(folder: str, datasets: dict[str, Any], splits: dict[str, dict[str, list[int]]]) -> dict[str, Any]:
@@ -148,8 +166,8 @@ def _limit_access() -> None:
 def _answer(task: str, request: dict[str, Any]) -> None:
     try:
         _say(result=TASKS[task](**request))
-    except DataFault as fault:
-        _say(fault=str(fault))
+    except (ConfigFault, DataFault) as fault:
+        _say(fault=str(fault), kind=fault.kind)
     except MemoryError:
         _say(no_memory=True)
 

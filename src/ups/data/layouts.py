@@ -80,28 +80,46 @@ def read_positions(file: h5py.File, count: int) -> np.ndarray | range:
     return read_array(dataset, 1).astype(np.int64)
 
 
-def read_snapshots(file: h5py.File, family: Family, trajectory: int | str, snapshots: slice) -> np.ndarray:
-    """Consecutive snapshots of one trajectory, float32 (T, C, *grid)."""
-    rank = 2 + len(family.axes)
+def read_snapshots(
+    file: h5py.File, family: Family, trajectory: int | str, snapshots: range, every_point: int
+) -> np.ndarray:
+    """Every k-th point of the snapshots at these positions of one trajectory, float32 (T, C, *grid)."""
+    num_axes = len(family.axes)
+
+    def read(name: str, rank: int, *place: int | str) -> np.ndarray:
+        dataset = open_dataset(file, name)
+        if (snapshots.step, every_point) == (1, 1):
+            return read_array(dataset, rank, (*place, slice(snapshots.start, snapshots.stop)))
+        # HDF5's own strides take 2 to 15 times as long on compressed data; this needs memory for one whole snapshot.
+        whole = (read_array(dataset, rank, (*place, slice(k, k + 1))) for k in snapshots)
+        return np.concatenate([thinned(u, 1, num_axes, every_point) for u in whole])
+
     if family.layout == "groups":
-        u = read_array(open_dataset(file, f"{trajectory}/data"), rank, (snapshots,))
+        u = read(f"{trajectory}/data", 2 + num_axes)
     elif family.layout == "batch":
-        stored = [open_dataset(file, name) for name in ("velocity", "particles")]
-        u = np.concatenate([read_array(dataset, rank + 1, (trajectory, snapshots)) for dataset in stored], axis=-1)
+        u = np.concatenate([read(name, 3 + num_axes, trajectory) for name in ("velocity", "particles")], axis=-1)
     else:
-        stored = [open_dataset(file, name) for name in family.arrays]
-        u = np.stack([read_array(dataset, rank, (trajectory, snapshots)) for dataset in stored], axis=-1)
+        u = np.stack([read(name, 2 + num_axes, trajectory) for name in family.arrays], axis=-1)
     u = np.moveaxis(u, -1, 1)
     return np.ascontiguousarray(u.swapaxes(2, 3) if family.stored_yx else u)
 
 
-def read_coefficients(file: h5py.File, family: Family, trajectory: int | str) -> np.ndarray:
-    """Coefficient fields of one trajectory, float32 (C, *grid), of a family that has some."""
+def read_coefficients(file: h5py.File, family: Family, trajectory: int | str, every_point: int) -> np.ndarray:
+    """Every k-th point of the coefficient fields of one trajectory, float32 (C, *grid), of a family that has some."""
+    num_axes = len(family.axes)
     if family.layout == "batch":
-        force = read_array(open_dataset(file, "force"), 2 + len(family.axes), (trajectory,))
-        return np.ascontiguousarray(np.moveaxis(force, -1, 0))
+        force = read_array(open_dataset(file, "force"), 2 + num_axes, (trajectory,))
+        return thinned(np.moveaxis(force, -1, 0), 1, num_axes, every_point)
     stored = [open_dataset(file, name) for name in family.coefficients]
-    return np.stack([read_array(dataset, 1 + len(family.axes), (trajectory,)) for dataset in stored])
+    return np.stack(
+        [thinned(read_array(dataset, 1 + num_axes, (trajectory,)), 0, num_axes, every_point) for dataset in stored]
+    )
+
+
+def thinned(values: np.ndarray, first_axis: int, num_axes: int, every_point: int) -> np.ndarray:
+    """Every k-th point along `num_axes` axes, in memory of its own."""
+    every = (slice(None, None, every_point),) * num_axes
+    return np.ascontiguousarray(values[(slice(None),) * first_axis + every])
 
 
 def _inspect_arrays(file: h5py.File, family: Family) -> Contents:

@@ -22,8 +22,10 @@ from ups.surrogate.surrogate import Surrogate
 from ups.surrogate.trained import MODELS, Trained
 
 
-def external_sets(folder: Path, names: list[str], trained: Trained) -> list[TrajectorySet]:
-    """All trajectories of the files `names`, whose families and grids must match those of the trained models.
+def external_sets(
+    folder: Path, names: list[str], subsample: dict[str, dict[str, Any]], trained: Trained
+) -> list[TrajectorySet]:
+    """What `subsample` leaves of the files `names`, whose families and grids must match those of the trained models.
 
     Raises:
         DataFault: a file is damaged, the models were not trained on its family or fields, or its grid is not divisible
@@ -31,7 +33,7 @@ def external_sets(folder: Path, names: list[str], trained: Trained) -> list[Traj
     """
     codec = load_model(MODELS["codec"], trained.data_root, trained.stages["codec"])
     cache = trained.cache()
-    datasets = map(Dataset.from_json, inspect("find", folder=folder, names=names).values())
+    datasets = map(Dataset.from_json, inspect("find", folder=folder, names=names, subsample=subsample).values())
     return [_external_set(folder, dataset, codec, cache) for dataset in datasets]
 
 

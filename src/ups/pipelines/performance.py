@@ -7,6 +7,7 @@ from typing import Any
 from kedro.pipeline import Pipeline
 
 from ups.config import (
+    WHOLE,
     BenchmarkConfig,
     CodecConfig,
     ConsistencyConfig,
@@ -157,7 +158,7 @@ def prepare_benchmark(
     launch = launch.model_copy(update={"num_processes": 1, "num_nodes": 1})
     simulated = SimulateConfig(seed=config.seed, datasets=[*config.datasets, config.loading_dataset])
     files = simulate_pdebench("simulate", simulated, raw)
-    datasets = describe_datasets(files, {}, {}, split, raw, root)
+    datasets = describe_datasets(files, {}, {}, split, WHOLE, raw, root)
     normalization = fit_normalization(datasets, raw, root)
     short = codec.model_copy(update={"steps": config.codec_steps})
     trained = train_codec(datasets, normalization, short, launch, raw, root)
