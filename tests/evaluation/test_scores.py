@@ -10,8 +10,9 @@ import torch
 
 from ups.data.families import Dataset
 from ups.evaluation import costs
-from ups.evaluation.scores import TrajectorySet, conserved_channels
+from ups.evaluation.scores import TrajectorySet
 from ups.evaluation.timing import in_turns
+from ups.evaluation.violations import conserved_channels
 from ups.models.sizes import Domain
 from ups.runs.run import append_metrics, training_seconds
 
