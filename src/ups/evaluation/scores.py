@@ -204,8 +204,11 @@ def score_batch(
             for horizon in each.horizons:
                 left_out = () if horizon == "rollout" else OF_ROLLOUTS
                 reductions[each.method, horizon].append({k: v for k, v in found.items() if k not in left_out})
-    for key, parts in reductions.items():
-        suites[key].add(joined(parts, 1))
+    for (method, horizon), parts in reductions.items():
+        whole = joined(parts, 1)
+        suites[method, horizon].add(whole)
+        if example is not None and horizon == "rollout":
+            example.errors[method] = (whole["rms"] / whole["rms_ref"].clamp_min(EPS))[0].cpu().numpy()
 
 
 class Example:
@@ -217,6 +220,7 @@ class Example:
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
+        self.errors: dict[str, np.ndarray] = {}
         count = min(MAX_POINTS if len(dataset.grid) == 1 else 3, len(dataset.times))
         self._shown = np.unique(np.linspace(0, len(dataset.times) - 1, count).astype(int))
         self._snapshots: dict[str, list[np.ndarray]] = defaultdict(list)
@@ -235,11 +239,12 @@ class Example:
             self._spectra[name] = radial_spectrum(u[None, -1:])[0, 0].sum(0).cpu().numpy()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Arrays by `rollout/<name>` and `spectrum/<name>`, the `times` of all snapshots and those `shown`."""
+        """The `times` of all snapshots, those `shown`, and by `<kind>/<name>` fields, spectra and nRMSE (steps, C)."""
         times = np.array(self.dataset.times)
         arrays = {"times": times, "shown": times[self._shown]}
         arrays |= {f"rollout/{name}": np.stack(u) for name, u in self._snapshots.items()}
-        return arrays | {f"spectrum/{name}": energy for name, energy in self._spectra.items()}
+        arrays |= {f"spectrum/{name}": energy for name, energy in self._spectra.items()}
+        return arrays | {f"nRMSE/{name}": errors for name, errors in self.errors.items()}
 
 
 def _thinned(u: Tensor) -> np.ndarray:
