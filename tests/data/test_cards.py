@@ -128,6 +128,21 @@ def test_sample_has_few_snapshots(write):
         assert u.shape == (len(expected), 1, *dataset.grid)
 
 
+@pytest.mark.parametrize("family", ["advection_1d", "shallow_water_2d", "compressible_ns_3d", "incompressible_ns_2d"])
+def test_sample_has_few_points(write, monkeypatch: pytest.MonkeyPatch, family: str):
+    """Of axes with more points than are drawn every second or third one is kept, of coefficients too."""
+    monkeypatch.setattr(cards, "MAX_POINTS", 3)
+    path = write(family)
+    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    _, u, coefficients = read_sample(path.parent, dataset, 1)
+    assert max(u.shape[2:]) <= 3 and max(coefficients.shape[1:]) <= 3
+    with TrajectoryReader(path.parent, dataset) as reader:
+        corner = (..., *[0] * min(2, len(dataset.grid)))
+        expected = reader.read(1, 0, 1)
+        expected = expected[..., dataset.grid[2] // 2] if len(dataset.grid) == 3 else expected
+        assert np.array_equal(u[0][corner], expected[0][corner])
+
+
 def test_many_and_long_names_lengthen_the_page(write):
     """A dataset of many files names the first ones and counts the rest; a long origin is wrapped, not clipped."""
     path = write("incompressible_ns_2d")

@@ -21,6 +21,7 @@ from ups.data.trajectories import find_single_grid_datasets
 from ups.diffusion.samplers import Normal
 from ups.evaluation import search
 from ups.evaluation.figures import png
+from ups.evaluation.predictions import Compute
 from ups.evaluation.scores import TrajectorySet
 from ups.evaluation.search import DIVERGED, DatasetSearch, SearchResults, trajectory_error
 from ups.evaluation.selection import (
@@ -82,7 +83,7 @@ def truth() -> Tensor:
 def search_with(surrogate: Shifts) -> DatasetSearch:
     """Members of this surrogate on the waves."""
     correction = Correction("sample", 5.0, 0.02, 1, 1.0, 0.0)
-    return DatasetSearch(surrogate, DATASET, correction, CONFIG, torch.device("cpu"))
+    return DatasetSearch(surrogate, DATASET, correction, CONFIG, Compute(torch.device("cpu"), memory=2**30))
 
 
 @pytest.fixture(scope="module")

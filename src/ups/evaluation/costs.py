@@ -15,7 +15,7 @@ from torch import Tensor
 from ups.data.latent_cache import LatentCache
 from ups.diffusion.samplers import independent
 from ups.evaluation.external import baseline_surrogate
-from ups.evaluation.predictions import Stepper, latent_states, steppers, targets
+from ups.evaluation.predictions import Compute, Stepper, steppers
 from ups.evaluation.scores import TrajectorySet, batches, held_out
 from ups.evaluation.tables import geometric_mean
 from ups.evaluation.timing import in_turns
@@ -125,17 +125,16 @@ def milliseconds_per_snapshot(
 
 def _rollouts(name: str, surrogate: Surrogate, trajectory_set: TrajectorySet, device: torch.device) -> dict[str, Run]:
     """A rollout of each method of a surrogate; that of a baseline gets its own `name`."""
-    u_ref, setting = next(batches(surrogate, trajectory_set, ALL_AT_ONCE, device))
-    z_0 = latent_states(surrogate, u_ref[:, :1], setting.family)[:, 0]
-    num_steps = targets(u_ref, setting.family).shape[1]
+    batch = next(batches(surrogate, trajectory_set, ALL_AT_ONCE, Compute(device, memory=0), num_members=1))
+    setting, num_steps = batch.setting, max(1, len(trajectory_set.dataset.times) - 1)
+    z_0 = next(batch.slabs(surrogate)).z_ref[:, 0]
 
     def run(stepper: Stepper) -> Tensor:
         return surrogate.decode(rollout(stepper.start(setting), z_0, num_steps)[:, 1:], setting.family)
 
     normal = independent(torch.Generator(device).manual_seed(0))
-    return {
-        name or method: partial(run, each) for method, each in steppers(surrogate, setting.family, 1, normal).items()
-    }
+    found = steppers(surrogate, setting.family, 1, lambda _: normal)
+    return {name or method: partial(run, each) for method, each in found.items()}
 
 
 def _solution(trajectory_set: TrajectorySet) -> Run:

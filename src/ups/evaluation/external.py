@@ -4,14 +4,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ups.config import EvaluationConfig
+import torch
+
+from ups.config import EvaluationConfig, LaunchConfig
 from ups.data.families import Dataset, condition_features
 from ups.data.hdf5 import file_fault
 from ups.data.inspection import inspect
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
-from ups.evaluation.predictions import plain_method
+from ups.evaluation.predictions import Compute, plain_method
 from ups.evaluation.scores import TrajectorySet, held_out, score_sets
 from ups.models.baselines import grid_model
 from ups.models.codec import Codec, FieldGroup, codec_from, group_name
@@ -38,13 +40,14 @@ def external_sets(
 
 
 def score_external(
-    folder: Path, trained: Trained, sets: list[TrajectorySet], config: EvaluationConfig, device: str
+    folder: Path, trained: Trained, sets: list[TrajectorySet], config: EvaluationConfig, launch: LaunchConfig
 ) -> dict[str, Any]:
     """Check every value of the files, then score them; arrays for figures are written into `folder`."""
     with ProgressBar("check", sum(len(each.indices) for each in sets), "trajectories") as bar:
         for each in sets:
             inspect("check", bar.advance, folder=each.folder, dataset=asdict(each.dataset))
-    return {"records": score_sets(folder, trained.surrogate(device), sets, config, device)}
+    compute = Compute.of(launch)
+    return {"records": score_sets(folder, trained.surrogate(compute.device), sets, config, compute)}
 
 
 def _external_set(folder: Path, dataset: Dataset, codec: Codec, cache: LatentCache) -> TrajectorySet:
@@ -80,12 +83,16 @@ def _periodic(dataset: Dataset, cache: LatentCache) -> tuple[bool, ...]:
 
 
 def score_operators(
-    folder: Path, operators: dict[str, Trained], sets: list[TrajectorySet], config: EvaluationConfig, device: str
+    folder: Path,
+    operators: dict[str, Trained],
+    sets: list[TrajectorySet],
+    config: EvaluationConfig,
+    launch: LaunchConfig,
 ) -> dict[str, Any]:
     """Records of several operators, each under the name of its method; arrays for figures: `folder/<method>`."""
-    records = []
+    records, compute = [], Compute.of(launch)
     for method, trained in operators.items():
-        scored = score_sets(folder / method, trained.surrogate(device), sets, config, device)
+        scored = score_sets(folder / method, trained.surrogate(compute.device), sets, config, compute)
         records += [record | {"method": method} for record in scored if record["method"] == "operator"]
     return {"records": records}
 
@@ -96,7 +103,7 @@ def score_baselines(
     receipts: dict[str, dict[str, dict[str, Any]]],
     identity_codec: dict[str, Any],
     config: EvaluationConfig,
-    device: str,
+    launch: LaunchConfig,
     raw: Path,
     data_root: Path,
 ) -> list[dict[str, Any]]:
@@ -104,19 +111,19 @@ def score_baselines(
 
     `identity_codec` is the receipt of the codec with one token per grid point, on which baselines are trained.
     """
-    records, sets = [], held_out(cache, raw, "test")
+    records, sets, compute = [], held_out(cache, raw, "test"), Compute.of(launch)
     for kind, by_family in receipts.items():
         for family, receipt in by_family.items():
-            surrogate = baseline_surrogate(family, receipt, identity_codec, device, data_root)
+            surrogate = baseline_surrogate(family, receipt, identity_codec, compute.device, data_root)
             own = [each for each in sets if each.dataset.family == family]
-            scored = score_sets(folder / kind, surrogate, own, config, device)
+            scored = score_sets(folder / kind, surrogate, own, config, compute)
             # The evaluation of the trained models has the scores of codec and persistence.
             records += [record | {"method": kind} for record in scored if record["method"] == plain_method(family)]
     return records
 
 
 def baseline_surrogate(
-    family: str, receipt: dict[str, Any], identity_codec: dict[str, Any], device: str, data_root: Path
+    family: str, receipt: dict[str, Any], identity_codec: dict[str, Any], device: str | torch.device, data_root: Path
 ) -> Surrogate:
     """A surrogate with a baseline of one family as its operator, or as its steady model."""
     codec = load_model(codec_from, data_root, identity_codec).to(device)

@@ -1,19 +1,54 @@
 """Predictions of every method for a batch of trajectories: one step from each snapshot, and whole rollouts."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ups.config import EvaluationConfig
+from ups.config import LaunchConfig
 from ups.data.pdebench import FAMILIES
-from ups.diffusion.samplers import Normal, antithetic
+from ups.data.trajectories import TrajectoryReader
+from ups.diffusion.samplers import Normal
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
-from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout
+from ups.runs.machine import device as device_of
+from ups.runs.memory import memory_bytes
+from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout, rollout_steps
 from ups.surrogate.trained import OFF
 
 HORIZONS = ("one_step", "rollout")
+
+
+MAX_PIECE = 2**28  # bytes of fields at once: larger pieces are no faster
+COPIES, COPIES_PER_MEMBER = 12, 4  # of a snapshot, that scoring holds at once
+SHARE = 4  # part of the memory for these, and as much for the models
+BYTES_PER_TOKEN = 2**14  # that a model holds while it takes a token
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where models run, and the bytes that this process may use."""
+
+    device: torch.device
+    memory: int
+
+    @classmethod
+    def of(cls, launch: LaunchConfig) -> "Compute":
+        """The device of a launch, and the memory of one of its processes."""
+        device = torch.device(device_of(launch))
+        return cls(device, memory_bytes(launch, device))
+
+    def limited(self, surrogate: Surrogate) -> Surrogate:
+        """The surrogate with models that take as many tokens at once as the memory allows."""
+        return replace(surrogate, max_tokens=self.memory // (SHARE * BYTES_PER_TOKEN))
+
+    def num_snapshots(self, snapshot_bytes: int, num_members: int) -> int:
+        """How many snapshots may be predicted, decoded and scored at once; 0 if no single one with all its members."""
+        piece = min(MAX_PIECE, self.memory // SHARE)
+        return piece // (snapshot_bytes * (COPIES + COPIES_PER_MEMBER * num_members))
 
 
 @dataclass(frozen=True)
@@ -28,8 +63,68 @@ class Prediction:
     ensemble: EnsembleErrors | None = None
 
 
-Predictions = dict[tuple[str, str], Prediction]
-"""(method, horizon) -> the T - 1 snapshots after the first, or the one snapshot of a steady family."""
+@dataclass(frozen=True)
+class Slab:
+    """Snapshots `target` (B, T, C, *grid) to predict, the T steps after the first `start` ones of their trajectories.
+
+    Single steps start from `before` (B, T, C, *grid), rollouts from u_0 (B, C, *grid); a steady family has neither.
+    `z_ref` (B, T + 1, N, D) are the latents of `before` and of the last target, where a steady solution starts from 0.
+    """
+
+    start: int
+    target: Tensor
+    u_0: Tensor | None
+    before: Tensor | None
+    z_ref: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B trajectories that are predicted together, of which `num_steps` snapshots are read at once.
+
+    `rows` are the trajectories that are decoded and scored at once, `members_at_once` the members of an ensemble.
+    """
+
+    reader: TrajectoryReader
+    indices: tuple[int, ...]
+    setting: Setting
+    device: torch.device
+    num_steps: int
+    rows: list[slice]
+    members_at_once: int
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Snapshots `start` to `stop` of all trajectories, (B, T, C, *grid)."""
+        u = [self.reader.read(index, start, stop) for index in self.indices]
+        return torch.from_numpy(np.stack(u)).to(self.device)
+
+    def slabs(self, surrogate: Surrogate) -> Iterator[Slab]:
+        """All that is to predict: every snapshot after the first, or a steady solution."""
+        family, num_times = self.setting.family, len(self.reader.dataset.times)
+        last = self.read(0, 1)
+        z_last = surrogate.encode(last, family)
+        if FAMILIES[family].steady:
+            yield Slab(0, last, None, None, torch.cat([torch.zeros_like(z_last), z_last], 1))
+            return
+        u_0 = last[:, 0]
+        for start in range(1, num_times, self.num_steps):
+            target = self.read(start, min(start + self.num_steps, num_times))
+            z_ref = torch.cat([z_last, surrogate.encode(target, family)], 1)
+            yield Slab(start - 1, target, u_0, torch.cat([last, target[:, :-1]], 1), z_ref)
+            last, z_last = target[:, -1:].clone(), z_ref[:, -1:].clone()
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predictions of one method for a slab: `of(rows)` are those of some trajectories.
+
+    They hold for all `horizons`, and are of the slab's steps `times`.
+    """
+
+    method: str
+    horizons: tuple[str, ...]
+    times: slice
+    of: Callable[[slice], Prediction]
 
 
 @dataclass(frozen=True)
@@ -44,37 +139,61 @@ class Stepper:
         return self.step_of(setting.repeated(self.num_members))
 
 
-def predict(
-    surrogate: Surrogate, u_ref: Tensor, setting: Setting, config: EvaluationConfig, generator: torch.Generator
-) -> Predictions:
-    """Predictions of every method for trajectories u_ref (B, T, C, *grid); a corrector that is off adds nothing.
+class Forecast:
+    """Single steps and rollout of one method along a batch of trajectories, a slab of time steps after the other.
 
-    Besides the trained models: `codec` decodes the encoded reference, `persistence` repeats the snapshot before.
+    `steppers` by horizon have noise of their own, so that the lengths of the slabs change no number. Only every
+    `stride`-th single step is made.
     """
-    family = setting.family
-    z_ref, target = latent_states(surrogate, u_ref, family), targets(u_ref, family)
-    decoded = Prediction(surrogate.decode(z_ref[:, 1:], family))
-    methods = {"codec": dict.fromkeys(HORIZONS, decoded)}
-    if not FAMILIES[family].steady:
-        first = Prediction(u_ref[:, :1].expand_as(target))
-        methods["persistence"] = {"one_step": Prediction(u_ref[:, :-1]), "rollout": first}
-    if surrogate.model(family) is not None:
-        active = steppers(surrogate, family, config.ensemble_size, antithetic(generator))
-        predicted = {name: predict_horizons(surrogate, each, setting, target, z_ref) for name, each in active.items()}
-        plain = plain_method(family)
-        methods |= {m: predicted.get(m, predicted[plain]) for m in (plain, *trained_correctors(surrogate))}
-    return {(method, horizon): both[horizon] for method, both in methods.items() for horizon in HORIZONS}
+
+    def __init__(self, steppers: dict[str, Stepper], setting: Setting, stride: int = 1) -> None:
+        self.num_members = steppers["rollout"].num_members
+        self.stride = stride
+        self._step, self._rollout_step = (steppers[horizon].start(setting) for horizon in HORIZONS)
+        self._rollout: Iterator[Tensor] = iter(())
+
+    def advance(self, slab: Slab) -> Iterator[tuple[str, slice, Tensor]]:
+        """For each horizon the predicted times of the next slab, and their latents (M, B, T, N, D)."""
+        if slab.start == 0:
+            self._rollout = rollout_steps(self._rollout_step, self._members_of(slab.z_ref[:, 0]))
+        times = slice(-slab.start % self.stride, None, self.stride)
+        if before := slab.z_ref[:, :-1][:, times].unbind(1):
+            yield "one_step", times, self._stacked([self._step(self._members_of(z)) for z in before])
+        yield "rollout", slice(None), self._stacked(list(islice(self._rollout, slab.target.shape[1])))
+
+    def _members_of(self, z: Tensor) -> Tensor:
+        return z.repeat(self.num_members, 1, 1)
+
+    def _stacked(self, states: list[Tensor]) -> Tensor:
+        return torch.stack(states, 1).unflatten(0, (self.num_members, -1))
 
 
-def targets(u_ref: Tensor, family: str) -> Tensor:
-    """The snapshots to predict of trajectories u_ref (B, T, C, *grid): all after the first, or a steady solution."""
-    return u_ref if FAMILIES[family].steady else u_ref[:, 1:]
+Forecasts = dict[str, Forecast]
 
 
-def latent_states(surrogate: Surrogate, u_ref: Tensor, family: str) -> Tensor:
-    """Latents (B, T, N, D) of trajectories u_ref (B, T, C, *grid); a steady solution is one step from z = 0."""
-    z_ref = surrogate.encode(u_ref, family)
-    return torch.cat([torch.zeros_like(z_ref), z_ref], 1) if FAMILIES[family].steady else z_ref
+def predict(surrogate: Surrogate, batch: Batch, forecasts: Forecasts, slab: Slab) -> Iterator[Predicted]:
+    """Predictions of a slab by models, one method and horizon after the other."""
+    for method, forecast in forecasts.items():
+        for horizon, times, z in forecast.advance(slab):
+            yield Predicted(method, (horizon,), times, partial(_predicted, surrogate, batch, z, slab.target[:, times]))
+
+
+def _predicted(surrogate: Surrogate, batch: Batch, z: Tensor, target: Tensor, rows: slice) -> Prediction:
+    members = _decoded(surrogate, z[:, rows], batch.setting.family, batch.members_at_once)
+    return _prediction(members, target[rows])
+
+
+def predict_trivially(surrogate: Surrogate, family: str, slab: Slab) -> Iterator[Predicted]:
+    """What models are compared with: `codec` decodes the encoded reference, `persistence` repeats the snapshot before.
+
+    In rollouts it repeats the initial one; a steady family has none.
+    """
+    every, before, u_0 = slice(None), slab.before, slab.u_0
+    yield Predicted("codec", HORIZONS, every, lambda rows: Prediction(surrogate.decode(slab.z_ref[rows, 1:], family)))
+    if before is not None and u_0 is not None:
+        kept = u_0[:, None].expand_as(before)
+        yield Predicted("persistence", ("one_step",), every, lambda rows: Prediction(before[rows]))
+        yield Predicted("persistence", ("rollout",), every, lambda rows: Prediction(kept[rows]))
 
 
 def plain_method(family: str) -> str:
@@ -96,12 +215,19 @@ def corrector_mode(surrogate: Surrogate, method: str, family: str) -> str | None
     return OFF if correction is None else correction.mode
 
 
-def steppers(surrogate: Surrogate, family: str, num_members: int, normal: Normal) -> dict[str, Stepper]:
-    """The steps of a family's methods: without corrector, and with each corrector that is trained and not off."""
+def steppers(
+    surrogate: Surrogate, family: str, num_members: int, normal_of: Callable[[str], Normal]
+) -> dict[str, Stepper]:
+    """The steps of a family's methods: without corrector, and with each corrector that is trained and not off.
+
+    `normal_of` gives the noise of a method.
+    """
+    if surrogate.model(family) is None:
+        return {}
     found = {plain_method(family): Stepper(surrogate.plain_step, 1)}
     for method in trained_correctors(surrogate):
         if correction := surrogate.corrections.get((method, family)):
-            found[method] = corrected_stepper(surrogate, method, correction, num_members, normal)
+            found[method] = corrected_stepper(surrogate, method, correction, num_members, normal_of(method))
     return found
 
 
@@ -119,28 +245,21 @@ def ensemble_rollouts(step: Callable[[Tensor], Tensor], z_0: Tensor, num_steps: 
     return z.unflatten(0, (num_members, -1))
 
 
-def predict_horizons(
-    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_ref: Tensor, stride: int = 1
-) -> dict[str, Prediction]:
-    """From latents z_ref (B, T + 1, N, D) a rollout over target (B, T, C, *grid), and every `stride`-th single step."""
-
-    def predicted(step: NoisyStep, z_0: Tensor, u_ref: Tensor) -> Prediction:
-        z_pred = ensemble_rollouts(step, z_0, u_ref.shape[1], stepper.num_members)[:, :, 1:]
-        return _prediction(surrogate.decode(z_pred, setting.family), u_ref)
-
-    step, times = stepper.start(setting), range(0, target.shape[1], stride)
-    # One snapshot at a time, of all members, bounds the memory.
-    parts = [predicted(step, z_ref[:, t], target[:, t : t + 1]) for t in times]
-    errors = [part.ensemble for part in parts if part.ensemble is not None]
-    joined = EnsembleErrors.joined(errors) if errors else None
-    one_step = Prediction(torch.cat([part.u for part in parts], 1), joined)
-    return {"one_step": one_step, "rollout": predicted(stepper.start(setting), z_ref[:, 0], target)}
+def _decoded(surrogate: Surrogate, z: Tensor, family: str, members_at_once: int) -> Tensor:
+    """Members (M, B, T, C, *grid) of latents (M, B, T, N, D), some of them decoded at once."""
+    parts = z.split(members_at_once)
+    first = surrogate.decode(parts[0], family)
+    if len(parts) == 1:
+        return first
+    members = first.new_empty(len(z), *first.shape[1:])
+    for part, place in zip(parts, members.split(members_at_once), strict=True):
+        place.copy_(first if part is parts[0] else surrogate.decode(part, family))
+    return members
 
 
 def _prediction(members: Tensor, target: Tensor) -> Prediction:
-    """From members (M, B, T, C, *grid), which are compared with the target (B, T, C, *grid) one snapshot at a time."""
+    """From members (M, B, T, C, *grid), which are compared with the target (B, T, C, *grid)."""
     if len(members) == 1:
         return Prediction(members[0])
-    halves, times = members.chunk(2), [slice(t, t + 1) for t in range(target.shape[1])]
-    parts = [EnsembleErrors.mean([ensemble_errors(half[:, :, t], target[:, t]) for half in halves]) for t in times]
-    return Prediction(members.mean(0), EnsembleErrors.joined(parts))
+    halves = [ensemble_errors(half, target) for half in members.chunk(2)]
+    return Prediction(members.mean(0), EnsembleErrors.mean(halves))

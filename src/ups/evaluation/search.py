@@ -13,7 +13,7 @@ from torch import Tensor
 from ups.config import SelectionConfig
 from ups.data.families import Dataset
 from ups.diffusion.samplers import independent
-from ups.evaluation.predictions import corrected_stepper, ensemble_rollouts
+from ups.evaluation.predictions import Compute, corrected_stepper, ensemble_rollouts
 from ups.evaluation.timing import now
 from ups.evaluation.violations import PhysicsScore, fit_score, rank_correlation, violations
 from ups.metrics.errors import nRMSE
@@ -106,7 +106,7 @@ class DatasetSearch:
     dataset: Dataset
     correction: Correction
     config: SelectionConfig
-    device: torch.device
+    compute: Compute
 
     @property
     def num_members(self) -> int:
@@ -147,7 +147,7 @@ class DatasetSearch:
         return results
 
     def _generator(self, stream: int) -> torch.Generator:
-        return torch.Generator(self.device).manual_seed(2 * self.config.seed + stream)
+        return torch.Generator(self.compute.device).manual_seed(2 * self.config.seed + stream)
 
     def _step(self, setting: Setting, num_members: int, generator: torch.Generator) -> NoisyStep:
         sampler, normal = self.config.sampler, independent(generator)
@@ -156,20 +156,20 @@ class DatasetSearch:
     # Comparisons with the reference stay outside the timed parts: in use there is no reference.
 
     def _run_operator(self, results: SearchResults, u_ref: Tensor, setting: Setting) -> None:
-        started = now(self.device)
+        started = now(self.compute.device)
         z_0 = self.surrogate.encode(u_ref[:, 0], setting.family)
         z = rollout(self.surrogate.plain_step(setting), z_0, u_ref.shape[1] - 1)
-        u, seconds = self.surrogate.decode(z, setting.family), now(self.device) - started
+        u, seconds = self.surrogate.decode(z, setting.family), now(self.compute.device) - started
         results.add(("operator", 1), trajectory_error(u, u_ref), seconds)
 
     def _run_members(
         self, results: SearchResults, u_ref: Tensor, setting: Setting, score: PhysicsScore, generator: torch.Generator
     ) -> None:
-        started = now(self.device)
+        started = now(self.compute.device)
         members = self.members(u_ref, setting, generator)
-        sampled = now(self.device)
+        sampled = now(self.compute.device)
         scores = score(self.violations(members, u_ref)).mean(dim=-1)
-        scored = now(self.device)
+        scored = now(self.compute.device)
         errors = _member_errors(members, u_ref)
         results.rank_correlations.append(rank_correlation(scores, errors))
         each, each_scored = (sampled - started) / len(members), (scored - started) / len(members)
@@ -184,7 +184,7 @@ class DatasetSearch:
     def _run_beam(
         self, results: SearchResults, u_ref: Tensor, setting: Setting, score: PhysicsScore, generator: torch.Generator
     ) -> None:
-        beam, started = self.config.beam, now(self.device)
+        beam, started = self.config.beam, now(self.compute.device)
         size = beam.width * beam.successors
         u_0 = torch.cat([u_ref[:, 0]] * size)
 
@@ -195,7 +195,7 @@ class DatasetSearch:
         step = self._step(setting, size, generator)
         z_0, num_steps = self.surrogate.encode(u_ref[:, 0], setting.family), u_ref.shape[1] - 1
         z = beam_search(step, score_step, z_0, num_steps, width=beam.width, num_successors=beam.successors)
-        u, seconds = self.surrogate.decode(z, setting.family), now(self.device) - started
+        u, seconds = self.surrogate.decode(z, setting.family), now(self.compute.device) - started
         results.add(("beam", size), trajectory_error(u, u_ref), seconds)
 
 

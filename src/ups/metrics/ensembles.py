@@ -23,11 +23,6 @@ class EnsembleErrors:
     ranks: Tensor
 
     @classmethod
-    def joined(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
-        """Join consecutive times."""
-        return cls(*(torch.cat(values, dim=1) for values in zip(*(vars(part).values() for part in parts), strict=True)))
-
-    @classmethod
     def mean(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
         """Average the reductions of ensembles of the same size and with the same reference."""
         columns = zip(*(vars(part).values() for part in parts), strict=True)

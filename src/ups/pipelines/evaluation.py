@@ -15,7 +15,7 @@ from ups.data.trajectories import find_files
 from ups.errors import GateFailed
 from ups.files import place_of
 from ups.pipelines import cached, step
-from ups.runs.machine import device, limit_threads
+from ups.runs.machine import limit_threads
 from ups.runs.stage_cache import Receipt, trained_receipts
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def choose_corrector(
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     chosen = cached("choose_corrector", data_root, "06_models/corrector", "ups.evaluation.corrector", config, inputs)
-    receipt = chosen(lambda _: choose(trained, config, device(launch), raw))
+    receipt = chosen(lambda _: choose(trained, config, launch, raw))
     return {key: receipt[key] for key in ("path", "fingerprint", "families")}, receipt["report"]
 
 
@@ -85,7 +85,7 @@ def evaluate(
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     scored = cached("evaluate", data_root, "07_model_output", "ups.evaluation.scores", config, inputs)
-    receipt = scored(lambda folder: score_test_split(folder, trained, config, device(launch), raw))
+    receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw))
     return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
 
 
@@ -114,7 +114,7 @@ def evaluate_external(
     inputs["files"] = list_files(folder, data_root / "01_raw" / "checksums.json")
     module = "ups.evaluation.external"
     scored = cached("evaluate_external", data_root, "07_model_output/external", module, config, inputs)
-    records = scored(lambda place: score_external(place, trained, sets, config, device(launch)))["records"]
+    records = scored(lambda place: score_external(place, trained, sets, config, launch))["records"]
     get_console().print(score_table(records, "nRMSE", f"all of {folder}"))
     return records
 

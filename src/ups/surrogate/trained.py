@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ups.data.latent_cache import LatentCache
 from ups.files import place_of
 from ups.models.codec import codec_from
@@ -39,7 +41,7 @@ class Trained:
         """The latents on which the stages were trained."""
         return LatentCache.open(place_of(self.data_root, self.latent_cache), self.latent_cache["key"])
 
-    def surrogate(self, device: str) -> Surrogate:
+    def surrogate(self, device: str | torch.device) -> Surrogate:
         """All trained models on `device`; None where the run has no such stage."""
         models = {
             stage: load_model(make, self.data_root, self.stages[stage]).to(device)
