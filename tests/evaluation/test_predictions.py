@@ -22,7 +22,7 @@ from ups.evaluation.predictions import (
 )
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
 from ups.models.sizes import Domain
-from ups.surrogate.surrogate import Correction, Setting, rollout
+from ups.surrogate.surrogate import Correction, Setting, Surrogate, rollout
 
 NUM_MEMBERS = 4
 CORRECTION = Correction("refine", 1.0, 0.002, 2, 1.0, 0.0)
@@ -37,11 +37,14 @@ class AddsNoise:
     denoiser: bool = True
     student: None = None
     corrections: dict = field(default_factory=lambda: ON)
+    latent_scale: float | None = None
 
     def encode(self, u: Tensor, family: str) -> Tensor:
         return u
 
     decode = encode
+
+    as_stored = Surrogate.as_stored
 
     def model(self, family: str) -> str:
         return family
@@ -108,6 +111,12 @@ def test_trivial_methods_repeat_the_truth():
     assert torch.equal(predictions["persistence", "one_step"].u, u_ref[:, :-1])
     assert torch.equal(predictions["persistence", "rollout"].u, u_ref[:, :1].expand_as(u_ref[:, 1:]))
     assert all(torch.equal(predictions["codec", horizon].u, u_ref[:, 1:]) for horizon in HORIZONS)
+
+
+def test_the_codec_decodes_what_is_stored():
+    """Where latents are rounded in the cache the error of the codec has that of rounding in it."""
+    u_ref, predictions = fields(), predicted(AddsNoise(latent_scale=0.5), [4])
+    assert torch.equal(predictions["codec", "one_step"].u, torch.round(2 * u_ref[:, 1:]) / 2)
 
 
 @pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [3, 1]], ids=str)

@@ -16,7 +16,6 @@ from ups.data.trajectories import describe_file, join_files, take_first, thin
 from ups.errors import OutOfMemory, StorageFault
 
 VALUE_BYTES = 4  # float32, as PDEBench stores fields and the codec computes
-CHECKSUM_BYTES = 4  # of each trajectory in the latent cache
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What the size of latents depends on: options of the codec's patches, and bytes of a stored value."""
+    """What the size of latents depends on: options of the codec's patches, bytes of a stored value (0: none is)."""
 
     patch_size: tuple[int, int, int]
     max_tokens: tuple[int, int, int]
@@ -130,13 +129,10 @@ def raw_bytes(dataset: Dataset) -> int:
 
 
 def latent_bytes(dataset: Dataset, tokens: Tokens) -> int:
-    """Bytes of the dataset's latents on disk: one chunk with a checksum per trajectory, of fields and coefficients."""
+    """Bytes of the dataset's latents on disk before compression, of fields and coefficients."""
     family = FAMILIES[dataset.family]
-    per_field = tokens.value_bytes * _values_per_field(dataset.grid, tokens)
-    chunk = len(dataset.times) * len(family.fields) * per_field + CHECKSUM_BYTES
-    if family.coefficients:
-        chunk += len(family.coefficients) * per_field + CHECKSUM_BYTES
-    return dataset.num_trajectories * chunk
+    arrays = len(dataset.times) * len(family.fields) + len(family.coefficients)
+    return tokens.value_bytes * dataset.num_trajectories * arrays * _values_per_field(dataset.grid, tokens)
 
 
 def snapshot_bytes(dataset: Dataset, tokens: Tokens) -> int:

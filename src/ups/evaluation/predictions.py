@@ -184,12 +184,16 @@ def _predicted(surrogate: Surrogate, batch: Batch, z: Tensor, target: Tensor, ro
 
 
 def predict_trivially(surrogate: Surrogate, family: str, slab: Slab) -> Iterator[Predicted]:
-    """What models are compared with: `codec` decodes the encoded reference, `persistence` repeats the snapshot before.
+    """What models are compared with: `codec` decodes the reference as it is stored in the latent cache.
 
-    In rollouts it repeats the initial one; a steady family has none.
+    `persistence` repeats the snapshot before, in rollouts the initial one; a steady family has none.
     """
+
+    def decoded(rows: slice) -> Prediction:
+        return Prediction(surrogate.decode(surrogate.as_stored(slab.z_ref[rows, 1:]), family))
+
     every, before, u_0 = slice(None), slab.before, slab.u_0
-    yield Predicted("codec", HORIZONS, every, lambda rows: Prediction(surrogate.decode(slab.z_ref[rows, 1:], family)))
+    yield Predicted("codec", HORIZONS, every, decoded)
     if before is not None and u_0 is not None:
         kept = u_0[:, None].expand_as(before)
         yield Predicted("persistence", ("one_step",), every, lambda rows: Prediction(before[rows]))

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from kedro.pipeline import Pipeline
 from rich import box, get_console
 from rich.table import Table
@@ -25,6 +24,7 @@ from ups.config import (
 )
 from ups.config.training import TrainingSection
 from ups.data.estimate import (
+    VALUE_BYTES,
     Size,
     Tokens,
     expect_room,
@@ -48,7 +48,7 @@ from ups.runs.stage_cache import Receipt
 
 log = logging.getLogger(__name__)
 
-CHUNKS = "04_feature/latents/*/*.zarr/*/c/*/0/0/0"  # a file per trajectory
+SHARDS = "04_feature/latents/*/*.zarr/*/c/*/*/0/0"
 STAGES = ("codec", "operator", "steady", "diffusion", "consistency")
 # Options that do not change how long a training step takes.
 ANY_LENGTH = ("steps", "warmup_steps", "seed", "learning_rate", "validate_every", "log_every", "patience")
@@ -163,7 +163,7 @@ def _read_shapes(raw: Path, names: list[str]) -> dict[str, Dataset]:
 
 
 def _tokens(codec: CodecConfig, latents: LatentsConfig) -> Tokens:
-    return Tokens(**codec.model.model_dump(), value_bytes=np.dtype(latents.dtype).itemsize)
+    return Tokens(**codec.model.model_dump(), value_bytes=VALUE_BYTES if latents.on_disk else 0)
 
 
 def _budget(launch: LaunchConfig) -> int:
@@ -173,7 +173,7 @@ def _budget(launch: LaunchConfig) -> int:
 
 
 def _expect_room(sizes: list[Size], launch: LaunchConfig, raw: Path, data_root: Path) -> None:
-    present = sum(path.stat().st_size for path in data_root.glob(CHUNKS))
+    present = sum(path.stat().st_size for path in data_root.glob(SHARDS))
     if not raw.is_relative_to(data_root):  # perhaps on another disk; the download checks its own room
         sizes = [replace(size, missing_bytes=0) for size in sizes]
     budget, latents = _budget(launch), sum(size.latent_bytes for size in sizes)

@@ -89,8 +89,9 @@ class Surrogate:
 
     `denoiser` is the diffusion model, `student` the consistency model distilled from it. `corrections` has the key
     (method, family), with the method `diffusion` or `consistency`. Without an entry the corrector is off: the method
-    predicts what the operator or the steady model predicts. The models take at most `max_tokens` tokens at once, but
-    at least one state; None: all.
+    predicts what the operator or the steady model predicts. Models were trained on latents rounded to multiples of
+    `latent_scale`; None: not rounded. The models take at most `max_tokens` tokens at once, but at least one state;
+    None: all.
     """
 
     codec: Codec
@@ -99,6 +100,7 @@ class Surrogate:
     student: Denoiser | None
     steady: SteadyModel | None
     corrections: dict[tuple[str, str], Correction]
+    latent_scale: float | None = None
     max_tokens: int | None = None
 
     def compile(self) -> None:
@@ -117,6 +119,10 @@ class Surrogate:
         group = self.codec.groups[group_name(family, kind)]
         lead = u.shape[: u.ndim - 1 - len(group.grid)]
         return self.codec.encode(u.flatten(0, len(lead) - 1), group_name(family, kind)).unflatten(0, lead)
+
+    def as_stored(self, z: Tensor) -> Tensor:
+        """Latents as the latent cache keeps them, rounded to multiples of `latent_scale`."""
+        return z if self.latent_scale is None else z.div(self.latent_scale).round() * self.latent_scale
 
     def decode(self, z: Tensor, family: str) -> Tensor:
         """Latents (..., N, D) to snapshots (..., C, *grid)."""

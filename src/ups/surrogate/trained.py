@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ups.data.latent_cache import LatentCache
+from ups.data.latent_shards import scale_of
 from ups.files import place_of
 from ups.models.codec import codec_from
 from ups.models.denoiser import Denoiser
@@ -55,6 +56,7 @@ class Trained:
             student=models.get("consistency"),
             steady=models.get("steady"),
             corrections=corrections(self.stages["corrector"]) if "corrector" in self.stages else {},
+            latent_scale=scale_of(self.latent_cache["key"]["options"]["tolerance"]),
         )
 
 
