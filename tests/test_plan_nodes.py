@@ -34,13 +34,13 @@ def sizes_in(raw: Path, subsample: SubsampleConfig = WHOLE, source: str = "folde
     return find_sizes(source, *options, raw)
 
 
-def shown(sizes: Receipt, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Receipt, str]:
+def shown(sizes: Receipt, root: Path, monkeypatch: pytest.MonkeyPatch, raw: Path = Path()) -> tuple[Receipt, str]:
     """The plan, and what a terminal of 80 columns shows of it."""
     console = Console(width=80, record=True, force_terminal=False)
     monkeypatch.setattr(plan, "get_console", lambda: console)
     p = typed()
     stages = (p.codec, p.operator, p.steady, p.diffusion, p.consistency)
-    return show_plan(sizes, *stages, LAUNCH, root / "01_raw", root), console.export_text()
+    return show_plan(sizes, *stages, LAUNCH, raw, root), console.export_text()
 
 
 def test_no_value_is_read(tmp_path: Path):
@@ -100,6 +100,15 @@ def test_a_full_disk_stops_the_run_unless_latents_are_there(tmp_path: Path, monk
     assert size["num_trajectories"] == 5
     with pytest.raises(StorageFault, match=f"^{tmp_path / 'other'}: the latent cache need"):
         check_sizes(*given, tmp_path / "other")
+
+
+def test_raw_files_elsewhere_need_no_room_in_the_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Files still to come count where they lie below the data root, but not in a folder that may be another disk."""
+    sizes = sizes_in(tmp_path / "01_raw", source="simulate")
+    monkeypatch.setattr(estimate, "free_disk_bytes", lambda folder: sum(s["latent_bytes"] for s in sizes["sizes"]))
+    shown(sizes, tmp_path / "root", monkeypatch, raw=tmp_path / "01_raw")
+    with pytest.raises(StorageFault, match="of raw files need"):
+        shown(sizes, tmp_path, monkeypatch, raw=tmp_path / "01_raw")
 
 
 def test_sizes_are_checked_before_anything_slow():

@@ -1,6 +1,7 @@
 """Strides, ranges of snapshots and first trajectories: the smaller data are slices of the whole, read in part."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import h5py
@@ -8,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.data.conftest import write_file
-from ups.config import WHOLE
 from ups.data import layouts
 from ups.data.families import Dataset, Subsample, condition_features
 from ups.data.inspection import inspect
@@ -136,15 +136,25 @@ def test_a_bad_value_is_named_by_its_place_in_the_file(write):
 
 
 def test_splits_do_not_depend_on_strides(write):
-    """The same trajectories are held out for every stride; only the first trajectories count."""
-    path = write("advection_1d", count=12)
-    chosen = {"subsample": WHOLE.of(FAMILIES) | {"advection_1d": {"every_point": 4, "first_trajectories": 8}}}
-    answer = inspect(
-        "describe", folder=path.parent, names=[path.name], seed=1, valid_fraction=0.2, test_fraction=0.2, **chosen
-    )
+    """Copies of a state are in one split although their first snapshots are left out; the first trajectories count."""
+
+    def copy_state(file: h5py.File) -> None:
+        file["tensor"][5, 0] = file["tensor"][2, 0]
+
+    path, fractions = write("advection_1d", count=12, edit=copy_state), (1, 0.2, 0.2)
+    options = {"every_point": 4, "first_snapshot": 1, "first_trajectories": 8}
+    given = {"names": [path.name], "subsample": {"advection_1d": options}}
+    given |= dict(zip(("seed", "valid_fraction", "test_fraction"), fractions, strict=True))
+    answer = inspect("describe", folder=path.parent, **given)
     datasets = {path.stem: take_first(whole(path), Subsample(first_trajectories=8))}
-    assert answer["splits"] == split(path.parent, datasets, 1, 0.2, 0.2)
-    assert Dataset.from_json(answer["datasets"][path.stem]).grid == (2,)
+    assert answer["splits"] == split(path.parent, datasets, *fractions)
+    assert any({2, 5} <= set(indices) for indices in answer["splits"][path.stem].values())
+
+
+def test_options_are_kept_in_json(write):
+    """A dataset read back from a receipt is read with the same strides."""
+    dataset = thin(Path(), whole(write("advection_1d")), EVERY_SECOND)
+    assert Dataset.from_json(json.loads(json.dumps(asdict(dataset)))) == dataset
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def files_to_fetch(plan: DownloadPlan) -> tuple[dict[str, Dataset], list[str]]:
 
 
 def _expected(path: Path, family: Family, count: int, times: list[float], grid: tuple[int, ...]) -> Dataset:
-    contents = Contents(count, tuple(times[:1] if family.steady else times), grid, (1.0,) * len(grid))
+    contents = Contents(count, tuple(times), grid, (1.0,) * len(grid))
     return describe_file(path, family, contents, dict.fromkeys(family.parameters, 1.0))
 
 
