@@ -42,9 +42,3 @@ def test_places_do_not_disturb_each_other(tmp_path: Path):
         stage: machine.with_tuned_micro_batch(launched(), stage, "cpu", tmp_path) for stage in ("operator", "steady")
     }
     assert {stage: launch.micro_batch_tokens for stage, launch in found.items()} == {"operator": 256, "steady": 64}
-
-
-def test_everything_fits(tmp_path: Path):
-    """None is remembered as well: all at once."""
-    machine.save_micro_batch(launched(), "operator", "cpu", tmp_path, None)
-    assert machine.with_tuned_micro_batch(launched(), "operator", "cpu", tmp_path).micro_batch_tokens is None

@@ -117,7 +117,8 @@ def _tune(
     section = config.model_dump(mode="json")
     run = Run(folder, stage, "tuning", section, trained_receipts(inputs), launch, where, data_root, raw)
     found = run_query(TUNE_WORKER, run, {})
-    machine.save_micro_batch(launch, stage, where, data_root, found["tokens"])
+    # A whole share that fits is remembered as well: without a number the launcher would cut it by an estimate.
+    machine.save_micro_batch(launch, stage, where, data_root, found["tokens"] or found["whole"])
     return {"stage": stage, "place": machine.tuning_key(launch, stage, where), **found}
 
 

@@ -68,8 +68,8 @@ def with_tuned_micro_batch(launch: LaunchConfig, stage: str, device: str, data_r
     return launch.model_copy(update={"micro_batch_tokens": found.get(tuning_key(launch, stage, device))})
 
 
-def save_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: Path, tokens: int | None) -> None:
-    """Save the largest micro-batch that fits into memory, in tokens; None: the whole batch fits."""
+def save_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: Path, tokens: int) -> None:
+    """Save the largest micro-batch that fits into memory, in tokens."""
     path = data_root / "06_models" / TUNING
     found = read_json(path) if path.is_file() else {}
     write_json(path, found | {tuning_key(launch, stage, device): tokens})

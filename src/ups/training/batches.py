@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.profiler import record_function
 
@@ -47,12 +48,13 @@ def with_agreed_memory(run: Run, ranks: Ranks) -> Run:
     return replace(run, launch=launch.model_copy(update={"memory_gigabytes": min(ranks.all_gather(own))}))
 
 
-def micro_batch_size(stage: Stage, key: str, run: Run, ranks: Ranks) -> int:
+def micro_batch_size(stage: Stage, key: str, run: Run) -> int:
     """The most samples in one forward pass: `launch.micro_batch_tokens`, or what is estimated to fit into memory."""
     limit = run.launch.micro_batch_tokens
     if limit is not None:
         return max(1, limit // stage.num_tokens[key])
-    return max(1, int(MICRO_BATCH_SHARE * memory_bytes(run.launch, ranks.device)) // stage.sample_bytes[key])
+    allowed = MICRO_BATCH_SHARE * memory_bytes(run.launch, torch.device(run.device))
+    return max(1, int(allowed) // stage.sample_bytes[key])
 
 
 def cut(place: slice, count: int) -> list[slice]:
@@ -126,7 +128,7 @@ class Batches:
                     f"make batch_multiple a multiple of {ranks.world_size}, or choose launch.num_processes to divide it"
                 )
         self.sampler = BatchSampler(stage.train, sizes, stage.weights(config), config.seed)
-        self.largest = {key: micro_batch_size(stage, key, run, ranks) for key in sizes}
+        self.largest = {key: micro_batch_size(stage, key, run) for key in sizes}
         self.data_bytes = DATA_SHARE * memory_bytes(run.launch, ranks.device)
         self.next_step, self.last_step = 0, config.steps
         self._reader = ThreadPoolExecutor(1)

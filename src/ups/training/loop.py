@@ -110,7 +110,7 @@ def validate(stage: Stage, model: torch.nn.Module, config: TrainingSection, run:
         run.alive(ranks.rank).touch()
         total = torch.zeros((), device=ranks.device)
         largest_share = math.ceil(len(samples) / ranks.world_size)
-        count = math.ceil(largest_share / micro_batch_size(stage, key, run, ranks))
+        count = math.ceil(largest_share / micro_batch_size(stage, key, run))
         for part in cut(ranks.share(len(samples)), count):
             # A rank without a sample computes one with weight 0: forward passes of sharded models are collective.
             place = part if part.start < part.stop else slice(0, 1)

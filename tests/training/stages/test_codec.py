@@ -12,7 +12,6 @@ from ups.files import read_json
 from ups.models.weights import load
 from ups.runs.run import Run
 from ups.training.batches import micro_batch_size
-from ups.training.distributed import Ranks
 from ups.training.stages import codec
 
 ALONE = {"num_processes": 1, "device": "cpu"}
@@ -38,4 +37,4 @@ def test_a_sample_is_estimated_to_need_twelve_times_its_size(root: Path):
     assert stage.sample_bytes["advection_1d/fields"] == 12 * 4 * 16
     gigabytes = 2 * 5.5 * stage.sample_bytes["darcy_2d/fields"] / 1e9
     run = replace(run, launch=run.launch.model_copy(update={"memory_gigabytes": gigabytes}))
-    assert micro_batch_size(stage, "darcy_2d/fields", run, Ranks(0, 1, torch.device("cpu"))) == 5
+    assert micro_batch_size(stage, "darcy_2d/fields", run) == 5
