@@ -190,17 +190,7 @@ def score_batch(
         if example is not None:
             example.add("truth", slab, slab.target[0])
         for each in chain.from_iterable(predictor(slab) for predictor in predictors):
-            parts = []
-            for rows, truth in zip(batch.rows, truths, strict=True):
-                prediction = each.of(rows)
-                u_0 = slab.u_0[rows] if slab.u_0 is not None and "rollout" in each.horizons else None
-                if each.times != slice(None):
-                    truth = Truth(truth.u[:, each.times])
-                suite = suites[each.method, each.horizons[0]]
-                parts.append(suite.reduce(prediction.u, truth, u_0, prediction.ensemble))
-                if example is not None and rows.start == 0 and "rollout" in each.horizons:
-                    example.add(each.method, slab, prediction.u[0])
-            found = joined(parts, 0)
+            found = _reduced(suites[each.method, each.horizons[0]], each, slab, truths, batch.rows, example)
             for horizon in each.horizons:
                 left_out = () if horizon == "rollout" else OF_ROLLOUTS
                 reductions[each.method, horizon].append({k: v for k, v in found.items() if k not in left_out})
@@ -209,6 +199,26 @@ def score_batch(
         suites[method, horizon].add(whole)
         if example is not None and horizon == "rollout":
             example.errors[method] = (whole["rms"] / whole["rms_ref"].clamp_min(EPS))[0].cpu().numpy()
+
+
+def _reduced(
+    suite: ScoreSuite,
+    predicted: Predicted,
+    slab: Slab,
+    truths: list[Truth],
+    places: list[slice],
+    example: "Example | None",
+) -> Reductions:
+    """Reductions of a method's predictions for a slab, made a few trajectories at a time."""
+    parts, is_rollout = [], "rollout" in predicted.horizons
+    for rows, truth in zip(places, truths, strict=True):
+        prediction = predicted.of(rows)
+        u_0 = slab.u_0[rows] if slab.u_0 is not None and is_rollout else None
+        part = truth if predicted.times == slice(None) else Truth(truth.u[:, predicted.times])
+        parts.append(suite.reduce(prediction.u, part, u_0, prediction.ensemble))
+        if example is not None and rows.start == 0 and is_rollout:
+            example.add(predicted.method, slab, prediction.u[0])
+    return joined(parts, 0)
 
 
 class Example:
