@@ -67,7 +67,7 @@ def slabs(u_ref: Tensor, lengths: list[int]) -> list[Slab]:
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     places = [slice(start, start + length + 1) for start, length in zip(starts, lengths, strict=True)]
     found = [(place.start, u_ref[:, place]) for place in places]
-    return [Slab(start, u[:, 1:], u_ref[:, 0], u[:, :-1], u) for start, u in found]
+    return [Slab(start, u[:, 1:], u_ref[:, 0], u[:, :1], u) for start, u in found]
 
 
 def predicted(surrogate: AddsNoise, lengths: list[int], at_once: int = NUM_MEMBERS) -> dict[tuple, Prediction]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ups.metrics.ensembles import ensemble_errors
 from ups.metrics.spectra import log_bands
-from ups.metrics.suite import COMPAT, Score, ScoreSuite, Truth, joined
+from ups.metrics.suite import COMPAT, Score, ScoreSuite, Timeline, Truth, joined
 
 PDEBENCH = {"nRMSE", "RMSE", "max_error", "cRMSE", "bRMSE", "fRMSE_low", "fRMSE_mid", "fRMSE_high"}
 BANDS = {f"band_{kind}_{number}" for kind in ("error", "energy") for number in range(1, 5)}
@@ -62,15 +62,15 @@ def test_pieces_of_times_and_trajectories_do_not_matter(lengths: list[int]):
     """Reduced piece by piece in time and over trajectories, an ensemble has the scores of all at once."""
     members, u_ref = random_fields(9)
     suite, start = ScoreSuite(1, 4, (0,), seed=0), 1
-    slabs = []
+    timeline = Timeline(num_times=6)
     for length in lengths:
         of_rows = []
         for rows in (slice(0, 5), slice(5, 9)):
             u, some = u_ref[rows, start : start + length], members[:, rows, start : start + length]
             of_rows.append(suite.reduce(some.mean(0), Truth(u), u_ref[rows, 0], ensemble_errors(some, u)))
-        slabs.append(joined(of_rows, 0))
+        timeline.append(joined(of_rows))
         start += length
-    suite.add(joined(slabs, 1))
+    suite.add(timeline.whole)
     expected = {name: score.value for name, score in measure(members, u_ref, [9]).items()}
     assert {name: score.value for name, score in suite.compute().items()} == pytest.approx(expected, rel=1e-12)
 

@@ -23,7 +23,7 @@ HORIZONS = ("one_step", "rollout")
 
 
 MAX_PIECE = 2**28  # bytes of fields at once: larger pieces are no faster
-COPIES, COPIES_PER_MEMBER = 12, 4  # of a snapshot, that scoring holds at once
+COPIES, COPIES_PER_MEMBER = 14, 2  # of a snapshot, that scoring holds at once
 SHARE = 4  # part of the memory for these, and as much for the models
 BYTES_PER_TOKEN = 2**14  # that a model holds while it takes a token
 
@@ -67,14 +67,14 @@ class Prediction:
 class Slab:
     """Snapshots `target` (B, T, C, *grid) to predict, the T steps after the first `start` ones of their trajectories.
 
-    Single steps start from `before` (B, T, C, *grid), rollouts from u_0 (B, C, *grid); a steady family has neither.
-    `z_ref` (B, T + 1, N, D) are the latents of `before` and of the last target, where a steady solution starts from 0.
+    Before them comes the snapshot `last` (B, 1, C, *grid); rollouts start from u_0 (B, C, *grid). A steady family has
+    neither. `z_ref` (B, T + 1, N, D) are the latents of `last` and the targets, where a steady solution starts from 0.
     """
 
     start: int
     target: Tensor
     u_0: Tensor | None
-    before: Tensor | None
+    last: Tensor | None
     z_ref: Tensor
 
 
@@ -110,8 +110,8 @@ class Batch:
         for start in range(1, num_times, self.num_steps):
             target = self.read(start, min(start + self.num_steps, num_times))
             z_ref = torch.cat([z_last, surrogate.encode(target, family)], 1)
-            yield Slab(start - 1, target, u_0, torch.cat([last, target[:, :-1]], 1), z_ref)
-            last, z_last = target[:, -1:].clone(), z_ref[:, -1:].clone()
+            yield Slab(start - 1, target, u_0, last, z_ref)
+            last, z_last = target[:, -1:], z_ref[:, -1:]
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,17 @@ def predict(surrogate: Surrogate, batch: Batch, forecasts: Forecasts, slab: Slab
 
 
 def _predicted(surrogate: Surrogate, batch: Batch, z: Tensor, target: Tensor, rows: slice) -> Prediction:
-    members = _decoded(surrogate, z[:, rows], batch.setting.family, batch.members_at_once)
-    return _prediction(members, target[rows])
+    """From latents (M, B, T, N, D), whose halves are decoded one after the other."""
+    family, target = batch.setting.family, target[rows]
+    if len(z) == 1:
+        return Prediction(surrogate.decode(z[0, rows], family))
+    means, errors = [], []
+    for half in z[:, rows].chunk(2):
+        members = _decoded(surrogate, half, family, batch.members_at_once)
+        means.append(members.mean(0))
+        errors.append(ensemble_errors(members, target))
+        del members  # before those of the other half
+    return Prediction((means[0] + means[1]) / 2, EnsembleErrors.mean(errors))
 
 
 def predict_trivially(surrogate: Surrogate, family: str, slab: Slab) -> Iterator[Predicted]:
@@ -192,11 +201,15 @@ def predict_trivially(surrogate: Surrogate, family: str, slab: Slab) -> Iterator
     def decoded(rows: slice) -> Prediction:
         return Prediction(surrogate.decode(surrogate.as_stored(slab.z_ref[rows, 1:]), family))
 
-    every, before, u_0 = slice(None), slab.before, slab.u_0
+    every, target, last, u_0 = slice(None), slab.target, slab.last, slab.u_0
     yield Predicted("codec", HORIZONS, every, decoded)
-    if before is not None and u_0 is not None:
-        kept = u_0[:, None].expand_as(before)
-        yield Predicted("persistence", ("one_step",), every, lambda rows: Prediction(before[rows]))
+    if last is not None and u_0 is not None:
+
+        def snapshots_before(rows: slice) -> Prediction:
+            return Prediction(torch.cat([last[rows], target[rows, :-1]], 1))
+
+        kept = u_0[:, None].expand_as(target)
+        yield Predicted("persistence", ("one_step",), every, snapshots_before)
         yield Predicted("persistence", ("rollout",), every, lambda rows: Prediction(kept[rows]))
 
 
@@ -259,11 +272,3 @@ def _decoded(surrogate: Surrogate, z: Tensor, family: str, members_at_once: int)
     for part, place in zip(parts, members.split(members_at_once), strict=True):
         place.copy_(first if part is parts[0] else surrogate.decode(part, family))
     return members
-
-
-def _prediction(members: Tensor, target: Tensor) -> Prediction:
-    """From members (M, B, T, C, *grid), which are compared with the target (B, T, C, *grid)."""
-    if len(members) == 1:
-        return Prediction(members[0])
-    halves = [ensemble_errors(half, target) for half in members.chunk(2)]
-    return Prediction(members.mean(0), EnsembleErrors.mean(halves))

@@ -41,7 +41,7 @@ from ups.evaluation.tables import finite
 from ups.evaluation.violations import conserved_channels
 from ups.metrics.errors import EPS
 from ups.metrics.spectra import radial_spectrum
-from ups.metrics.suite import OF_ROLLOUTS, Reductions, ScoreSuite, Truth, joined
+from ups.metrics.suite import OF_ROLLOUTS, Reductions, ScoreSuite, Timeline, Truth, joined
 from ups.models.sizes import Domain
 from ups.runs.progress import ProgressBar
 from ups.surrogate.surrogate import Setting, Surrogate
@@ -184,31 +184,42 @@ def score_batch(
     example: "Example | None" = None,
 ) -> None:
     """Add the scores of all predictors on a batch to `suites`; its first trajectory is the `example` for figures."""
-    reductions: dict[tuple[str, str], list[Reductions]] = defaultdict(list)
+    num_times = len(batch.reader.dataset.times)
+    timelines: dict[tuple[str, str], Timeline] = defaultdict(lambda: Timeline(num_times))
     for slab in batch.slabs(surrogate):
         truths = [Truth(slab.target[rows]) for rows in batch.rows]
         if example is not None:
             example.add("truth", slab, slab.target[0])
         for each in chain.from_iterable(predictor(slab) for predictor in predictors):
-            parts = []
-            for rows, truth in zip(batch.rows, truths, strict=True):
-                prediction = each.of(rows)
-                u_0 = slab.u_0[rows] if slab.u_0 is not None and "rollout" in each.horizons else None
-                if each.times != slice(None):
-                    truth = Truth(truth.u[:, each.times])
-                suite = suites[each.method, each.horizons[0]]
-                parts.append(suite.reduce(prediction.u, truth, u_0, prediction.ensemble))
-                if example is not None and rows.start == 0 and "rollout" in each.horizons:
-                    example.add(each.method, slab, prediction.u[0])
-            found = joined(parts, 0)
+            found = _reduced(suites[each.method, each.horizons[0]], each, slab, truths, batch.rows, example)
             for horizon in each.horizons:
                 left_out = () if horizon == "rollout" else OF_ROLLOUTS
-                reductions[each.method, horizon].append({k: v for k, v in found.items() if k not in left_out})
-    for (method, horizon), parts in reductions.items():
-        whole = joined(parts, 1)
+                timelines[each.method, horizon].append({k: v for k, v in found.items() if k not in left_out})
+    for (method, horizon), timeline in timelines.items():
+        whole = timeline.whole
         suites[method, horizon].add(whole)
         if example is not None and horizon == "rollout":
             example.errors[method] = (whole["rms"] / whole["rms_ref"].clamp_min(EPS))[0].cpu().numpy()
+
+
+def _reduced(
+    suite: ScoreSuite,
+    predicted: Predicted,
+    slab: Slab,
+    truths: list[Truth],
+    places: list[slice],
+    example: "Example | None",
+) -> Reductions:
+    """Reductions of a method's predictions for a slab, made a few trajectories at a time."""
+    parts, is_rollout = [], "rollout" in predicted.horizons
+    for rows, truth in zip(places, truths, strict=True):
+        prediction = predicted.of(rows)
+        u_0 = slab.u_0[rows] if slab.u_0 is not None and is_rollout else None
+        part = truth if predicted.times == slice(None) else Truth(truth.u[:, predicted.times])
+        parts.append(suite.reduce(prediction.u, part, u_0, prediction.ensemble))
+        if example is not None and rows.start == 0 and is_rollout:
+            example.add(predicted.method, slab, prediction.u[0])
+    return joined(parts)
 
 
 class Example:

@@ -33,9 +33,12 @@ def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
     """Reduce M > 1 members (M, B, T, C, *grid) and their reference (B, T, C, *grid) over space."""
     axes = tuple(range(3, u_ref.ndim))
     mean = members.mean(dim=0)
-    variance = sum((member - mean).square() for member in members) / (len(members) - 1)
-    crps, squared_error = fair_crps(members, u_ref), (mean - u_ref).square()
-    return EnsembleErrors(*(u.mean(dim=axes) for u in (crps, variance, squared_error)), rank_histogram(members, u_ref))
+    variance = (sum((member - mean).square() for member in members) / (len(members) - 1)).mean(dim=axes)
+    squared_error = (mean - u_ref).square().mean(dim=axes)
+    del mean  # as large as a member
+    return EnsembleErrors(
+        fair_crps(members, u_ref).mean(dim=axes), variance, squared_error, rank_histogram(members, u_ref)
+    )
 
 
 def fair_crps(members: Tensor, u_ref: Tensor) -> Tensor:

@@ -17,11 +17,12 @@ from ups.metrics.pdebench import CompatSuite, MetricSuite, SnapshotErrors, snaps
 from ups.metrics.spectra import band_scores, radial_spectrum
 
 Reductions = dict[str, Tensor]
-"""Name -> (B, T, ...): what remains of the snapshots of B trajectories at T times, reduced over space."""
+"""Name -> (B, T, ...): what remains of B trajectories at T times, reduced over space; SPECTRA have (B, 1, C, K)."""
 
 Record = TypeVar("Record", SnapshotErrors, EnsembleErrors)
 
 COMPAT = "pdebench_compat/"
+SPECTRA = ("prediction_spectrum", "reference_spectrum")  # summed over times
 OF_ROLLOUTS = ("correlation", "conservation_drift")
 MEDIANS = ("correlation_time",)  # its mean would depend on the length of rollouts that never lose correlation
 
@@ -45,9 +46,38 @@ class Truth:
         return radial_spectrum(self.u)
 
 
-def joined(parts: Sequence[Reductions], dim: int) -> Reductions:
-    """Join the reductions of other trajectories (dim 0) or of the times that follow (dim 1)."""
-    return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]}
+def joined(parts: Sequence[Reductions]) -> Reductions:
+    """Join the reductions of different trajectories."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+class Timeline:
+    """Reductions of whole trajectories of at most `num_times` steps, filled in a slab of times after the other.
+
+    They are written in place: small tensors made between the snapshots that they outlive would scatter the free memory,
+    which then grew with the length of the trajectories.
+    """
+
+    def __init__(self, num_times: int) -> None:
+        self._num_times, self._stop = num_times, 0
+        self._whole: Reductions = {}
+
+    def append(self, part: Reductions) -> None:
+        """Add the times that follow."""
+        start, self._stop = self._stop, self._stop + part["rms"].shape[1]
+        for name, values in part.items():
+            if name not in self._whole:
+                num_times = 1 if name in SPECTRA else self._num_times
+                self._whole[name] = values.new_zeros(len(values), num_times, *values.shape[2:])
+            if name in SPECTRA:
+                self._whole[name].add_(values)
+            else:
+                self._whole[name][:, start : self._stop] = values
+
+    @property
+    def whole(self) -> Reductions:
+        """The reductions of all times so far."""
+        return {name: values[:, : self._stop] for name, values in self._whole.items()}
 
 
 class ScoreSuite:
@@ -78,8 +108,8 @@ class ScoreSuite:
         reductions of the members whose mean is u_pred.
         """
         found = vars(snapshot_errors(u_pred, truth.u)) | {"MAE": MAE(u_pred, truth.u), "VRMSE": VRMSE(u_pred, truth.u)}
-        spectra = {"prediction_spectrum": radial_spectrum(u_pred), "reference_spectrum": truth.spectrum}
-        found |= {name: energy.double().sum(dim=1, keepdim=True) for name, energy in spectra.items()}
+        spectra = zip(SPECTRA, (radial_spectrum(u_pred), truth.spectrum), strict=True)
+        found |= {name: energy.double().sum(dim=1, keepdim=True) for name, energy in spectra}
         if u_0 is not None:
             found["correlation"] = correlation(u_pred, truth.u)
             if self.conserved:
@@ -91,8 +121,7 @@ class ScoreSuite:
         errors = _record(SnapshotErrors, reductions)
         self.metrics.add(errors)
         self._compat.add(errors)
-        energies = {"error": errors.radial}
-        energies |= {name: reductions[f"{name}_spectrum"] for name in ("prediction", "reference")}
+        energies = {"error_spectrum": errors.radial} | {name: reductions[name] for name in SPECTRA}
         self._spectra.add({name: energy.double().sum(dim=1) for name, energy in energies.items()})
         scores = {name: reductions[name] for name in ("MAE", "VRMSE", "conservation_drift") if name in reductions}
         scores |= {"nRMSE": errors.nRMSE, "RMSE": errors.rms, "bRMSE": errors.boundary_rms}
@@ -113,7 +142,7 @@ class ScoreSuite:
             each, is_median = self.of_trajectories(name), name in MEDIANS
             values[name] = float(each.quantile(0.5) if is_median else each.mean())
             intervals[name] = bootstrap_interval(each, statistic=np.median if is_median else np.mean, seed=self.seed)
-        spectra = [self._spectra[name] for name in ("error", "prediction", "reference")]
+        spectra = [self._spectra[name] for name in ("error_spectrum", *SPECTRA)]
         values |= self.metrics.compute() | band_scores(*spectra)
         values |= {f"{COMPAT}{name}": value for name, value in self._compat.compute().items()}
         if "CRPS" in self._trajectories:
