@@ -113,6 +113,14 @@ def test_child_that_computes_too_long_is_killed():
     assert completed.returncode == -signal.SIGPROF and completed.stdout == '{"file": "a"}\n'
 
 
+def test_child_imports_little(tmp_path: Path):
+    """A description needs NumPy and h5py, whose import is what a child costs, and no other large library."""
+    request = {"folder": str(tmp_path), "names": [write_file(tmp_path, "advection_1d").name], **FRACTIONS}
+    large = {"pydantic", "requests", "scipy", "torch"}
+    code = f"import sys\ninspection._answer('describe', {request})\nprint({large} & set(sys.modules))"
+    assert limited(code).stdout.splitlines()[-1] == "set()"
+
+
 def test_child_has_limited_memory():
     """An array beyond the limit cannot be allocated, one of a quarter of it can."""
     allocate = "np.empty(inspection.MEMORY_BYTES{}, np.int8)"

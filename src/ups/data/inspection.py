@@ -24,7 +24,6 @@ from ups import errors
 from ups.data import hdf5
 from ups.data.families import Dataset
 from ups.data.hdf5 import file_fault
-from ups.data.published import PublishedFile
 from ups.errors import Fault
 
 CPU_SECONDS = 5  # from one access to a file to the next
@@ -136,6 +135,7 @@ def marker(path: str) -> str | None:
 def structure(url: str, size: int, file: dict[str, Any], positions: list[int]) -> dict[str, Any]:
     """Structure of the file with some trajectories of a remote one, see `partial.read_structure`."""
     from ups.data.partial import read_structure
+    from ups.data.published import PublishedFile
 
     return read_structure(FetchedFile(url, size), PublishedFile(**file), positions)
 
