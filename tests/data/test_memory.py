@@ -48,7 +48,7 @@ from dataclasses import replace
 from ups.data.partial import fetch_trajectories
 from ups.data.published import find_file
 target = folder / "partial" / name
-file = replace(find_file(name), url=f"{url}/{name}", bytes=int(size))
+file = replace(find_file(name), url=f"{url}/{name}", bytes=int(size), num_trajectories=1100)
 fetch_trajectories(file, target, range(100), base_url=None, advance=advance)
 report(bytes=target.stat().st_size)
 """
