@@ -16,14 +16,14 @@ from ups.data.families import BOUNDARIES, Family, Subsample
 from ups.data.pdebench import FAMILIES
 from ups.data.published import read_published_files
 from ups.data.simulate import file_name, simulate
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets, thin
+from ups.data.trajectories import TrajectoryReader, find_datasets, thin
 
 SPLITS = {"train": [2, 3], "valid": [0], "test": [1]}
 
 
 def card_of(path: Path, **changes) -> Card:
     """The card of the one dataset in a file, with statistics that no other number looks like."""
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     family = FAMILIES[dataset.family]
     names = {"fields": family.fields, "coefficients": family.coefficients}
     statistics = {
@@ -122,7 +122,7 @@ def test_sample_has_few_snapshots(write):
     """Of a plane the first, middle and last snapshot are read, whatever the length; of a line all up to 256."""
     for family, expected in (("shallow_water_2d", [0, 0.5, 1]), ("advection_1d", [0, 0.25, 0.5, 0.75, 1])):
         path = write(family)
-        (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+        (dataset,) = find_datasets(path.parent, [path.name]).values()
         times, u, _ = read_sample(path.parent, dataset, 1)
         assert times.tolist() == expected
         assert u.shape == (len(expected), 1, *dataset.grid)
@@ -133,7 +133,7 @@ def test_sample_has_few_points(write, monkeypatch: pytest.MonkeyPatch, family: s
     """Of axes with more points than are drawn every second or third one is kept, of coefficients too."""
     monkeypatch.setattr(cards, "MAX_POINTS", 3)
     path = write(family)
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     _, u, coefficients = read_sample(path.parent, dataset, 1)
     assert max(u.shape[2:]) <= 3 and max(coefficients.shape[1:]) <= 3
     with TrajectoryReader(path.parent, dataset) as reader:
@@ -176,7 +176,7 @@ def test_hostile_names_are_plain_text(write):
 def test_volumes_are_cut_in_the_middle(write):
     """Of a volume the plane in the middle of z is shown, cut before the next snapshot is read."""
     path = write("compressible_ns_3d")
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     _, u, _ = read_sample(path.parent, dataset, 1)
     with TrajectoryReader(path.parent, dataset) as reader:
         assert np.array_equal(u, reader.read(1)[[0, 2, 4], ..., dataset.grid[2] // 2])
@@ -186,7 +186,7 @@ def test_origin_is_checked(write):
     """A file is called published if its MD5 is, and partial if it says so."""
     marker = f"trajectories 0-3 of 10000 of 1D_Advection_Sols_beta0.4.hdf5, MD5 {'0' * 32}"
     path = write("advection_1d", edit=lambda file: file.attrs.update(ups_partial=np.bytes_(marker)))
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     published = {path.name: {"bytes": 1, "md5": read_published_files()[path.name].md5}}
     said = find_origin("pdebench", path.parent, dataset, published)
     assert said[0].startswith("downloaded") and said[2] == f"partial: {marker}"
@@ -210,7 +210,7 @@ def write_simulated(folder: Path) -> dict:
     for family, num_snapshots in (("advection_1d", 3), ("darcy_2d", 1)):
         sizes = {"num_trajectories": 4, "resolution": 8, "num_snapshots": num_snapshots, "duration": 1.0, "seed": 0}
         simulate(folder / file_name(family, {"beta": 1.0}), family=family, parameters={"beta": 1.0}, **sizes)
-    described = find_single_grid_datasets(folder, [path.name for path in folder.glob("*.hdf5")])
+    described = find_datasets(folder, [path.name for path in folder.glob("*.hdf5")])
     datasets = {
         "datasets": {name: asdict(dataset) for name, dataset in described.items()},
         "splits": dict.fromkeys(described, SPLITS),

@@ -18,7 +18,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.plan import make_plan
 from ups.data.published import find_file
 from ups.data.sources import simulate_files
-from ups.data.trajectories import find_files, find_single_grid_datasets, thin
+from ups.data.trajectories import find_datasets, find_files, thin
 from ups.errors import ConfigFault, OutOfMemory, StorageFault
 from ups.files import read_json
 
@@ -28,7 +28,7 @@ SIZE = Size("gas", "compressible_ns_1d", 4, 5, (8,), 1000, 300, 500, 700)
 
 def whole(path: Path) -> Dataset:
     """The dataset of one file."""
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     return dataset
 
 
@@ -74,7 +74,7 @@ def test_simulated_files_have_the_planned_sizes(tmp_path: Path):
     ]
     planned = files_to_simulate(tmp_path, recipes)
     simulate_files(tmp_path, recipes, "", lambda count: None)
-    written = find_single_grid_datasets(tmp_path, find_files(tmp_path))
+    written = find_datasets(tmp_path, find_files(tmp_path))
     of_both = ({name: size_of(entry, TOKENS) for name, entry in datasets.items()} for datasets in (planned, written))
     assert next(of_both) == next(of_both)
 

@@ -21,7 +21,7 @@ from ups.data.families import Dataset
 from ups.data.inspection import CPU_SECONDS, inspect
 from ups.data.normalization import fit_normalization
 from ups.data.splits import split
-from ups.data.trajectories import find_single_grid_datasets
+from ups.data.trajectories import find_datasets
 from ups.errors import ConfigFault, DataFault, Fault, StorageFault
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def describe(path: Path) -> dict:
 def test_child_answers_as_this_process(tmp_path: Path, family: str):
     """Datasets, splits and statistics from the child process are those computed here, in every layout."""
     path = write_file(tmp_path, family)
-    datasets = find_single_grid_datasets(tmp_path, [path.name])
+    datasets = find_datasets(tmp_path, [path.name])
     splits, counts = split(tmp_path, datasets, 3, 0.25, 0.25), []
     described = describe(path)
     assert {name: Dataset.from_json(entry) for name, entry in described["datasets"].items()} == datasets
@@ -61,7 +61,7 @@ def test_refusal_reaches_the_parent(tmp_path: Path):
 def test_values_are_checked_in_the_child(tmp_path: Path):
     """A value that is not finite is refused by the child that checks all values."""
     path = write_file(tmp_path, "advection_1d", edit=lambda file: file["tensor"].__setitem__((2, 1, 3), np.nan))
-    (dataset,) = find_single_grid_datasets(tmp_path, [path.name]).values()
+    (dataset,) = find_datasets(tmp_path, [path.name]).values()
     with pytest.raises(DataFault, match="trajectory 2, snapshot 1, is NaN"):
         inspect("check", folder=tmp_path, dataset=asdict(dataset))
 
@@ -117,6 +117,7 @@ def test_child_that_computes_too_long_is_killed():
 def test_child_imports_little(tmp_path: Path):
     """A description needs NumPy and h5py, whose import is what a child costs, and no other large library."""
     request = {"folder": str(tmp_path), "names": [write_file(tmp_path, "advection_1d").name], **FRACTIONS}
+    request["subsample"] = {"advection_1d": {}}
     large = {"pydantic", "requests", "scipy", "torch"}
     code = f"import sys\ninspection._answer('describe', {request})\nprint({large} & set(sys.modules))"
     assert limited(code).stdout.splitlines()[-1] == "set()"

@@ -12,7 +12,7 @@ from tests.data.latents import encoding_of, points_as_tokens, write_cache
 from ups.data import latent_cache, latent_shards
 from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import ConfigFault, DataFault
 from ups.files import read_json, write_json
 
@@ -33,7 +33,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def datasets(write: Callable[..., Path]) -> dict[str, Dataset]:
     """Six trajectories of a transient and of a steady family."""
     paths = [write(family, count=6) for family in GRIDS]
-    return find_single_grid_datasets(paths[0].parent, [path.name for path in paths])
+    return find_datasets(paths[0].parent, [path.name for path in paths])
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def test_fields_that_decay_need_not_shrink(tmp_path: Path, write: Callable[..., 
     def decay(file: h5py.File) -> None:
         file["tensor"][:] = file["tensor"][:] * (0.5 ** np.arange(5.0))[None, :, None]
 
-    datasets = find_single_grid_datasets(tmp_path, [write("advection_1d", count=6, edit=decay).name])
+    datasets = find_datasets(tmp_path, [write("advection_1d", count=6, edit=decay).name])
     write_cache(tmp_path / "cache", tmp_path, datasets, SPLITS, key=KEY)
     assert LatentCache.open(tmp_path / "cache", KEY).datasets[ADVECTION]["statistics"]["max_growth"] == [1.0]
 

@@ -9,7 +9,7 @@ from tests.data.latents import write_cache
 from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache
 from ups.data.samples import FieldSamples, LatentSamples
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.training.batches import BatchSampler
 from ups.training.stage import batch_size, fixed_batches
 
@@ -88,7 +88,7 @@ def test_validation_batches_are_spread_evenly():
 def datasets(write: Callable[..., Path]) -> dict[str, Dataset]:
     """Six trajectories of two transient families and a steady one."""
     names = [write(family, count=6).name for family in GRIDS]
-    return find_single_grid_datasets(write("darcy_2d", count=6).parent, names)
+    return find_datasets(write("darcy_2d", count=6).parent, names)
 
 
 @pytest.fixture

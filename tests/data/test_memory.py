@@ -29,8 +29,8 @@ def report(**values):
 """
 DESCRIBE_AND_SPLIT = """
 from ups.data.splits import split
-from ups.data.trajectories import find_single_grid_datasets
-datasets = find_single_grid_datasets(folder, [name])
+from ups.data.trajectories import find_datasets
+datasets = find_datasets(folder, [name])
 splits = split(folder, datasets, 0, 0.1, 0.1)
 report(test=len(next(iter(splits.values()))["test"]))
 """

@@ -23,7 +23,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.plan import partial_name
 from ups.data.published import find_file
 from ups.data.splits import split
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import ConfigFault, DataFault, StorageFault
 
 CONTIGUOUS = [name for name, family in FAMILIES.items() if family.layout in ("tensor", "fields")]
@@ -65,7 +65,7 @@ def fetch(
 
 def expect_same(small: Path, whole: Path, count: int) -> None:
     """The trajectories of the small file are the first ones of the whole."""
-    part, full = (next(iter(find_single_grid_datasets(path.parent, [path.name]).values())) for path in (small, whole))
+    part, full = (next(iter(find_datasets(path.parent, [path.name]).values())) for path in (small, whole))
     assert part.counts == (count,)
     assert (part.times, part.grid, part.lengths, part.boundary) == (full.times, full.grid, full.lengths, full.boundary)
     assert part.parameters == full.parameters
@@ -166,7 +166,7 @@ def test_chosen_trajectories_arrive(serve, write, tmp_path, local, family, posit
     """Any increasing positions can be chosen; the reader knows where they come from."""
     whole = write(family)
     small = fetch(serve(tmp_path), whole, local, positions=positions)
-    part, full = (next(iter(find_single_grid_datasets(path.parent, [path.name]).values())) for path in (small, whole))
+    part, full = (next(iter(find_datasets(path.parent, [path.name]).values())) for path in (small, whole))
     with TrajectoryReader(local, part) as a, TrajectoryReader(tmp_path, full) as b:
         assert [a.published_position(i) for i in range(len(positions))] == list(positions)
         for i, position in enumerate(positions):
@@ -186,7 +186,7 @@ def test_chosen_trajectories_split_by_origin(serve, write, tmp_path, local):
     """Trajectory 7 of one file and trajectory 7 of another share a split, wherever they are in the small files."""
     server, chosen = serve(tmp_path), {"advection_1d": range(5, 25), "burgers_1d": range(20)}
     small = [fetch(server, write(family, count=40), local, positions=positions) for family, positions in chosen.items()]
-    splits = split(local, find_single_grid_datasets(local, [path.name for path in small]), 0, 0.2, 0.2)
+    splits = split(local, find_datasets(local, [path.name for path in small]), 0, 0.2, 0.2)
     place = {
         family: {positions[i]: kind for kind, indices in splits[path.stem].items() for i in indices}
         for (family, positions), path in zip(chosen.items(), small, strict=True)
@@ -199,7 +199,7 @@ def test_partial_files_split_like_whole_ones(serve, write, tmp_path, local):
     """Two families with common initial states keep trajectory i of both in one split."""
     server = serve(tmp_path)
     small = [fetch(server, write(family, count=40), local, 20) for family in ("advection_1d", "burgers_1d")]
-    datasets = find_single_grid_datasets(local, [path.name for path in small])
+    datasets = find_datasets(local, [path.name for path in small])
     first, second = split(local, datasets, 0, 0.2, 0.2).values()
     assert first == second
 

@@ -15,7 +15,7 @@ from ups.data.inspection import inspect
 from ups.data.normalization import check_values, fit_normalization
 from ups.data.pdebench import FAMILIES
 from ups.data.splits import split
-from ups.data.trajectories import TrajectoryReader, find_files, find_single_grid_datasets, take_first, thin
+from ups.data.trajectories import TrajectoryReader, find_datasets, find_files, take_first, thin
 from ups.errors import ConfigFault, DataFault
 
 EVERY_SECOND = Subsample(every_point=2, every_snapshot=2, first_snapshot=1, last_snapshot=4)
@@ -23,7 +23,7 @@ EVERY_SECOND = Subsample(every_point=2, every_snapshot=2, first_snapshot=1, last
 
 def whole(path: Path) -> Dataset:
     """The dataset of one file."""
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     return dataset
 
 
@@ -59,7 +59,7 @@ def test_strides_are_those_of_numpy(tmp_path: Path, family: str):
 
 def test_strides_are_those_of_numpy_on_real_files(samples: Path):
     """The same holds for files of PDEBench's generators, compressed ones too."""
-    datasets = find_single_grid_datasets(samples, find_files(samples))
+    datasets = find_datasets(samples, find_files(samples))
     for dataset in datasets.values():
         assert_sliced(samples, dataset, Subsample(every_point=2, every_snapshot=2, first_snapshot=1))
 
@@ -84,7 +84,7 @@ def test_first_trajectories_are_counted_over_files(tmp_path: Path):
     """The first 5 of files with 3 each are the first file and two of the second; a third file is not opened."""
     for number in range(3):
         write_file(tmp_path, "incompressible_ns_2d", f"ns_incom_inhom_2d_8-{number}.h5", count=3)
-    (dataset,) = find_single_grid_datasets(tmp_path, find_files(tmp_path)).values()
+    (dataset,) = find_datasets(tmp_path, find_files(tmp_path)).values()
     taken = take_first(dataset, Subsample(first_trajectories=5))
     assert (taken.files, taken.counts) == (dataset.files[:2], (3, 2))
     assert take_first(dataset, Subsample(first_trajectories=50)) == dataset

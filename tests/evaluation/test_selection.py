@@ -17,7 +17,7 @@ from tests.solvers.exact import shift
 from ups.config import SelectionConfig
 from ups.data.families import Dataset
 from ups.data.layouts import POSITIONS_DATASET
-from ups.data.trajectories import find_single_grid_datasets
+from ups.data.trajectories import find_datasets
 from ups.diffusion.samplers import Normal
 from ups.evaluation import search
 from ups.evaluation.figures import png
@@ -217,7 +217,7 @@ def test_equal_positions_start_alike_but_for_batches(tmp_path: Path):
     write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta0.2.hdf5", count=3, edit=keep(2, 5, 9))
     write_file(tmp_path, "incompressible_ns_2d", count=3)
     write_file(tmp_path, "compressible_ns_1d", count=3, edit=keep(7, 999, 1007))
-    datasets = find_single_grid_datasets(tmp_path, [path.name for path in tmp_path.iterdir()])
+    datasets = find_datasets(tmp_path, [path.name for path in tmp_path.iterdir()])
     found = {
         name: initial_conditions(TrajectorySet(tmp_path, dataset, (0, 2), [], SETTING.domain))
         for name, dataset in datasets.items()

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, create_model, field_validator, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, create_model, field_validator, model_validator
 
 from ups.config.sections import Fraction, Section, Seed, section_of
 from ups.data import families
@@ -13,6 +13,16 @@ from ups.data.published import ALIASES, check_address, shown
 
 FamilyName = Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
 SourceName = Literal[(*FAMILIES, *ALIASES)]  # type: ignore[valid-type]
+
+
+def _expect_family(name: str) -> str:
+    if families.base_of(name) not in FAMILIES:
+        raise ValueError(f"{name!r} is no family; families: {', '.join(FAMILIES)}")
+    return name
+
+
+VariantName = Annotated[str, AfterValidator(_expect_family)]
+"""A family, or a variant of one such as `compressible_ns_2d-512x512`."""
 
 
 class SimulatedDataset(Section):

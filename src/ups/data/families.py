@@ -24,7 +24,8 @@ Then run `kedro run --params source=folder,raw_root=DIR`.
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 Layout = Literal["tensor", "fields", "groups", "batch"]
@@ -144,6 +145,29 @@ class Subsample:
             what = f"first_snapshot = {self.first_snapshot}, last_snapshot = {self.last_snapshot}"
             what = f"{what}, every_snapshot = {self.every_snapshot} leave fewer than 2 snapshots"
             raise ValueError(f"{what}: raise last_snapshot to {self.first_snapshot + self.every_snapshot} or more")
+
+
+class Families(dict[str, Family]):
+    """Families by name, and their variants: datasets of one grid or boundary where a family has several.
+
+    `compressible_ns_2d-512x512` is `compressible_ns_2d` with that name. Models treat variants as families of their own.
+    """
+
+    def __missing__(self, name: str) -> Family:
+        base = base_of(name)
+        if base not in self or base == name:
+            raise KeyError(name)
+        return replace(self[base], name=name)
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """These names, each once, in the order of the families."""
+        order = list(self)
+        return sorted(set(names), key=lambda name: (order.index(base_of(name)), name))
+
+
+def base_of(name: str) -> str:
+    """The family of a variant; of a family its own name."""
+    return name.partition("-")[0]
 
 
 @dataclass(frozen=True)

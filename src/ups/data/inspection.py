@@ -96,15 +96,15 @@ def _tell(child: subprocess.Popen, line: str) -> None:
 
 
 def describe(folder: str, names: list[str], subsample: Subsamples, **fractions: Any) -> dict[str, Any]:
-    """The datasets of the files `names`, one grid per family, and their splits, as JSON.
+    """The datasets of the files `names` and their splits, as JSON.
 
     Initial states are compared on all points of the first snapshots, so that splits do not depend on strides.
     """
     from ups.data.splits import split
-    from ups.data.trajectories import find_single_grid_datasets
+    from ups.data.trajectories import find_datasets, name_variants
 
-    taken, thinned = _subsample(Path(folder), find_single_grid_datasets(Path(folder), names), subsample)
-    return {"datasets": _as_json(thinned), "splits": split(Path(folder), taken, **fractions)}
+    taken, thinned = _subsample(Path(folder), find_datasets(Path(folder), names), subsample)
+    return {"datasets": _as_json(name_variants(thinned)), "splits": split(Path(folder), taken, **fractions)}
 
 
 def find(folder: str, names: list[str], subsample: Subsamples) -> dict[str, Any]:

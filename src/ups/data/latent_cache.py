@@ -56,7 +56,7 @@ def write_manifest(
             "split": splits[name],
             "statistics": summarize(partial(encoding.statistics, name, train)),
         }
-    families = [name for name in FAMILIES if any(dataset.family == name for dataset in datasets.values())]
+    families = FAMILIES.in_order(dataset.family for dataset in datasets.values())
     place = {"on_disk": encoding.on_disk, "raw": os.path.relpath(raw, folder)}
     write_json(folder / MANIFEST, {"key": key, "families": families, "datasets": entries} | place)
 

@@ -3,6 +3,7 @@
 import logging
 import re
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
@@ -48,15 +49,6 @@ def _is_usable(path: Path) -> bool:
         log.warning("%s is left out: it is no file, but a pipe, device, folder or lost link", path)
         return False
     return True
-
-
-def find_single_grid_datasets(folder: Path, names: list[str]) -> dict[str, Dataset]:
-    """Datasets by name; two grids in one family are a `DataFault`, because a model has one grid per family."""
-    datasets = find_datasets(folder, names)
-    first_of_family: dict[str, Dataset] = {}
-    for dataset in datasets.values():
-        _expect_one_grid(folder, first_of_family.setdefault(dataset.family, dataset), dataset)
-    return datasets
 
 
 def find_datasets(folder: Path, names: list[str]) -> dict[str, Dataset]:
@@ -121,6 +113,22 @@ def _expect_snapshots(path: Path, dataset: Dataset, subsample: Subsample) -> Non
         options = ", ".join(f"{name} = {getattr(subsample, name)}" for name in names if getattr(subsample, name))
         what = f"subsample, {dataset.family}: {options} need snapshot {needed} of {path}, whose last one is {final}"
         raise ConfigFault(f"{what}; lower them")
+
+
+def name_variants(datasets: dict[str, Dataset]) -> dict[str, Dataset]:
+    """The datasets with names of variants as their families, where one family has several grids or boundaries."""
+    grids, boundaries = defaultdict(set), defaultdict(set)
+    for dataset in datasets.values():
+        grids[dataset.family].add(dataset.grid)
+        boundaries[dataset.family].add(dataset.boundary)
+
+    def variant(dataset: Dataset) -> str:
+        parts = [dataset.family]
+        parts += ["x".join(map(str, dataset.grid))] if len(grids[dataset.family]) > 1 else []
+        parts += dict.fromkeys(dataset.boundary) if len(boundaries[dataset.family]) > 1 else []
+        return "-".join(parts)
+
+    return {name: replace(dataset, family=variant(dataset)) for name, dataset in datasets.items()}
 
 
 def _expect_one_grid(folder: Path, first: Dataset, other: Dataset) -> None:

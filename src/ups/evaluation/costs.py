@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.data.families import base_of
 from ups.data.latent_cache import LatentCache
 from ups.diffusion.samplers import independent
 from ups.evaluation.external import baseline_surrogate
@@ -117,7 +118,7 @@ def milliseconds_per_snapshot(
     contenders = _rollouts("", ours, replace(trajectory_set, indices=indices), device)
     for name, surrogate in baselines.items():
         contenders |= _rollouts(name, surrogate, replace(on_grid, indices=indices), device)
-    if trajectory_set.dataset.family in SIMULATED_FAMILIES:
+    if base_of(trajectory_set.dataset.family) in SIMULATED_FAMILIES:
         contenders["solver"] = _solution(trajectory_set)
     num_snapshots = max(1, len(trajectory_set.dataset.times) - 1) * len(indices)
     return {name: 1e3 * seconds / num_snapshots for name, seconds in in_turns(contenders, NUM_ROUNDS, device).items()}
@@ -139,7 +140,7 @@ def _rollouts(name: str, surrogate: Surrogate, trajectory_set: TrajectorySet, de
 
 def _solution(trajectory_set: TrajectorySet) -> Run:
     """The numerical solution of as many trajectories in one batch, from initial states of its own."""
-    dataset, family = trajectory_set.dataset, trajectory_set.dataset.family
+    dataset, family = trajectory_set.dataset, base_of(trajectory_set.dataset.family)
     count = range(min(NUM_TRAJECTORIES, len(trajectory_set.indices)))
     u_0, sampled = sample_initial_states(family, count, dataset.grid, 0, dataset.parameters)
     times = dataset.times if len(dataset.times) > 1 else (0.0,)

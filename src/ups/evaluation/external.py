@@ -1,13 +1,13 @@
 """Scores of other files and other models: PDEBench files of a folder, fine-tuned operators, baselines."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ups.config import EvaluationConfig, LaunchConfig
-from ups.data.families import Dataset, condition_features
+from ups.data.families import Dataset, base_of, condition_features
 from ups.data.hdf5 import file_fault
 from ups.data.inspection import inspect
 from ups.data.latent_cache import LatentCache
@@ -51,13 +51,21 @@ def score_external(
 
 
 def _external_set(folder: Path, dataset: Dataset, codec: Codec, cache: LatentCache) -> TrajectorySet:
-    path = folder / dataset.files[0]
+    path, dataset = folder / dataset.files[0], replace(dataset, family=_trained_family(dataset, cache))
     patch = _field_group(path, dataset, codec).patch
     if any(n % patch for n in dataset.grid):
         what = f"grid {' x '.join(map(str, dataset.grid))} is not divided by the codec's patch of {patch} points"
         raise file_fault(path, what, f"choose files with multiples of {patch} points per axis")
     domain = Domain(dataset.family, tuple(n // patch for n in dataset.grid), _periodic(dataset, cache))
     return TrajectorySet(folder, dataset, tuple(range(dataset.num_trajectories)), condition_features(dataset), domain)
+
+
+def _trained_family(dataset: Dataset, cache: LatentCache) -> str:
+    """Of the variants of its family that models were trained on, that with the same boundary, then the same grid."""
+    known = [Dataset.from_json(entry["dataset"]) for entry in cache.datasets.values()]
+    variants = [other for other in known if base_of(other.family) == dataset.family]
+    likeness = {v.family: (v.boundary == dataset.boundary, v.grid == dataset.grid) for v in variants}
+    return max(likeness, key=likeness.__getitem__, default=dataset.family)
 
 
 def _field_group(path: Path, dataset: Dataset, codec: Codec) -> FieldGroup:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ups.config import LaunchConfig, SelectionConfig
+from ups.data.families import base_of
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader
 from ups.evaluation.figures import common_legend, panel_grid
@@ -147,7 +148,8 @@ def _interval(values: Tensor, seed: int) -> dict[str, float]:
 
 
 def _transient(sets: list[TrajectorySet], max_trajectories: int) -> list[TrajectorySet]:
-    known = [s for s in sets if s.dataset.family in SIMULATED_FAMILIES and not FAMILIES[s.dataset.family].steady]
+    transient = [each for each in sets if not FAMILIES[each.dataset.family].steady]
+    known = [each for each in transient if base_of(each.dataset.family) in SIMULATED_FAMILIES]
     return [replace(each, indices=each.indices[:max_trajectories]) for each in known]
 
 

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from ups.data.families import Dataset
+from ups.data.families import Dataset, base_of
 from ups.data.pdebench import FAMILIES
 from ups.evaluation.tables import finite
 from ups.metrics.errors import EPS, conservation_drift, rms
@@ -48,7 +48,7 @@ def violations(dataset: Dataset, u: Tensor, u_0: Tensor) -> dict[str, Tensor]:
         found["positivity"] = (-u[:, 1:, non_negative]).clamp(min=0).flatten(3).mean(-1) / _size(u_0[:, non_negative])
     if any(boundary != "periodic" for boundary in dataset.boundary):
         found["boundary"] = boundary_mismatch(dataset, u[:, 1:]) / _size(u_0)
-    equation = equation_of(dataset.family, dataset.parameters, spacing, dataset.boundary[0])
+    equation = equation_of(base_of(dataset.family), dataset.parameters, spacing, dataset.boundary[0])
     if equation is not None:
         found["residual"] = dt * rms(equation.residual(u, dt)) / _size(equation.quantity(u_0))
     if velocity:

@@ -212,4 +212,4 @@ def compare(
 
 
 def _families(fields: Receipt) -> list[str]:
-    return [family for family in FAMILIES if family in fields["transient"] + fields["steady"]]
+    return FAMILIES.in_order(fields["transient"] + fields["steady"])
