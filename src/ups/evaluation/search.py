@@ -4,7 +4,7 @@ A score is one number per trajectory, computed without the reference; smaller is
 is chosen. A `step` maps latents z -> z_next (B, N, D) with noise, by which the members of a trajectory differ.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count, islice
@@ -19,6 +19,7 @@ from ups.evaluation.predictions import Batch, Compute, corrected_stepper, decode
 from ups.evaluation.timing import now
 from ups.evaluation.violations import PhysicsScore, fit_score, rank_correlation, violations
 from ups.metrics.errors import nRMSE
+from ups.metrics.suite import Timeline, joined
 from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout_steps
 
 DIVERGED = 1e3  # the nRMSE assigned to rollouts above it or not finite, so that means over trajectories stay finite
@@ -114,40 +115,38 @@ class DatasetSearch:
         u_0 = batch.read(0, 1)
         z_0, step = self._encoded(u_0), self._step(batch.setting, self.num_members, generator)
         states = rollout_steps(step, z_0.repeat(self.num_members, 1, 1))
-        last = self._decoded(z_0[:, None], batch).expand(self.num_members, *u_0.shape)
+        before = self._decoded(z_0[:, None], batch).expand(self.num_members, *u_0.shape)
         for start, u_ref in _slabs(batch):
             started = now(self.compute.device)
             z = torch.stack(list(islice(states, u_ref.shape[1] - 1)), 1)
-            u = torch.cat([last, self._decoded(z, batch).unflatten(0, (self.num_members, -1))], 2)
-            yield Members(start, u, u_ref, u_0[:, 0], now(self.compute.device) - started)
-            last = u[:, :, -1:]
+            u = self._decoded(z, batch).unflatten(0, (self.num_members, -1))
+            yield Members(start, before, u, u_ref, u_0[:, 0], now(self.compute.device) - started)
+            before = u[:, :, -1:]
 
     def violations(self, members: "Members", at_once: int) -> dict[str, Tensor]:
-        """Violations (K, B, T, C_r) of the members."""
+        """Violations (K B, T, C_r) of the members."""
         parts = []
-        for some in members.u.split(at_once):
-            values = violations(self.dataset, some.flatten(0, 1), torch.cat([members.u_0] * len(some)))
-            parts.append({name: value.unflatten(0, some.shape[:2]) for name, value in values.items()})
-        return _joined(parts, dim=0)
+        for before, u in zip(members.before.split(at_once), members.u.split(at_once), strict=True):
+            u_0 = torch.cat([members.u_0] * len(u))
+            parts.append(violations(self.dataset, torch.cat((before, u), 2).flatten(0, 1), u_0))
+        return joined(parts)
 
     def fit(self, batches: Iterable[Batch]) -> tuple[PhysicsScore, dict[str, float | None]]:
         """The score fitted on these trajectories, and the members' mean violations relative to the reference's."""
         truth, predicted, errors = [], [], []
         generator = self._generator(0)
         for batch in batches:
-            slabs = [
-                (
-                    violations(self.dataset, members.u_ref, members.u_0),
-                    self.violations(members, batch.members_at_once),
-                    members.errors,
-                )
-                for members in self.members(batch, generator)
-            ]
-            of_truth, of_members, of_slabs = zip(*slabs, strict=True)
-            truth.append(_joined(of_truth, dim=1))
-            predicted.append(_joined(of_members, dim=2))
-            errors.append(trajectory_error(torch.cat(of_slabs, -1)))
-        return fit_score(truth, _joined(predicted, dim=1), torch.cat(errors, dim=1))
+            of_truth, of_members = Timeline(batch.num_times), Timeline(batch.num_times)
+            for members in self.members(batch, generator):
+                of_truth.append(violations(self.dataset, members.u_ref, members.u_0))
+                found = self.violations(members, batch.members_at_once)
+                of_members.append(found | {"errors": members.errors.flatten(0, 1)})
+            whole = {name: value.unflatten(0, (self.num_members, -1)) for name, value in of_members.whole.items()}
+            errors.append(trajectory_error(whole.pop("errors")))
+            truth.append(of_truth.whole)
+            predicted.append(whole)
+        of_all = {name: torch.cat([each[name] for each in predicted], dim=1) for name in predicted[0]}
+        return fit_score(truth, of_all, torch.cat(errors, dim=1))
 
     def run(self, batches: Iterable[Batch], score: PhysicsScore) -> SearchResults:
         """Errors and costs of all search methods and rivals, on members with other noise than in `fit`."""
@@ -188,51 +187,49 @@ class DatasetSearch:
     def _run_members(
         self, results: SearchResults, batch: Batch, score: PhysicsScore, generator: torch.Generator
     ) -> None:
-        same_noise = generator.clone_state()
-        found, sampling, scoring = [], 0.0, 0.0
+        same_noise, timeline = generator.clone_state(), Timeline(batch.num_times)
+        sampling, scoring = 0.0, 0.0
         for members in self.members(batch, generator):
             started = now(self.compute.device)
             scores = score(self.violations(members, batch.members_at_once), members.start)
             scoring, sampling = scoring + now(self.compute.device) - started, sampling + members.seconds
-            means = {size: step_errors(members.u[:size, :, 1:].mean(0), members.u_ref[:, 1:]) for size in self.sizes}
-            found.append({"scores": scores, "errors": members.errors} | means)
-        scores = torch.cat([each["scores"] for each in found], -1).mean(-1)
-        errors = trajectory_error(torch.cat([each["errors"] for each in found], -1))
+            means = {f"mean {size}": step_errors(members.u[:size].mean(0), members.targets) for size in self.sizes}
+            timeline.append({"scores": scores, "errors": members.errors.flatten(0, 1)} | means)
+        found, shape = timeline.whole, (self.num_members, -1)
+        scores, errors = (
+            found["scores"].mean(-1).unflatten(0, shape),
+            trajectory_error(found["errors"]).unflatten(0, shape),
+        )
         results.rank_correlations.append(rank_correlation(scores, errors))
-        each, each_scored = sampling / self.num_members, (sampling + scoring) / self.num_members
-        results.add(("single", 1), errors.mean(dim=0), each)
+        seconds, with_scores = sampling / self.num_members, (sampling + scoring) / self.num_members
+        results.add(("single", 1), errors.mean(dim=0), seconds)
         # The weights depend on whole rollouts: members that do not fit into memory are sampled again.
-        again = [members] if len(found) == 1 else self.members(batch, same_noise)
-        weighted = self._weighted_errors(again, scores)
+        again = [members] if members.start == 0 else self.members(batch, same_noise)
+        weighted = self._weighted_errors(again, scores, batch.num_times)
         for size in self.sizes:
-            mean = trajectory_error(torch.cat([each[size] for each in found], -1))
-            results.add(("mean", size), mean, size * each)
-            results.add(("best", size), best_of(errors[:size], scores[:size]), size * each_scored)
-            results.add(("weighted", size), weighted[size], size * each_scored)
-            results.add(("oracle", size), errors[:size].amin(dim=0), size * each)
+            results.add(("mean", size), trajectory_error(found[f"mean {size}"]), size * seconds)
+            results.add(("best", size), best_of(errors[:size], scores[:size]), size * with_scores)
+            results.add(("weighted", size), weighted[size], size * with_scores)
+            results.add(("oracle", size), errors[:size].amin(dim=0), size * seconds)
 
-    def _weighted_errors(self, slabs: Iterable["Members"], scores: Tensor) -> dict[int, Tensor]:
+    def _weighted_errors(self, slabs: Iterable["Members"], scores: Tensor, num_times: int) -> dict[int, Tensor]:
         """Errors (B,) of the mean weighted by scores (K, B), by the number of members."""
-        errors: dict[int, list[Tensor]] = {size: [] for size in self.sizes}
+        timeline = Timeline(num_times)
         for members in slabs:
-            for size, found in errors.items():
-                u = weighted_mean(members.u[:size, :, 1:], scores[:size])
-                found.append(step_errors(u, members.u_ref[:, 1:]))
-        return {size: trajectory_error(torch.cat(found, -1)) for size, found in errors.items()}
+            means = {str(size): weighted_mean(members.u[:size], scores[:size]) for size in self.sizes}
+            timeline.append({size: step_errors(u, members.targets) for size, u in means.items()})
+        return {size: trajectory_error(timeline.whole[str(size)]) for size in self.sizes}
 
     def _run_beam(self, results: SearchResults, batch: Batch, score: PhysicsScore, generator: torch.Generator) -> None:
         beam, family, u_0 = self.config.beam, self.dataset.family, batch.read(0, 1)
         size = beam.width * beam.successors
 
+        rows = len(u_0) * (size if batch.members_at_once > 1 else 1)
+
         def score_step(z: Tensor, z_next: Tensor, t: int) -> Tensor:
-            parts = []
-            for of_member in torch.stack((z, z_next), dim=1).split(
-                len(u_0) * (size if batch.members_at_once > 1 else 1)
-            ):
-                u = self.surrogate.decode(of_member, family)
-                values = violations(self.dataset, u, torch.cat([u_0[:, 0]] * (len(u) // len(u_0))))
-                parts.append(score(values, t)[:, 0])
-            return torch.cat(parts)
+            decoded_steps = (self.surrogate.decode(part, family) for part in torch.stack((z, z_next), 1).split(rows))
+            start = torch.cat([u_0[:, 0]] * (rows // len(u_0)))
+            return torch.cat([score(violations(self.dataset, u, start), t)[:, 0] for u in decoded_steps])
 
         step, z_0 = self._step(batch.setting, size, generator), self._encoded(u_0)
         kept = beam_search(step, score_step, z_0, width=beam.width, num_successors=beam.successors)
@@ -249,31 +246,33 @@ class DatasetSearch:
 
 @dataclass(frozen=True)
 class Members:
-    """Members u (K, B, T + 1, C, *grid) of the T steps after the first `start`, beginning with the state before them.
+    """Members u (K, B, T, C, *grid) of the T steps after the first `start`, and the state `before`, with T = 1.
 
-    Beside them the reference u_ref (B, T + 1, C, *grid) and the initial states u_0 (B, C, *grid). They took `seconds`.
+    Beside them the reference u_ref (B, T + 1, C, *grid), which begins with the state before, too, and the initial
+    states u_0 (B, C, *grid). They took `seconds`.
     """
 
     start: int
+    before: Tensor
     u: Tensor
     u_ref: Tensor
     u_0: Tensor
     seconds: float
 
+    @property
+    def targets(self) -> Tensor:
+        return self.u_ref[:, 1:]
+
     @cached_property
     def errors(self) -> Tensor:
         """Errors (K, B, T) of all members."""
-        return torch.stack([step_errors(u[:, 1:], self.u_ref[:, 1:]) for u in self.u])
+        return torch.stack([step_errors(u, self.targets) for u in self.u])
 
 
 def _slabs(batch: Batch) -> Iterator[tuple[int, Tensor]]:
     """Reference (B, T + 1, C, *grid) of some steps, beginning with the snapshot before, and the number of the first."""
     for start in range(0, batch.num_times - 1, batch.num_steps):
         yield start, batch.read(start, min(start + batch.num_steps + 1, batch.num_times))
-
-
-def _joined(parts: Sequence[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:
-    return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]}
 
 
 def step_errors(u: Tensor, u_ref: Tensor) -> Tensor:
