@@ -78,8 +78,11 @@ def test_a_corrector_that_is_off_has_the_scores_of_the_operator(trained: Path, t
         assert "curve/operator" in arrays and "curve/diffusion" not in arrays
 
 
-@pytest.mark.parametrize("corrector", [{}, {"corrector": CORRECTOR}], ids=["plain", "ensembles"])
-@pytest.mark.parametrize("memory", [2, 2**16, 2**19])
+@pytest.mark.parametrize(
+    ("memory", "corrector"),
+    [(2, {}), (2, {"corrector": CORRECTOR}), (2**19, {"corrector": CORRECTOR})],
+    ids=["plain", "ensembles", "some at once"],
+)
 def test_scores_do_not_depend_on_the_memory(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int, corrector: dict
 ):

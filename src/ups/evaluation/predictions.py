@@ -16,7 +16,7 @@ from ups.diffusion.samplers import Normal
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
 from ups.runs.machine import device as device_of
 from ups.runs.memory import memory_bytes
-from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout, rollout_steps
+from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout_steps
 from ups.surrogate.trained import OFF
 
 HORIZONS = ("one_step", "rollout")
@@ -93,6 +93,11 @@ class Batch:
     rows: list[slice]
     members_at_once: int
 
+    @property
+    def num_times(self) -> int:
+        """Snapshots of a trajectory."""
+        return len(self.reader.dataset.times)
+
     def read(self, start: int, stop: int) -> Tensor:
         """Snapshots `start` to `stop` of all trajectories, (B, T, C, *grid)."""
         u = [self.reader.read(index, start, stop) for index in self.indices]
@@ -100,7 +105,7 @@ class Batch:
 
     def slabs(self, surrogate: Surrogate) -> Iterator[Slab]:
         """All that is to predict: every snapshot after the first, or a steady solution."""
-        family, num_times = self.setting.family, len(self.reader.dataset.times)
+        family, num_times = self.setting.family, self.num_times
         last = self.read(0, 1)
         z_last = surrogate.encode(last, family)
         if FAMILIES[family].steady:
@@ -185,7 +190,7 @@ def _predicted(surrogate: Surrogate, batch: Batch, z: Tensor, target: Tensor, ro
         return Prediction(surrogate.decode(z[0, rows], family))
     means, errors = [], []
     for half in z[:, rows].chunk(2):
-        members = _decoded(surrogate, half, family, batch.members_at_once)
+        members = decoded(surrogate, half, family, batch.members_at_once)
         means.append(members.mean(0))
         errors.append(ensemble_errors(members, target))
         del members  # before those of the other half
@@ -256,19 +261,13 @@ def corrected_stepper(
     return Stepper(lambda setting: make(setting, correction, normal), num_members)
 
 
-def ensemble_rollouts(step: Callable[[Tensor], Tensor], z_0: Tensor, num_steps: int, num_members: int) -> Tensor:
-    """Rollouts (M, B, num_steps + 1, ...) of M members from the same z_0 (B, ...), which they begin with."""
-    z = rollout(step, torch.cat([z_0] * num_members), num_steps)
-    return z.unflatten(0, (num_members, -1))
-
-
-def _decoded(surrogate: Surrogate, z: Tensor, family: str, members_at_once: int) -> Tensor:
-    """Members (M, B, T, C, *grid) of latents (M, B, T, N, D), some of them decoded at once."""
-    parts = z.split(members_at_once)
+def decoded(surrogate: Surrogate, z: Tensor, family: str, at_once: int) -> Tensor:
+    """Snapshots (M, ..., C, *grid) of latents (M, ..., N, D), `at_once` rows at a time."""
+    parts = z.split(at_once)
     first = surrogate.decode(parts[0], family)
     if len(parts) == 1:
         return first
     members = first.new_empty(len(z), *first.shape[1:])
-    for part, place in zip(parts, members.split(members_at_once), strict=True):
+    for part, place in zip(parts, members.split(at_once), strict=True):
         place.copy_(first if part is parts[0] else surrogate.decode(part, family))
     return members

@@ -184,8 +184,7 @@ def score_batch(
     example: "Example | None" = None,
 ) -> None:
     """Add the scores of all predictors on a batch to `suites`; its first trajectory is the `example` for figures."""
-    num_times = len(batch.reader.dataset.times)
-    timelines: dict[tuple[str, str], Timeline] = defaultdict(lambda: Timeline(num_times))
+    timelines: dict[tuple[str, str], Timeline] = defaultdict(lambda: Timeline(batch.num_times))
     for slab in batch.slabs(surrogate):
         truths = [Truth(slab.target[rows]) for rows in batch.rows]
         if example is not None:

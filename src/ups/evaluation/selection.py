@@ -19,9 +19,9 @@ from ups.data.families import base_of
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader
 from ups.evaluation.figures import common_legend, panel_grid
-from ups.evaluation.predictions import Compute, corrector_mode
+from ups.evaluation.predictions import Batch, Compute, corrector_mode
 from ups.evaluation.scores import TrajectorySet, batches, held_out
-from ups.evaluation.search import Batch, DatasetSearch, Key, SearchResults
+from ups.evaluation.search import DatasetSearch, Key, SearchResults
 from ups.evaluation.tables import number, table
 from ups.evaluation.violations import PhysicsScore
 from ups.metrics.bootstrap import MIN_TRAJECTORIES, bootstrap_interval
@@ -165,8 +165,7 @@ def _search(
 
 def _batches(trajectory_set: TrajectorySet, search: DatasetSearch) -> Iterator[Batch]:
     batch_tokens, compute = search.config.batch_tokens // search.num_members, search.compute
-    for batch in batches(search.surrogate, trajectory_set, batch_tokens, compute, search.num_members):
-        yield batch.read(0, len(trajectory_set.dataset.times)), batch.setting
+    return batches(search.surrogate, trajectory_set, batch_tokens, compute, search.num_members)
 
 
 def _score_quality(

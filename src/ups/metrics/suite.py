@@ -64,7 +64,7 @@ class Timeline:
 
     def append(self, part: Reductions) -> None:
         """Add the times that follow."""
-        start, self._stop = self._stop, self._stop + part["rms"].shape[1]
+        start, self._stop = self._stop, self._stop + next(iter(part.values())).shape[1]
         for name, values in part.items():
             if name not in self._whole:
                 num_times = 1 if name in SPECTRA else self._num_times
