@@ -107,11 +107,11 @@ def validate(stage: Stage, model: torch.nn.Module, config: TrainingSection, run:
     """Mean loss of one fixed batch of the validation split per key, over all ranks."""
     losses = {}
     for position, (key, samples) in enumerate(fixed_batches(stage.valid.num_samples, stage.batch_sizes(config))):
-        run.alive(ranks.rank).touch()
         total = torch.zeros((), device=ranks.device)
         largest_share = math.ceil(len(samples) / ranks.world_size)
         count = math.ceil(largest_share / micro_batch_size(stage, key, run))
         for part in cut(ranks.share(len(samples)), count):
+            run.alive(ranks.rank).touch()
             # A rank without a sample computes one with weight 0: forward passes of sharded models are collective.
             place = part if part.start < part.stop else slice(0, 1)
             batch = stage.valid.load(key, samples[place]).to(ranks.device)
