@@ -1,7 +1,7 @@
 """Strides, ranges of snapshots and first trajectories: the smaller data are slices of the whole, read in part."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import h5py
@@ -98,20 +98,33 @@ def test_positions_stay_those_of_the_published_file(write):
         assert [reader.published_position(index) for index in range(3)] == stored[:3]
 
 
-def test_only_what_is_kept_is_read(write, monkeypatch: pytest.MonkeyPatch):
-    """Of a compressed trajectory no snapshot is read that a stride leaves out, and never two at once."""
-    path, asked = write("compressible_ns_1d"), []
-    dataset, read = thin(path.parent, whole(path), replace(EVERY_SECOND, every_point=1)), layouts.read_array
+@pytest.mark.parametrize(
+    ("chunks", "values", "expected"),
+    [
+        ((1, 2, 8), 2**20, [slice(1, 2, 2), slice(3, 4, 2)]),  # chunked: one at a time
+        (None, 2**20, [slice(1, 4, 2)]),  # contiguous: as many as a block may hold
+        (None, 8, [slice(1, 2, 2), slice(3, 4, 2)]),
+    ],
+)
+def test_only_what_is_kept_is_read(write, monkeypatch: pytest.MonkeyPatch, chunks: tuple, values: int, expected: list):
+    """No snapshot is read that a stride leaves out, and never more at once than a block of values or one snapshot."""
+
+    def store(file: h5py.File) -> None:
+        u = file.pop("tensor")[:]
+        file.create_dataset("tensor", data=u, chunks=chunks)
+
+    path, asked = write("advection_1d", edit=store), []
+    dataset, read = thin(path.parent, whole(path), EVERY_SECOND), layouts.read_array
 
     def spy(array: h5py.Dataset, rank: int, index: tuple = ()) -> np.ndarray:
-        values = read(array, rank, index)
-        asked.append((index[1].start, len(values)))
-        return values
+        asked.append(index[1])
+        return read(array, rank, index)
 
     monkeypatch.setattr(layouts, "read_array", spy)
+    monkeypatch.setattr(layouts, "BLOCK_ELEMENTS", values)
     with TrajectoryReader(path.parent, dataset) as reader:
         reader.read(0)
-    assert asked == [(1, 1), (3, 1)] * 3
+    assert asked == expected
 
 
 def test_statistics_are_those_of_the_kept_values(write):
