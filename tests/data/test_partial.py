@@ -268,6 +268,18 @@ def test_larger_trajectories_are_refused(serve, write, tmp_path, local):
     assert server.sent < 2**20 and list(local.iterdir()) == []
 
 
+def test_packed_coordinates_are_refused(serve, write, tmp_path, local):
+    """Coordinates of few bytes that unpack to many are not copied."""
+
+    def edit(file: h5py.File) -> None:
+        del file["t-coordinate"]
+        file.create_dataset("t-coordinate", data=np.zeros(2**23, np.float32), compression="gzip")
+
+    with pytest.raises(DataFault, match=r"its coordinates have over 16 MiB; check the source$"):
+        fetch(serve(tmp_path), write("darcy_2d", edit=edit), local)
+    assert list(local.iterdir()) == []
+
+
 @pytest.mark.parametrize("places", [[[0, 10**15, 8]], [[0, -8, 8]], [[0, 0, -8]]])
 def test_places_outside_the_file_are_refused(serve, write, tmp_path, local, fake_child, places):
     """No place of a structure lies outside the remote file."""

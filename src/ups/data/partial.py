@@ -38,6 +38,7 @@ MARKER = "ups_partial"  # attribute with the origin of a partial file
 MARKER_PATTERN = r"trajectories ([\d,-]+|\d+ chosen ones) of \d+ of [\w.+-]+, MD5 \w+"
 MAX_RANGES_NAMED = 20
 MAX_ATTRIBUTE_BYTES = 2**12
+MAX_FRAME_BYTES = 2**24  # of coordinates, attributes and structure of the small file, unpacked
 
 
 class SparseBuffer(io.RawIOBase):
@@ -216,6 +217,8 @@ def read_structure(source: io.RawIOBase, file: PublishedFile, positions: Sequenc
                 raise file_fault(name, f"has {count} trajectories, not {positions[-1] + 1}", "ask for fewer")
             marker = _marker(positions, count, file)
             frame, places = _build_small(remote, family, positions, marker)
+            if sum(len(block) for _, block in frame.pieces) > MAX_FRAME_BYTES:
+                raise file_fault(name, f"its coordinates have over {MAX_FRAME_BYTES >> 20} MiB", "check the source")
     except DataFault:  # a ValueError as well
         raise
     except CORRUPTION as error:
