@@ -86,6 +86,7 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
         denoise: Denoise,
         student: Denoise | None = None,
         config: CorrectorConfig = CONFIG,
+        memory_gigabytes: float | None = None,
     ) -> dict:
         u = trajectories(residual, NUM_TRAJECTORIES, NUM_STEPS).numpy()
 
@@ -109,7 +110,7 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
         entry = {"dataset": asdict(DATASET), "split": SPLIT, "condition": [0.0], "token_grid": [NUM_POINTS]}
         cache = SimpleNamespace(datasets={DATASET.name: entry})
         trained = SimpleNamespace(cache=lambda: cache, surrogate=lambda *_: make_surrogate(denoise, student))
-        decision = choose(trained, config, launched(num_processes=1), "raw")
+        decision = choose(trained, config, launched(num_processes=1, memory_gigabytes=memory_gigabytes), "raw")
         json.dumps(decision, allow_nan=False)
         return decision
 
@@ -133,6 +134,17 @@ def test_the_exact_denoiser_is_on_and_calibrated(decide: Callable[..., dict]):
     assert scores["spread_skill"] == pytest.approx(1.0, abs=0.1)
     folded = torch.distributions.Normal(1.0, 0.5).sample((100_000,)).abs().mean().item()
     assert scores["CRPS"] / operator["MAE"] == pytest.approx(0.564 * 0.5 / folded, rel=0.1)
+
+
+def test_the_choice_does_not_depend_on_the_memory(decide: Callable[..., dict]):
+    """Snapshot by snapshot and member by member all candidates have the scores that they have at once."""
+    config = CONFIG.model_copy(update={"noise_correlations": [0.0, 0.8]})
+    whole, parts = (decide(fresh(1.0, 0.5), BIASED, config=config, memory_gigabytes=m) for m in (1.0, 1e-9))
+    assert parts["families"] == whole["families"]
+    found, expected = (each["report"][FAMILY]["candidates"] for each in (parts, whole))
+    for one, other in zip(found, expected, strict=True):
+        for horizon, values in one["scores"]["waves"].items():
+            assert values == pytest.approx(other["scores"]["waves"][horizon], rel=1e-5)
 
 
 def test_a_denoiser_that_knows_nothing_is_off(decide: Callable[..., dict]):

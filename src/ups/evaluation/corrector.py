@@ -92,7 +92,7 @@ class Validation:
 
     def candidate(self, method: str, correction: Correction) -> Candidate:
         """Score a correction; all candidates are sampled with the same random numbers."""
-        scores = self._scores(method, {horizon: self._stepper(method, correction, horizon) for horizon in HORIZONS})
+        scores = self._scores(method, {horizon: self._stepper(method, correction) for horizon in HORIZONS})
         config, reference = self.config, self.plain
         crps = _values(scores, "CRPS") / _values(reference, "MAE")
         worst_crps, worst_nrmse = float(crps.max()), worst_ratio(scores, reference, "nRMSE")
@@ -116,14 +116,13 @@ class Validation:
         z = next(batch.slabs(self.surrogate)).z_ref[:, 0]
         contenders = {}
         for name, candidate in (("first", first), ("second", second)):
-            stepper = self._stepper(candidate.method, candidate.correction, "rollout")
+            stepper = self._stepper(candidate.method, candidate.correction)
             contenders[name] = partial(stepper.start(batch.setting), z.repeat(stepper.num_members, 1, 1))
         seconds = in_turns(contenders, TIMED_ROUNDS, self.compute.device)
         return seconds["first"] / seconds["second"]
 
-    def _stepper(self, method: str, correction: Correction, horizon: str) -> Stepper:
-        seed = len(HORIZONS) * self.config.seed + HORIZONS.index(horizon)
-        normal = antithetic(torch.Generator(self.compute.device).manual_seed(seed))
+    def _stepper(self, method: str, correction: Correction) -> Stepper:
+        normal = antithetic(torch.Generator(self.compute.device).manual_seed(self.config.seed))
         return corrected_stepper(self.surrogate, method, correction, self.config.ensemble_size, normal)
 
     @cached_property

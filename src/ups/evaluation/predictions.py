@@ -20,12 +20,10 @@ from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, r
 from ups.surrogate.trained import OFF
 
 HORIZONS = ("one_step", "rollout")
-
-
 MAX_PIECE = 2**28  # bytes of fields at once: larger pieces are no faster
 COPIES, COPIES_PER_MEMBER = 14, 2  # of a snapshot, that scoring holds at once
 SHARE = 4  # part of the memory for these, and as much for the models
-BYTES_PER_TOKEN = 2**14  # that a model holds while it takes a token
+BYTES_PER_TOKEN = 24_000  # that a model holds of its input: 15,000 to 23,000 for 64 to 256 hidden channels
 
 
 @dataclass(frozen=True)
