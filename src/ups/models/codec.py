@@ -133,11 +133,12 @@ class Codec(nn.Module):
     def decode(self, z: Tensor, name: str) -> Tensor:
         """Latents (B, N, D) to physical fields (B, C, *grid)."""
         group = self.groups[name]
-        components = z.unflatten(2, (len(group.mean), group.components))
-        scaled = self.bases(name) * z.new_tensor(group.std)[:, None, None]
-        u = from_patches(torch.einsum("bnck,cki->cbni", components, scaled), group)
-        fields = zip(u.unbind(1), group.log, group.mean, strict=True)
-        return torch.stack([(field + mean).exp() if log else field + mean for field, log, mean in fields], 1)
+        components, fields = z.unflatten(2, (len(group.mean), group.components)), []
+        for field, basis in enumerate(self.bases(name)):
+            patches = components[:, :, field] @ (basis * group.std[field])
+            u = from_patches(patches, group).add_(group.mean[field])
+            fields.append(u.exp_() if group.log[field] else u)
+        return torch.stack(fields, 1)
 
     def forward(self, u: Tensor, name: str, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Normalized patches (C, B, N, P), and their reconstruction from the first `keep` (B,) components of each."""
@@ -195,11 +196,11 @@ def _write_patches(u: Tensor, group: FieldGroup, field: int, patches: Tensor) ->
 
 
 def from_patches(patches: Tensor, group: FieldGroup) -> Tensor:
-    """Patches (C, B, N, P) to fields (B, C, *grid)."""
+    """Patches (B, N, P) of one field to the field (B, *grid)."""
     d = len(group.grid)
-    u = patches.unflatten(3, (group.patch,) * d).unflatten(2, group.token_grid)
-    u = u.permute(1, 0, *(axis for a in range(2, d + 2) for axis in (a, a + d)))
-    return u.reshape(u.shape[0], u.shape[1], *group.grid)
+    u = patches.unflatten(2, (group.patch,) * d).unflatten(1, group.token_grid)
+    u = u.permute(0, *(axis for a in range(1, d + 1) for axis in (a, a + d)))
+    return u.reshape(len(u), *group.grid)
 
 
 def group_name(family: str, kind: str) -> str:
