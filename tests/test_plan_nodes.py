@@ -23,7 +23,7 @@ from ups.runs.run import METRICS, RUN
 from ups.runs.stage_cache import Receipt
 
 PROJECT = Path(__file__).parents[1]
-LATENTS = LatentsConfig(dtype="float16")
+LATENTS = LatentsConfig(tolerance=None, on_disk=True)
 LAUNCH = launched(num_processes=1)
 
 
@@ -95,7 +95,7 @@ def test_a_full_disk_stops_the_run_unless_latents_are_there(tmp_path: Path, monk
     """Datasets whose latents do not fit are refused; a finished latent cache needs no room."""
     root = make_root_of(tmp_path, ("advection_1d",), count=5)
     monkeypatch.setattr(estimate, "free_disk_bytes", lambda folder: 0)
-    given = (receipt(root, "datasets"), section("codec"), LatentsConfig(dtype="float32"), LAUNCH, root / "01_raw")
+    given = (receipt(root, "datasets"), section("codec"), LatentsConfig(tolerance=None, on_disk=True), LAUNCH, root / "01_raw")
     (size,) = check_sizes(*given, root)["sizes"]
     assert size["num_trajectories"] == 5
     with pytest.raises(StorageFault, match=f"^{tmp_path / 'other'}: the latent cache need"):

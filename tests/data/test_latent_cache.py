@@ -119,6 +119,16 @@ def test_smooth_latents_are_compressed(tmp_path: Path):
     assert len(layout.pack(z.astype(np.float32))) < z.astype(np.float32).nbytes / 10
 
 
+@pytest.mark.parametrize("tolerance", [1e-1, 1e-2, 1e-3, 1e-4])
+def test_noise_takes_no_more_than_estimated(tmp_path: Path, tolerance: float):
+    """White noise of unit variance, which cannot be predicted, takes the estimated bytes or up to half a byte less."""
+    z = np.random.default_rng(0).standard_normal((4, 1024, 4)).astype(np.float32)
+    scale = latent_shards.scale_of(tolerance)
+    layout = latent_shards.Layout((1, *z.shape), scale)
+    found = sum(len(layout.pack(z[start : start + layout.piece])) for start in range(0, 4, layout.piece)) / z.size
+    assert latent_shards.bytes_per_value(tolerance) - 0.55 < found < latent_shards.bytes_per_value(tolerance)
+
+
 def test_a_tolerance_below_float32_is_refused(tmp_path: Path, datasets: dict[str, Dataset]):
     """Multiples that float32 cannot hold are a fault that names the parameter."""
     with pytest.raises(ConfigFault, match="latents.tolerance is too small .* raise it"):

@@ -43,7 +43,7 @@ class Tokens:
     patch_size: tuple[int, int, int]
     max_tokens: tuple[int, int, int]
     components: int
-    value_bytes: int
+    value_bytes: float
 
 
 def files_to_simulate(folder: Path, recipes: Iterable[dict[str, Any]]) -> dict[str, Dataset]:
@@ -129,10 +129,10 @@ def raw_bytes(dataset: Dataset) -> int:
 
 
 def latent_bytes(dataset: Dataset, tokens: Tokens) -> int:
-    """Bytes of the dataset's latents on disk before compression, of fields and coefficients."""
+    """Bytes of the dataset's latents on disk, of fields and coefficients."""
     family = FAMILIES[dataset.family]
     arrays = len(dataset.times) * len(family.fields) + len(family.coefficients)
-    return tokens.value_bytes * dataset.num_trajectories * arrays * _values_per_field(dataset.grid, tokens)
+    return int(tokens.value_bytes * dataset.num_trajectories * arrays * _values_per_field(dataset.grid, tokens))
 
 
 def snapshot_bytes(dataset: Dataset, tokens: Tokens) -> int:

@@ -31,6 +31,7 @@ COMPRESSED_PIECE_BYTES = 2**16  # of smaller ones compression saves less
 CHECKSUM_BYTES, CHECKSUM_BLOCK = 4, 2**20
 MAX_OPEN_SHARDS = 128  # files that a process keeps open of each array; systems allow 1024 in all
 MAX_MULTIPLE = 2**24  # larger multiples of the scale are not exact in float32
+EXTRA_BITS = 5  # per value of white noise, measured
 MISSING = 2**64 - 1  # zarr's offset of a piece that does not exist
 
 
@@ -114,6 +115,16 @@ def scale_of(tolerance: float | None) -> float | None:
     It is the RMS error of the normalized fields too, because the codec's bases are orthonormal.
     """
     return None if tolerance is None else 2.0 ** math.floor(math.log2(math.sqrt(12) * tolerance))
+
+
+def bytes_per_value(tolerance: float | None) -> float:
+    """Estimate of what a latent takes on disk: at most so much where latents have at most unit variance, as fields do.
+
+    Of all distributions the Gaussian has the largest entropy, log2(sqrt(2 pi e) std / scale) bits once rounded. The
+    compression needs up to `EXTRA_BITS` more.
+    """
+    scale = scale_of(tolerance)
+    return 4.0 if scale is None else min(4.0, (math.log2(math.sqrt(2 * math.pi * math.e) / scale) + EXTRA_BITS) / 8)
 
 
 def with_checksum(content: bytes) -> bytes:

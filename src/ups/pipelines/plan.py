@@ -24,7 +24,6 @@ from ups.config import (
 )
 from ups.config.training import TrainingSection
 from ups.data.estimate import (
-    VALUE_BYTES,
     Size,
     Tokens,
     expect_room,
@@ -36,6 +35,7 @@ from ups.data.estimate import (
 )
 from ups.data.families import Dataset, Subsample
 from ups.data.inspection import inspect
+from ups.data.latent_shards import bytes_per_value
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import make_plan, select
 from ups.data.trajectories import find_files
@@ -163,7 +163,9 @@ def _read_shapes(raw: Path, names: list[str]) -> dict[str, Dataset]:
 
 
 def _tokens(codec: CodecConfig, latents: LatentsConfig) -> Tokens:
-    return Tokens(**codec.model.model_dump(), value_bytes=VALUE_BYTES if latents.on_disk else 0)
+    return Tokens(
+        **codec.model.model_dump(), value_bytes=bytes_per_value(latents.tolerance) if latents.on_disk else 0.0
+    )
 
 
 def _budget(launch: LaunchConfig) -> int:
@@ -178,7 +180,7 @@ def _expect_room(sizes: list[Size], launch: LaunchConfig, raw: Path, data_root: 
         sizes = [replace(size, missing_bytes=0) for size in sizes]
     budget, latents = _budget(launch), sum(size.latent_bytes for size in sizes)
     free = expect_room(data_root, sizes, present, budget)
-    log.info("latents: %s, there are %s already; disk: %s free", *map(readable, (latents, present, free)))
+    log.info("latents: about %s, there are %s already; disk: %s free", *map(readable, (latents, present, free)))
     largest = max(size.snapshot_bytes for size in sizes)
     log.info("memory: at most %s per process; one snapshot needs up to %s", readable(budget), readable(largest))
 
