@@ -266,6 +266,9 @@ def decoded(surrogate: Surrogate, z: Tensor, family: str, at_once: int) -> Tenso
     if len(parts) == 1:
         return first
     members = first.new_empty(len(z), *first.shape[1:])
-    for part, place in zip(parts, members.split(at_once), strict=True):
-        place.copy_(first if part is parts[0] else surrogate.decode(part, family))
+    places = members.split(at_once)
+    places[0].copy_(first)
+    del first  # as large as a member
+    for place, part in zip(places[1:], parts[1:], strict=True):
+        place.copy_(surrogate.decode(part, family))
     return members
