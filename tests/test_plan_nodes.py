@@ -95,7 +95,8 @@ def test_a_full_disk_stops_the_run_unless_latents_are_there(tmp_path: Path, monk
     """Datasets whose latents do not fit are refused; a finished latent cache needs no room."""
     root = make_root_of(tmp_path, ("advection_1d",), count=5)
     monkeypatch.setattr(estimate, "free_disk_bytes", lambda folder: 0)
-    given = (receipt(root, "datasets"), section("codec"), LatentsConfig(tolerance=None, on_disk=True), LAUNCH, root / "01_raw")
+    latents = LatentsConfig(tolerance=None, on_disk=True)
+    given = (receipt(root, "datasets"), section("codec"), latents, LAUNCH, root / "01_raw")
     (size,) = check_sizes(*given, root)["sizes"]
     assert size["num_trajectories"] == 5
     with pytest.raises(StorageFault, match=f"^{tmp_path / 'other'}: the latent cache need"):

@@ -35,7 +35,6 @@ from ups.data.estimate import (
 )
 from ups.data.families import Dataset, Subsample
 from ups.data.inspection import inspect
-from ups.data.latent_shards import bytes_per_value
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import make_plan, select
 from ups.data.trajectories import find_files

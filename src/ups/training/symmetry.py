@@ -62,8 +62,8 @@ class Symmetries:
 
     def __init__(self, cache: LatentCache, codec: Codec) -> None:
         self.codec = copy.deepcopy(codec).double()
-        families = {name: FAMILIES[name] for name in cache.families}
-        self.transforms = {name: axis_transforms(f, cubic=_is_cubic(cache, name)) for name, f in families.items()}
+        names = {entry["dataset"]["family"] for entry in cache.datasets.values()}
+        self.transforms = {n: axis_transforms(FAMILIES[n], cubic=_is_cubic(cache, n)) for n in names}
         self._maps: dict[tuple[str, AxisTransform, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, batch: LatentBatch, draw: Draw) -> LatentBatch:
