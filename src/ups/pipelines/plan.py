@@ -162,9 +162,10 @@ def _read_shapes(raw: Path, names: list[str]) -> dict[str, Dataset]:
 
 
 def _tokens(codec: CodecConfig, latents: LatentsConfig) -> Tokens:
-    return Tokens(
-        **codec.model.model_dump(), value_bytes=bytes_per_value(latents.tolerance) if latents.on_disk else 0.0
-    )
+    from ups.data.latent_shards import bytes_per_value  # not at the start of every command
+
+    value_bytes = bytes_per_value(latents.tolerance) if latents.on_disk else 0.0
+    return Tokens(**codec.model.model_dump(), value_bytes=value_bytes)
 
 
 def _budget(launch: LaunchConfig) -> int:
