@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.conftest import write_file
-from ups.config import SplitConfig
+from ups.config import WHOLE, SplitConfig, SubsampleConfig
 from ups.data.pdebench import FAMILIES
 from ups.pipelines.data import describe_datasets, list_folder
 from ups.runs.stage_cache import Receipt
@@ -20,10 +20,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def described(root: Path, seed: int = 0) -> Receipt:
+def described(root: Path, seed: int = 0, **subsample: dict) -> Receipt:
     """The receipt of the datasets of a data root."""
     config = SplitConfig(seed=seed, valid_fraction=0.3, test_fraction=0.3)
-    return describe_datasets({}, {}, list_folder("folder", root / "01_raw", root), config, root / "01_raw", root)
+    options = SubsampleConfig(**WHOLE.model_dump(exclude_unset=True) | subsample)
+    raw = root / "01_raw"
+    return describe_datasets({}, {}, list_folder("folder", raw, root), config, options, raw, root)
 
 
 def test_datasets_are_described_anew_where_their_family_has_changed(root: Path, monkeypatch: pytest.MonkeyPatch):
@@ -40,3 +42,11 @@ def test_datasets_are_described_anew_for_another_split(root: Path):
     before = described(root)
     assert described(root, seed=1)["path"] != before["path"]
     assert described(root) == before
+
+
+def test_datasets_are_described_anew_for_other_strides_of_their_family(root: Path):
+    """A stride of advection makes the description of its datasets stale, one of another family does not."""
+    before = described(root)
+    assert described(root, burgers_1d={"every_point": 2}) == before
+    after = described(root, advection_1d={"every_point": 2})
+    assert after["path"] != before["path"] and after["splits"] == before["splits"]

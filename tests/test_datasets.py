@@ -116,12 +116,14 @@ def test_texts_are_shown_as_html(tmp_path: Path):
 
 
 def test_cache_shows_its_arrays(tmp_path: Path):
-    """The preview of the latent cache has one row per dataset and kind, with shape, size and dtype."""
+    """The preview of the latent cache has one row per dataset and kind, with shape and size."""
     arrays = {
-        "fields": {"shape": [4, 5, 64, 8], "dtype": "float16"},
-        "coefficients": {"shape": [4, 1, 64, 8], "dtype": "float32"},
+        "fields": {"shape": [4, 5, 64, 8], "scale": None},
+        "coefficients": {"shape": [4, 1, 64, 8], "scale": 0.5},
     }
-    (tmp_path / "latents" / "abc").mkdir(parents=True)
+    for kind, num_bytes in (("fields", 2**20), ("coefficients", 2**19)):
+        (tmp_path / "latents/abc/darcy.zarr" / kind).mkdir(parents=True)
+        (tmp_path / "latents/abc/darcy.zarr" / kind / "0").write_bytes(bytes(num_bytes))
     manifest = {"key": {}, "datasets": {"darcy": {"arrays": arrays}}}
     (tmp_path / "latents" / "abc" / "manifest.json").write_text(json.dumps(manifest))
     dataset = LatentCacheReceipt(filepath=str(tmp_path / "latent_cache.json"), data_root=str(tmp_path))
@@ -129,8 +131,8 @@ def test_cache_shows_its_arrays(tmp_path: Path):
     table = dataset.preview()
     assert table["columns"][:4] == ["dataset", "kind", "trajectories", "snapshots"]
     assert table["data"] == [
-        ["darcy", "fields", 4, 5, 64, 8, 0.02, "float16"],
-        ["darcy", "coefficients", 4, 1, 64, 8, 0.008, "float32"],
+        ["darcy", "fields", 4, 5, 64, 8, 1.0],
+        ["darcy", "coefficients", 4, 1, 64, 8, 0.5],
     ]
 
 

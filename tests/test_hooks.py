@@ -191,6 +191,30 @@ def test_files_that_are_no_configuration_are_one_line(conf: Path, tmp_path: Path
     assert not (tmp_path / "marker").exists()
 
 
+def bomb(depth: int) -> str:
+    """A list of ten lists of ten lists ..., by aliases."""
+    lines = (f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, depth))
+    return "\n".join(["_bomb:", "  a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]", *lines])
+
+
+BOMBS = {"thousands": bomb(5), "billions": bomb(9), "itself": "_a: &a [*a]"}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("layer", ["base/parameters_data.yml", "local/parameters/a.yaml", "local/catalog.json"])
+def test_aliases_of_aliases_are_one_line(conf: Path, layer: str, name: str):
+    """A file whose few lines stand for more values than can be read is refused at once."""
+    (conf / layer).parent.mkdir(exist_ok=True)
+    (conf / layer).write_text(BOMBS[name])
+    assert f"{conf / layer}: its aliases stand for more than 10000 values" in refusal(conf)
+
+
+def test_a_damaged_file_with_aliases_is_one_line(conf: Path):
+    """A file with aliases that is no YAML is refused as any other."""
+    (conf / "local/parameters.yml").write_text("a: *a\nb: [")
+    assert f"{conf}/local/parameters.yml: found undefined alias 'a'" in refusal(conf)
+
+
 def test_unknown_environments_are_named(conf: Path):
     """A misspelt environment ends in one line with the known ones."""
     assert "has no environment 'smok': choose one of accuracy, base, " in refusal(conf, env="smok")

@@ -13,10 +13,12 @@ import yaml
 from kedro.config import OmegaConfigLoader
 from pydantic import ValidationError
 
-from ups.config import LaunchConfig, Parameters, Variant
+from ups.config import LaunchConfig, Parameters, SubsampleConfig, Variant
 from ups.errors import ConfigFault
 from ups.hooks import check_data_root, check_parameters, places
+from ups.models.codec import choose_patch
 from ups.settings import CONFIG_LOADER_ARGS
+from ups.training.stage import batch_size
 
 CONF = Path(__file__).parents[1] / "conf"
 NAN, INF = math.nan, math.inf
@@ -80,6 +82,30 @@ def test_shipped_parameters_are_valid(environment: str, monkeypatch: pytest.Monk
     """Every environment passes its own check."""
     monkeypatch.setenv("UPS_SAMPLE_DATA", "folder")
     check_parameters(load(environment))
+
+
+PUBLISHED = [(1024,), (128, 128), (512, 512), (128, 128, 128)]  # grids of PDEBench
+
+
+def batch_sections(parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every section that says how large batches are in training."""
+    stages = {name: section for name, section in parameters.items() if "batch_multiple" in section}
+    return stages | {"baselines": parameters["baselines"]["recipe"]}
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 4, 8])
+def test_published_data_are_shared_equally_by_gpus(num_processes: int):
+    """With `--env pdebench` a batch of any stage and any published grid is divided by 1, 2, 4 or 8 processes."""
+    parameters = {n: s for n, s in load("pdebench").items() if isinstance(s, dict) and not n.startswith("_")}
+    codec, sections = parameters["codec"]["model"], batch_sections(parameters)
+    assert sections.keys() >= {"codec", "operator", "diffusion", "consistency", "steady", "finetune", "baselines"}
+    for grid in PUBLISHED:
+        axes = len(grid) - 1
+        patch = choose_patch(grid, codec["patch_size"][axes], codec["max_tokens"][axes])
+        tokens = math.prod(n // patch for n in grid)
+        assert tokens <= 4096
+        for section in sections.values():
+            assert batch_size(section["batch_tokens"], tokens, section["batch_multiple"]) % num_processes == 0
 
 
 @pytest.mark.parametrize("environment", ["base", "accuracy"])
@@ -182,6 +208,14 @@ WRONG = [
     ("download.base_url", "mirror.test"),
     ("download.parallel", 0),
     ("download.parallel", 1000),
+    ("subsample.default.every_point", 0),
+    ("subsample.default.every_snapshot", 2.0),
+    ("subsample.default.first_snapshot", -1),
+    ("subsample.default.last_snapshot", 0),
+    ("subsample.default.first_trajectories", 2),
+    ("subsample.burgers_1d", {"every_point": 0}),
+    ("subsample.burgers_1d", {"every_points": 2}),
+    ("subsample.burgers_1d", {"every_snapshot": None}),
     ("split.valid_fraction", 1.0),
     ("split.test_fraction", 0.0),
     ("split.test_fraction", -0.1),
@@ -196,7 +230,7 @@ WRONG = [
     ("ablation.variants", {}),
     ("ablation.variants.0.name", "two words"),
     ("ablation.variants.1.overrides", None),
-    ("latents.dtype", "float64"),
+    ("latents.tolerance", 0.0),
     ("operator.model.mixing", "convolution"),
     ("operator.model.levels", 4),
     ("operator.model.head_channels", 15),
@@ -314,6 +348,8 @@ def test_wrong_value_is_refused(name: str, value: Any):
         ("operator.learning_rat", "learning_rate"),
         ("operator.model.hidden_chanels", "hidden_channels"),
         ("launch.num_process", "num_processes"),
+        ("subsample.burger_1d", "burgers_1d"),
+        ("subsample.default.every_points", "every_point"),
         (f"{DATASET}.num_trajectory", "num_trajectories"),
         ("judge.gates.1.atmost", "at_most"),
     ],
@@ -321,6 +357,22 @@ def test_wrong_value_is_refused(name: str, value: Any):
 def test_unknown_parameter_is_refused(name: str, near: str):
     """A misspelt section or parameter is refused with the name that was probably meant."""
     assert f"unknown parameter {name}, did you mean {near}?" in refusal(changed(name, 1))
+
+
+def test_a_family_keeps_the_options_that_it_does_not_override():
+    """`subsample.burgers_1d` has the values of `default`, but for those that it lists."""
+    default = typed().subsample.default.model_copy(update={"every_point": 2})
+    options = SubsampleConfig(default=default, burgers_1d={"every_snapshot": 5}).of(["burgers_1d", "darcy_2d"])
+    assert options["darcy_2d"] == default.model_dump()
+    assert options["burgers_1d"] == default.model_dump() | {"every_snapshot": 5}
+
+
+def test_a_range_without_two_snapshots_is_refused():
+    """A last snapshot that leaves one snapshot is refused whether it stands in `default` or is an override."""
+    what = "leave fewer than 2 snapshots: raise last_snapshot to 5 or more"
+    assert what in refusal(changed("subsample.burgers_1d", {"every_snapshot": 5, "last_snapshot": 4}))
+    default = base()["subsample"]["default"] | {"every_snapshot": 5, "last_snapshot": 4}
+    assert refusal(changed("subsample.default", default)).count(what) == 1
 
 
 def test_unknown_parameter_without_neighbour_lists_the_known():

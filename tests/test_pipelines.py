@@ -372,11 +372,6 @@ def _file_with_nan(folder: Path) -> None:
         file["tensor"][2, 1, 0] = math.nan
 
 
-def _two_resolutions(folder: Path) -> None:
-    _advection(folder, 0.4, 8)
-    _advection(folder, 0.7, 16)
-
-
 def test_a_folder_is_scored_and_nothing_else_done(data_root: Path, tmp_path: Path):
     """`evaluation.folder` gives scores of all trajectories there; what is trained and scored stays as it is."""
     (tmp_path / "files").mkdir()
@@ -426,7 +421,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
         (_no_file, "raw: holds no *.hdf5"),
         (_corrupt_file, "1D_Advection_Sols_beta0.4.hdf5: cannot be opened"),
         (_file_with_nan, "1D_Advection_Sols_beta0.4.hdf5: field 'u' of trajectory 2, snapshot 1, is NaN"),
-        (_two_resolutions, "clashing resolutions of advection_1d"),
     ],
 )
 def test_bad_raw_data_stops_before_training(tmp_path: Path, store: str, prepare: Callable[[Path], None], culprit: str):
@@ -516,9 +510,9 @@ def test_commands_start_without_heavy_packages():
 
 
 def test_registered_pipelines():
-    """The registry has the whole house under two names, its three rooms, and eight pipelines run by name alone."""
+    """The registry has the whole house under two names, its three rooms, and nine pipelines run by name alone."""
     bootstrap_project(PROJECT)
-    tools = {"baselines", "ablation", "finetune", "tune", "profile", "benchmark", "selection", "seeds"}
+    tools = {"plan", "baselines", "ablation", "finetune", "tune", "profile", "benchmark", "selection", "seeds"}
     assert set(pipelines) == {"__default__", "full", "data", "training", "evaluation"} | tools
     nodes = {name: {node.name for node in pipelines[name].nodes} for name in pipelines}
     assert nodes["__default__"] == nodes["full"]

@@ -11,11 +11,9 @@ in a private module only.
 import base64
 import io
 import json
-import math
 from pathlib import Path
 from typing import Any, NewType
 
-import numpy as np
 from kedro.io import AbstractDataset
 from kedro_datasets.json import JSONDataset
 from kedro_datasets.text import TextDataset
@@ -74,13 +72,16 @@ class LatentCacheReceipt(JSON):
         """Shape and size of the latents of each dataset."""
         from ups.data.latent_cache import MANIFEST
 
-        manifest = read_json(place_of(self._data_root, self.load()) / MANIFEST)
+        folder = place_of(self._data_root, self.load())
+        manifest = read_json(folder / MANIFEST)
         rows = []
         for name, entry in manifest["datasets"].items():
             for kind, array in entry["arrays"].items():
-                num_bytes = math.prod(array["shape"]) * np.dtype(array["dtype"]).itemsize
-                rows.append([name, kind, *array["shape"], round(num_bytes / MEBIBYTE, 3), array["dtype"]])
-        return _table(["dataset", "kind", "trajectories", "snapshots", "tokens", "channels", "MiB", "dtype"], rows)
+                num_bytes = sum(
+                    path.stat().st_size for path in (folder / f"{name}.zarr" / kind).rglob("*") if path.is_file()
+                )
+                rows.append([name, kind, *array["shape"], round(num_bytes / MEBIBYTE, 3)])
+        return _table(["dataset", "kind", "trajectories", "snapshots", "tokens", "channels", "MiB on disk"], rows)
 
 
 class Markdown(TextDataset):

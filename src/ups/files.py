@@ -126,17 +126,35 @@ def private_lock(path: Path, timeout: float = -1) -> "FileLock":
     return FileLock(path, timeout=timeout, mode=0o600)
 
 
-def read_json(path: Path) -> Any:
-    """Read JSON; a missing or damaged file is a `DataFault` that names it."""
+def read_json(path: Path, kind: Any = Any) -> Any:
+    """Read JSON, as a value of the type `kind`, be it a dataclass; a missing or damaged file is a `DataFault`."""
     if not path.exists():
         raise DataFault(f"{path} does not exist yet: run the nodes before this one, or `kedro run --pipeline full`")
     try:
         with open_plain(path) as file:
-            return json.loads(file.read().decode("utf-8"))
+            text = file.read().decode("utf-8")
+        content = json.loads(text, parse_constant=_refuse_constant)
     except DataFault:  # a ValueError as well
         raise
     except (ValueError, RecursionError) as error:
         raise DataFault(f"{path} is not valid JSON ({error}); delete it and run again") from error
+    return content if kind is Any else _as(path, text, kind)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _as(path: Path, text: str, kind: Any) -> Any:
+    from pydantic import TypeAdapter, ValidationError  # files of any content do without
+
+    try:
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = ".".join(map(str, problem["loc"]))[:80]
+        what = f"{place}: {problem['msg']}" if place else problem["msg"]
+        raise DataFault(f"{path} is damaged ({' '.join(what.split())}); delete it and run again") from error
 
 
 def digest_of(path: Path, algorithm: str = "sha256") -> str:

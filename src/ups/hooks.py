@@ -2,21 +2,23 @@
 
 import atexit
 import difflib
+import math
 import os
 import signal
 import sys
 import traceback
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
+import yaml
 from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
-from yaml import YAMLError
 
 from ups.config import Parameters, masked, masked_value
 from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
@@ -49,8 +51,9 @@ TYPES = {*(f"ups.datasets.{name}" for name in DATASETS), "json.JSONDataset", "ma
 ARGUMENTS = {"type", "filepath", "data_root", "optional", "save_args", "metadata"}
 SAVE_ARGUMENTS = {"dpi", "indent", "allow_nan"}
 # Raised by Kedro on files that are no YAML or hold something else than sections; the last two on a list.
-UNREADABLE = (YAMLError, OmegaConfBaseException, MissingConfigException, ValueError, RecursionError)
+UNREADABLE = (yaml.YAMLError, OmegaConfBaseException, MissingConfigException, ValueError, RecursionError)
 UNREADABLE += (AttributeError, TypeError)
+MAX_ALIASED_VALUES = 10_000  # in a file; Kedro takes a millisecond for three
 LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evaluation` or `selection`"
 
 
@@ -74,6 +77,8 @@ class ConfigLoader(OmegaConfigLoader):
         if folder.is_dir() and not (folder / chosen).is_dir():
             known = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
             raise FaultExit(ConfigFault(f"{folder} has no environment {chosen!r}: choose one of {known}, or make it"))
+        for path in chain.from_iterable(sorted((folder / name).rglob("*")) for name in (options["base_env"], chosen)):
+            check_aliases(path)
         super().__init__(conf_source, env, **options)
 
     def __getitem__(self, key: str) -> dict[str, Any]:
@@ -93,6 +98,28 @@ class ConfigLoader(OmegaConfigLoader):
             except ConfigFault as fault:
                 raise FaultExit(fault) from None
         return content
+
+
+def check_aliases(path: Path) -> None:
+    """Refuse a file in which few lines stand for many values, by aliases of aliases: reading it would never end."""
+    if path.suffix not in (".yml", ".yaml", ".json") or not path.is_file() or b"*" not in (text := path.read_bytes()):
+        return
+    try:
+        if _count_values(yaml.compose(text, Loader=yaml.SafeLoader), {}) > MAX_ALIASED_VALUES:
+            what = f"its aliases stand for more than {MAX_ALIASED_VALUES} values"
+            raise FaultExit(ConfigFault(f"{path}: {what}; write out what you need"))
+    except UNREADABLE as error:
+        raise FaultExit(ConfigFault(f"{path}: {error}; correct the file")) from None
+
+
+def _count_values(node: yaml.Node | None, known: dict[int, float]) -> float:
+    """Values of a node, those behind its aliases included; infinite for one that contains itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        nodes = node.value if isinstance(node, yaml.CollectionNode) else []
+        nodes = chain.from_iterable(nodes) if isinstance(node, yaml.MappingNode) else nodes
+        known[id(node)] = 1 + sum(_count_values(child, known) for child in nodes)
+    return known[id(node)]
 
 
 class ParameterHooks:
@@ -201,11 +228,8 @@ def check_parameters(parameters: dict[str, Any]) -> None:
 def places(parameters: dict[str, Any], project: Path) -> dict[str, Path]:
     """`data_root` and `raw_root` as absolute paths; relative ones start at the project folder, as in the catalog."""
     data_root = (project / parameters["data_root"]).resolve()
-    raw_root = parameters["raw_root"]
-    return {
-        "data_root": data_root,
-        "raw_root": data_root / "01_raw" if raw_root is None else (project / raw_root).resolve(),
-    }
+    raw_root = data_root / "01_raw" if parameters["raw_root"] is None else (project / parameters["raw_root"]).resolve()
+    return {"data_root": data_root, "raw_root": raw_root}
 
 
 def check_data_root(data_root: str, catalog: dict[str, Any]) -> None:

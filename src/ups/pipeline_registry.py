@@ -7,7 +7,7 @@ for the folder `pipelines/full` alone.
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
-from ups.pipelines import baselines, data, evaluation, performance, studies, training
+from ups.pipelines import baselines, data, evaluation, performance, plan, studies, training
 
 
 class FoldedNode(Node):
@@ -39,11 +39,12 @@ def folded(pipeline: Pipeline, namespace: str) -> Pipeline:
 def register_pipelines() -> dict[str, Pipeline]:
     """`full` is `data`, `training` and `evaluation`; the others continue from its results or compare them."""
     parts = {
-        "data": data.create_pipeline(),
+        "data": data.create_pipeline() + plan.create_check(),
         "training": training.create_pipeline(),
         "evaluation": evaluation.create_pipeline(),
     }
     others = {
+        "plan": plan.create_pipeline(),
         "baselines": baselines.create_pipeline(),
         "ablation": studies.create_ablation(),
         "finetune": studies.create_finetune(),

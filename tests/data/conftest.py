@@ -2,6 +2,7 @@
 
 import gc
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ups.data import http
+from ups.data import http, inspection
 from ups.data.families import Family
 from ups.data.pdebench import FAMILIES
 
@@ -185,3 +186,16 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], FileServ
     for server in servers:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def fake_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A function that puts a program in the place of the child's interpreter."""
+
+    def replace(code: str) -> None:
+        program = tmp_path / "child"
+        program.write_text(f"#!{sys.executable}\nimport os, signal, sys, json\nsys.stdin.readline()\n{code}\n")
+        program.chmod(0o700)
+        monkeypatch.setattr(inspection.sys, "executable", str(program))
+
+    return replace

@@ -1,7 +1,7 @@
 """Data cards: every fact in the text and on the page, nothing clipped or overlapping, pages whole or absent."""
 
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -12,18 +12,18 @@ from matplotlib.figure import Figure
 from ups.data import cards
 from ups.data.card_text import BOUNDARY_WORDS, Card, card_markdown, find_origin
 from ups.data.cards import draw_card, read_sample, write_cards
-from ups.data.families import BOUNDARIES, Family
+from ups.data.families import BOUNDARIES, Family, Subsample
 from ups.data.pdebench import FAMILIES
 from ups.data.published import read_published_files
 from ups.data.simulate import file_name, simulate
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_datasets, thin
 
 SPLITS = {"train": [2, 3], "valid": [0], "test": [1]}
 
 
 def card_of(path: Path, **changes) -> Card:
     """The card of the one dataset in a file, with statistics that no other number looks like."""
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     family = FAMILIES[dataset.family]
     names = {"fields": family.fields, "coefficients": family.coefficients}
     statistics = {
@@ -33,6 +33,16 @@ def card_of(path: Path, **changes) -> Card:
     sources = {path.name: {"bytes": 5 * 2**20, "md5": "0" * 32}}
     card = {"dataset": dataset, "splits": SPLITS, "statistics": statistics, "sources": sources, "origin": ("made up",)}
     return Card(**card | changes)
+
+
+def test_text_says_which_part_is_used(write):
+    """A card names the points, snapshots and trajectories that are used of the files."""
+    path = write("advection_1d")
+    before = card_of(path)
+    subsample = Subsample(every_point=2, every_snapshot=2, first_snapshot=1, last_snapshot=3, first_trajectories=4)
+    after = card_markdown(replace(before, dataset=thin(path.parent, before.dataset, subsample)))
+    assert "- all points, snapshots and trajectories" in card_markdown(before)
+    assert "- points 0, 2, 4, ... of each axis\n- snapshots 1 to 3 in steps of 2\n- at most the first 4 traj" in after
 
 
 def page_of(path: Path, card: Card) -> Figure:
@@ -112,10 +122,25 @@ def test_sample_has_few_snapshots(write):
     """Of a plane the first, middle and last snapshot are read, whatever the length; of a line all up to 256."""
     for family, expected in (("shallow_water_2d", [0, 0.5, 1]), ("advection_1d", [0, 0.25, 0.5, 0.75, 1])):
         path = write(family)
-        (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+        (dataset,) = find_datasets(path.parent, [path.name]).values()
         times, u, _ = read_sample(path.parent, dataset, 1)
         assert times.tolist() == expected
         assert u.shape == (len(expected), 1, *dataset.grid)
+
+
+@pytest.mark.parametrize("family", ["advection_1d", "shallow_water_2d", "compressible_ns_3d", "incompressible_ns_2d"])
+def test_sample_has_few_points(write, monkeypatch: pytest.MonkeyPatch, family: str):
+    """Of axes with more points than are drawn every second or third one is kept, of coefficients too."""
+    monkeypatch.setattr(cards, "MAX_POINTS", 3)
+    path = write(family)
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
+    _, u, coefficients = read_sample(path.parent, dataset, 1)
+    assert max(u.shape[2:]) <= 3 and max(coefficients.shape[1:]) <= 3
+    with TrajectoryReader(path.parent, dataset) as reader:
+        corner = (..., *[0] * min(2, len(dataset.grid)))
+        expected = reader.read(1, 0, 1)
+        expected = expected[..., dataset.grid[2] // 2] if len(dataset.grid) == 3 else expected
+        assert np.array_equal(u[0][corner], expected[0][corner])
 
 
 def test_many_and_long_names_lengthen_the_page(write):
@@ -124,7 +149,7 @@ def test_many_and_long_names_lengthen_the_page(write):
     dataset = card_of(path).dataset
     names = tuple(f"ns_incom_inhom_2d_8-{number}.h5" for number in range(274))
     sources = {name: {"bytes": 2**20, "md5": ""} for name in names}
-    many = type(dataset)(**asdict(dataset) | {"files": names, "counts": (4,) * 274})
+    many = replace(dataset, files=names, counts=(4,) * 274)
     card = card_of(path, dataset=many, sources=sources, origin=("partial: " + "trajectories " * 400,))
     assert "and 270 more, 274 MiB in all" in card_markdown(card)
     figure = draw_card(card, np.zeros(1), np.zeros((1, 3, 8, 6)), np.zeros((2, 8, 6)))
@@ -151,7 +176,7 @@ def test_hostile_names_are_plain_text(write):
 def test_volumes_are_cut_in_the_middle(write):
     """Of a volume the plane in the middle of z is shown, cut before the next snapshot is read."""
     path = write("compressible_ns_3d")
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     _, u, _ = read_sample(path.parent, dataset, 1)
     with TrajectoryReader(path.parent, dataset) as reader:
         assert np.array_equal(u, reader.read(1)[[0, 2, 4], ..., dataset.grid[2] // 2])
@@ -161,7 +186,7 @@ def test_origin_is_checked(write):
     """A file is called published if its MD5 is, and partial if it says so."""
     marker = f"trajectories 0-3 of 10000 of 1D_Advection_Sols_beta0.4.hdf5, MD5 {'0' * 32}"
     path = write("advection_1d", edit=lambda file: file.attrs.update(ups_partial=np.bytes_(marker)))
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     published = {path.name: {"bytes": 1, "md5": read_published_files()[path.name].md5}}
     said = find_origin("pdebench", path.parent, dataset, published)
     assert said[0].startswith("downloaded") and said[2] == f"partial: {marker}"
@@ -185,7 +210,7 @@ def write_simulated(folder: Path) -> dict:
     for family, num_snapshots in (("advection_1d", 3), ("darcy_2d", 1)):
         sizes = {"num_trajectories": 4, "resolution": 8, "num_snapshots": num_snapshots, "duration": 1.0, "seed": 0}
         simulate(folder / file_name(family, {"beta": 1.0}), family=family, parameters={"beta": 1.0}, **sizes)
-    described = find_single_grid_datasets(folder, [path.name for path in folder.glob("*.hdf5")])
+    described = find_datasets(folder, [path.name for path in folder.glob("*.hdf5")])
     datasets = {
         "datasets": {name: asdict(dataset) for name, dataset in described.items()},
         "splits": dict.fromkeys(described, SPLITS),

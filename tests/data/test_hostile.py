@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import DataFault
 
 SECRET = b"root:x:0:0:root\n" * 100
@@ -208,7 +208,7 @@ def test_hostile_file_is_refused(write, case):
     family, edit, expected = HOSTILE[case]
     path = write(family, edit=edit)
     with pytest.raises(DataFault, match=expected) as caught:
-        find_single_grid_datasets(path.parent, [path.name])
+        find_datasets(path.parent, [path.name])
     assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
 
 
@@ -217,7 +217,7 @@ def test_hostile_file_is_refused(write, case):
 def test_file_that_turns_hostile_is_refused(write, make):
     """What was sound when it was described is checked again when it is read."""
     path = write("advection_1d")
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     with h5py.File(path, "r+") as file:
         swap("tensor", make)(file)
     with TrajectoryReader(path.parent, dataset) as reader, pytest.raises(DataFault, match=path.name):
@@ -233,9 +233,9 @@ def test_refusal_needs_no_memory(write):
     ]
     code = (
         "import sys; from pathlib import Path\n"
-        "from ups.data.trajectories import find_single_grid_datasets; from ups.errors import DataFault\n"
+        "from ups.data.trajectories import find_datasets; from ups.errors import DataFault\n"
         "for path in map(Path, sys.argv[1:]):\n"
-        "    try: find_single_grid_datasets(path.parent, [path.name])\n"
+        "    try: find_datasets(path.parent, [path.name])\n"
         "    except DataFault as error: print(error)\n"
     )
 

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 from tests.data.conftest import NAMES, write_file
+from ups.config import WHOLE
 from ups.data import inspection
 from ups.data.families import Dataset
 from ups.data.inspection import CPU_SECONDS, inspect
 from ups.data.normalization import fit_normalization
 from ups.data.splits import split
-from ups.data.trajectories import find_single_grid_datasets
-from ups.errors import DataFault
+from ups.data.trajectories import find_datasets
+from ups.errors import ConfigFault, DataFault, Fault, StorageFault
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +35,14 @@ HANG_SECONDS = 30  # far above the limit of computing time, for a machine that d
 
 def describe(path: Path) -> dict:
     """The description of one file by the child process."""
-    return inspect("describe", folder=path.parent, names=[path.name], **FRACTIONS)
+    return inspect("describe", folder=path.parent, names=[path.name], subsample=WHOLE.of(NAMES), **FRACTIONS)
 
 
 @pytest.mark.parametrize("family", NAMES)
 def test_child_answers_as_this_process(tmp_path: Path, family: str):
     """Datasets, splits and statistics from the child process are those computed here, in every layout."""
     path = write_file(tmp_path, family)
-    datasets = find_single_grid_datasets(tmp_path, [path.name])
+    datasets = find_datasets(tmp_path, [path.name])
     splits, counts = split(tmp_path, datasets, 3, 0.25, 0.25), []
     described = describe(path)
     assert {name: Dataset.from_json(entry) for name, entry in described["datasets"].items()} == datasets
@@ -60,22 +61,9 @@ def test_refusal_reaches_the_parent(tmp_path: Path):
 def test_values_are_checked_in_the_child(tmp_path: Path):
     """A value that is not finite is refused by the child that checks all values."""
     path = write_file(tmp_path, "advection_1d", edit=lambda file: file["tensor"].__setitem__((2, 1, 3), np.nan))
-    (dataset,) = find_single_grid_datasets(tmp_path, [path.name]).values()
+    (dataset,) = find_datasets(tmp_path, [path.name]).values()
     with pytest.raises(DataFault, match="trajectory 2, snapshot 1, is NaN"):
         inspect("check", folder=tmp_path, dataset=asdict(dataset))
-
-
-@pytest.fixture
-def fake_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A function that puts a program in the place of the child's interpreter."""
-
-    def replace(code: str) -> None:
-        program = tmp_path / "child"
-        program.write_text(f"#!{sys.executable}\nimport os, signal, sys, json\nsys.stdin.read()\n{code}\n")
-        program.chmod(0o700)
-        monkeypatch.setattr(inspection.sys, "executable", str(program))
-
-    return replace
 
 
 DEATHS = {
@@ -93,6 +81,14 @@ def test_death_of_the_child_is_one_line(fake_child, name: str):
         f"os.kill(os.getpid(), signal.{name})"
     )
     with pytest.raises(DataFault, match=rf"^data\.hdf5: {DEATHS[name]}[^\n]*$"):
+        inspect("describe")
+
+
+@pytest.mark.parametrize("kind", [ConfigFault, DataFault, StorageFault])
+def test_fault_of_the_child_keeps_its_kind(fake_child, kind: type[Fault]):
+    """A fault in the child process ends the command with the exit code that it has everywhere."""
+    fake_child(f"print(json.dumps({{'fault': 'a: full; free space', 'kind': {kind.__name__!r}}}))")
+    with pytest.raises(kind, match=r"^a: full; free space$"):
         inspect("describe")
 
 
@@ -116,6 +112,15 @@ def test_child_that_computes_too_long_is_killed():
     code = f"import time\ninspection.CPU_SECONDS = 1\nfor i in range(3):\n hdf5.before_access('a')\n {pause} - 0.5"
     completed = limited(f"{code}\n while time.process_time() < until: pass\nhdf5.before_access('a')\nwhile True: pass")
     assert completed.returncode == -signal.SIGPROF and completed.stdout == '{"file": "a"}\n'
+
+
+def test_child_imports_little(tmp_path: Path):
+    """A description needs NumPy and h5py, whose import is what a child costs, and no other large library."""
+    request = {"folder": str(tmp_path), "names": [write_file(tmp_path, "advection_1d").name], **FRACTIONS}
+    request["subsample"] = {"advection_1d": {}}
+    large = {"pydantic", "requests", "scipy", "torch"}
+    code = f"import sys\ninspection._answer('describe', {request})\nprint({large} & set(sys.modules))"
+    assert limited(code).stdout.splitlines()[-1] == "set()"
 
 
 def test_child_has_limited_memory():

@@ -6,12 +6,14 @@ import h5py
 import numpy as np
 import pytest
 import zarr
+from torch import Tensor
 
-from ups.data import latent_cache
+from tests.data.latents import encoding_of, points_as_tokens, write_cache
+from ups.data import latent_cache, latent_shards
 from ups.data.families import Dataset
-from ups.data.latent_cache import LatentCache, write_latents, write_manifest
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
-from ups.errors import DataFault
+from ups.data.latent_cache import LatentCache
+from ups.data.trajectories import TrajectoryReader, find_datasets
+from ups.errors import ConfigFault, DataFault
 from ups.files import read_json, write_json
 
 ADVECTION, DARCY = "1D_Advection_Sols_beta0.4", "2D_DarcyFlow_beta1.0_Train"
@@ -20,46 +22,48 @@ GRIDS = {"advection_1d": [8], "darcy_2d": [8, 6]}
 KEY = {"codec weights": "abc", "normalization": {"mean": 0.5}, "source files": {ADVECTION: "def"}}
 
 
-def points_as_tokens(u: np.ndarray, family: str, kind: str) -> np.ndarray:
-    """A codec that makes every grid point a token and every field a latent channel."""
-    return u.reshape(*u.shape[:2], -1).swapaxes(1, 2)
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of one trajectory of advection, in pieces of two snapshots."""
+    monkeypatch.setattr(latent_shards, "SHARD_BYTES", 6 * 8 * 4)
+    monkeypatch.setattr(latent_shards, "COMPRESSED_PIECE_BYTES", 2 * 8 * 4)
 
 
 @pytest.fixture
 def datasets(write: Callable[..., Path]) -> dict[str, Dataset]:
     """Six trajectories of a transient and of a steady family."""
     paths = [write(family, count=6) for family in GRIDS]
-    return find_single_grid_datasets(paths[0].parent, [path.name for path in paths])
+    return find_datasets(paths[0].parent, [path.name for path in paths])
 
 
 @pytest.fixture
 def folder(tmp_path: Path, datasets: dict[str, Dataset]) -> Path:
     """A finished cache of these datasets."""
-    _write_cache(tmp_path / "cache", tmp_path, datasets)
+    write_cache(tmp_path / "cache", tmp_path, datasets, SPLITS, key=KEY)
     return tmp_path / "cache"
 
 
-def _write_cache(folder: Path, raw: Path, datasets: dict[str, Dataset], dtype: str = "float32") -> None:
-    write_latents(folder, raw, datasets, points_as_tokens, dtype, lambda count: None)
-    write_manifest(folder, KEY, datasets, SPLITS, GRIDS)
+def shards(folder: Path) -> dict[Path, int]:
+    """Every shard and the time of its last change."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("c/*/*/0/0")}
 
 
-def chunks(folder: Path) -> dict[Path, int]:
-    """Every chunk file and the time of its last change."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("c/*/0/0/0")}
-
-
-def _chunk(folder: Path, index: int) -> Path:
+def _shard(folder: Path, index: int) -> Path:
     return folder / f"{ADVECTION}.zarr/fields/c/{index}/0/0/0"
 
 
+@pytest.mark.parametrize("scale", [None, 2.0**-10])
 @pytest.mark.parametrize(("name", "kind"), [(ADVECTION, "fields"), (DARCY, "fields"), (DARCY, "coefficients")])
-def test_reads_what_zarr_reads(folder: Path, name: str, kind: str):
-    """The memory-mapped read of each trajectory equals a plain zarr read of the same cache."""
-    cache, array = LatentCache.open(folder, KEY), zarr.open_array(folder / f"{name}.zarr" / kind, mode="r")
-    assert array.shape[0] == 6
+def test_reads_what_zarr_reads(tmp_path: Path, datasets: dict[str, Dataset], name: str, kind: str, scale: float | None):
+    """Every span of snapshots equals a plain zarr read of the same cache, whose integers count `scale_factor`."""
+    write_cache(tmp_path / "cache", tmp_path, datasets, SPLITS, key=KEY, scale=scale)
+    cache, array = LatentCache.open(tmp_path / "cache", KEY), zarr.open_array(tmp_path / f"cache/{name}.zarr/{kind}")
+    z = array[:] * np.float32(array.attrs.get("scale_factor", 1.0))
+    assert z.shape[0] == 6
     for index in range(6):
-        np.testing.assert_array_equal(cache.read(name, kind, index), array[index])
+        for start in range(z.shape[1]):
+            for stop in range(start + 1, z.shape[1] + 1):
+                np.testing.assert_array_equal(cache.read(name, kind, index, start, stop), z[index, start:stop])
 
 
 def test_holds_the_encoded_trajectories(folder: Path, tmp_path: Path, datasets: dict[str, Dataset]):
@@ -67,41 +71,139 @@ def test_holds_the_encoded_trajectories(folder: Path, tmp_path: Path, datasets: 
     cache = LatentCache.open(folder, KEY)
     with TrajectoryReader(tmp_path, datasets[ADVECTION]) as reader:
         for index in range(6):
-            z = points_as_tokens(reader.read(index), "advection_1d", "fields")
-            np.testing.assert_array_equal(cache.read(ADVECTION, "fields", index), z)
+            u = reader.read(index)
+            np.testing.assert_array_equal(cache.read(ADVECTION, "fields", index), u.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("scale", [None, 2.0**-10])
+def test_latents_that_are_not_on_disk_are_the_same(tmp_path: Path, datasets: dict[str, Dataset], scale: float | None):
+    """Encoded when they are read, latents and statistics equal those of a cache on disk bit for bit."""
+    for name, on_disk in (("disk", True), ("fly", False)):
+        write_cache(tmp_path / name, tmp_path, datasets, SPLITS, key=KEY, scale=scale, on_disk=on_disk)
+    disk, fly = (LatentCache.open(tmp_path / name, KEY) for name in ("disk", "fly"))
+    assert not shards(tmp_path / "fly") and fly.datasets == disk.datasets
+    encoded = fly.encoded_by(points_as_tokens)
+    for kind in ("fields", "coefficients"):
+        np.testing.assert_array_equal(encoded.read(DARCY, kind, 3), disk.read(DARCY, kind, 3))
+    np.testing.assert_array_equal(encoded.read(ADVECTION, "fields", 2, 1, 3), disk.read(ADVECTION, "fields", 2, 1, 3))
+
+
+def test_preloading_changes_nothing(folder: Path):
+    """After its pages were read ahead a cache gives the same latents, and counts their bytes."""
+    cache = LatentCache.open(folder, KEY)
+    assert cache.num_bytes == sum(path.stat().st_size for path in shards(folder))
+    before = cache.read(ADVECTION, "fields", 2)
+    cache.preload()
+    np.testing.assert_array_equal(cache.read(ADVECTION, "fields", 2), before)
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4])
+def test_rounding_stays_below_its_tolerance(tmp_path: Path, datasets: dict[str, Dataset], tolerance: float):
+    """The RMS error of rounded latents is between a third of the tolerance and the tolerance."""
+    scale = latent_shards.scale_of(tolerance)
+    for name, chosen in (("exact", None), ("rounded", scale)):
+        write_cache(tmp_path / name, tmp_path, datasets, SPLITS, key=KEY, scale=chosen)
+    exact, rounded = (
+        np.stack([LatentCache.open(tmp_path / folder, KEY).read(DARCY, "coefficients", index) for index in range(6)])
+        for folder in ("exact", "rounded")
+    )
+    error = np.sqrt(np.square(exact - rounded).mean())
+    assert tolerance / 3 < error <= tolerance
+    np.testing.assert_array_equal(rounded, np.rint(exact / scale) * np.float32(scale))
+
+
+def test_smooth_latents_are_compressed(tmp_path: Path):
+    """Rounded smooth latents take less than a tenth of their bytes as float32."""
+    layout = latent_shards.Layout((1, 8, 64, 16), 2.0**-8)
+    z = np.exp(-np.arange(16.0)) * np.sin(np.arange(64) / 10)[:, None] * np.ones((8, 1, 1))
+    assert len(layout.pack(z.astype(np.float32))) < z.astype(np.float32).nbytes / 10
+
+
+@pytest.mark.parametrize("tolerance", [1e-1, 1e-2, 1e-3, 1e-4])
+def test_noise_takes_no_more_than_estimated(tmp_path: Path, tolerance: float):
+    """White noise of unit variance, which cannot be predicted, takes the estimated bytes or up to half a byte less."""
+    z = np.random.default_rng(0).standard_normal((4, 1024, 4)).astype(np.float32)
+    scale = latent_shards.scale_of(tolerance)
+    layout = latent_shards.Layout((1, *z.shape), scale)
+    found = sum(len(layout.pack(z[start : start + layout.piece])) for start in range(0, 4, layout.piece)) / z.size
+    assert latent_shards.bytes_per_value(tolerance) - 0.55 < found < latent_shards.bytes_per_value(tolerance)
+
+
+def test_a_tolerance_below_float32_is_refused(tmp_path: Path, datasets: dict[str, Dataset]):
+    """Multiples that float32 cannot hold are a fault that names the parameter."""
+    with pytest.raises(ConfigFault, match="latents.tolerance is too small .* raise it"):
+        write_cache(tmp_path / "cache", tmp_path, datasets, SPLITS, key=KEY, scale=2.0**-30)
 
 
 def test_interrupted_write_goes_on_where_it_stopped(tmp_path: Path, datasets: dict[str, Dataset]):
-    """After an interruption only trajectories that are not stored yet are encoded."""
+    """After an interruption only shards that are not whole yet are written."""
     encoded = []
 
-    def interrupted(u: np.ndarray, family: str, kind: str) -> np.ndarray:
+    def interrupted(u: Tensor, family: str, kind: str) -> Tensor:
         if len(encoded) == 4:
             raise KeyboardInterrupt
         encoded.append(u)
         return points_as_tokens(u, family, kind)
 
     with pytest.raises(KeyboardInterrupt):
-        write_latents(tmp_path / "cache", tmp_path, datasets, interrupted, "float32", lambda count: None)
-    before = chunks(tmp_path / "cache")
-    _write_cache(tmp_path / "cache", tmp_path, datasets)
-    after = chunks(tmp_path / "cache")
+        write_cache(tmp_path / "cache", tmp_path, datasets, SPLITS, key=KEY, encode=interrupted)
+    before = shards(tmp_path / "cache")
+    write_cache(tmp_path / "cache", tmp_path, datasets, SPLITS, key=KEY)
+    after = shards(tmp_path / "cache")
     assert len(before) == 4 and len(after) == 18
     assert {path: after[path] for path in before} == before
 
 
-def test_only_broken_chunks_are_written_again(folder: Path, tmp_path: Path, datasets: dict[str, Dataset]):
-    """Missing, truncated, altered and empty chunks are replaced; the others keep their time of change."""
-    content, before = _chunk(folder, 0).read_bytes(), chunks(folder)
-    broken = {_chunk(folder, index) for index in range(4)}
-    _chunk(folder, 0).unlink()
-    _chunk(folder, 1).write_bytes(_chunk(folder, 1).read_bytes()[:50])
-    flip(_chunk(folder, 2))
-    _chunk(folder, 3).write_bytes(b"")
-    _write_cache(folder, tmp_path, datasets)
-    after = chunks(folder)
+def test_ranks_share_the_shards(tmp_path: Path, datasets: dict[str, Dataset]):
+    """Three ranks write every shard once; the cache is byte for byte that of one process."""
+    write_cache(tmp_path / "one", tmp_path, datasets, SPLITS, key=KEY)
+    encoding, counts = encoding_of(tmp_path / "three", datasets), []
+    for rank in range(3):
+        share = {"memory_bytes": 2**28, "rank": rank, "world_size": 3}
+        encoding.write_share(tmp_path, points_as_tokens, counts.append, **share)
+    assert sum(counts) == len(encoding.shards) == 18
+    for path in shards(tmp_path / "three"):
+        assert path.read_bytes() == (tmp_path / "one" / path.relative_to(tmp_path / "three")).read_bytes()
+    write_cache(tmp_path / "three", tmp_path, datasets, SPLITS, key=KEY)
+    assert read_json(tmp_path / "three/manifest.json") == read_json(tmp_path / "one/manifest.json")
+
+
+@pytest.mark.parametrize("shard_bytes", [4 * 8 * 4, 6 * 8 * 4, 2**26], ids=["part", "one trajectory", "all"])
+def test_memory_changes_nothing(
+    tmp_path: Path, datasets: dict[str, Dataset], shard_bytes: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Slabs of one piece and slabs of many trajectories give the same files, wherever shards begin."""
+    monkeypatch.setattr(latent_shards, "SHARD_BYTES", shard_bytes)
+    contents = []
+    for memory_bytes in (1, 2**28):
+        encoding = encoding_of(tmp_path / str(memory_bytes), datasets)
+        encoding.write_share(tmp_path, points_as_tokens, lambda count: None, memory_bytes=memory_bytes)
+        files = [*encoding.folder.rglob("c/*/*/0/0"), *encoding.folder.glob("statistics/*")]
+        contents.append({path.relative_to(encoding.folder): path.read_bytes() for path in files})
+    assert contents[0] == contents[1]
+
+
+def test_only_broken_shards_are_written_again(folder: Path, tmp_path: Path, datasets: dict[str, Dataset]):
+    """Missing, truncated, altered and empty shards are replaced; the others keep their time of change."""
+    content, before = _shard(folder, 0).read_bytes(), shards(folder)
+    broken = {_shard(folder, index) for index in range(4)}
+    _shard(folder, 0).unlink()
+    _shard(folder, 1).write_bytes(_shard(folder, 1).read_bytes()[:50])
+    flip(_shard(folder, 2))
+    _shard(folder, 3).write_bytes(b"")
+    write_cache(folder, tmp_path, datasets, SPLITS, key=KEY)
+    after = shards(folder)
     assert {path for path in before if after[path] != before[path]} == broken
-    assert _chunk(folder, 0).read_bytes() == content
+    assert _shard(folder, 0).read_bytes() == content
+
+
+def test_damaged_statistics_are_made_again(folder: Path, tmp_path: Path, datasets: dict[str, Dataset]):
+    """Without its manifest a cache with altered statistics gets those of before."""
+    expected = read_json(folder / "manifest.json")
+    (folder / "manifest.json").unlink()
+    flip(folder / f"statistics/{ADVECTION}.0.0")
+    write_cache(folder, tmp_path, datasets, SPLITS, key=KEY)
+    assert read_json(folder / "manifest.json") == expected
 
 
 def flip(path: Path) -> None:
@@ -116,9 +218,9 @@ def flip(path: Path) -> None:
     [flip, Path.unlink, lambda path: os.truncate(path, path.stat().st_size - 1), lambda path: os.truncate(path, 0)],
     ids=["flipped", "missing", "truncated", "emptied"],
 )
-def test_damaged_chunk_is_refused(folder: Path, damage: Callable[[Path], None]):
-    """A chunk with an altered byte, a missing end or no file at all is a fault that names the file."""
-    damage(_chunk(folder, 3))
+def test_damaged_shard_is_refused(folder: Path, damage: Callable[[Path], None]):
+    """A shard with an altered byte, a missing end or no file at all is a fault that names the file."""
+    damage(_shard(folder, 3))
     with pytest.raises(DataFault, match=r"fields/c/3/0/0/0.*delete .*cache and run again"):
         LatentCache.open(folder, KEY).read(ADVECTION, "fields", 3)
 
@@ -137,15 +239,6 @@ def test_cache_of_something_else_is_refused(folder: Path, part: str):
     with pytest.raises(DataFault, match=f"another {part}:") as fault:
         LatentCache.open(folder, KEY | {part: "something else"})
     assert not any(other in str(fault.value) for other in others)
-
-
-def test_half_precision(tmp_path: Path, datasets: dict[str, Dataset]):
-    """Option float16 halves the chunks and keeps three digits."""
-    for dtype in ("float16", "float32"):
-        _write_cache(tmp_path / dtype, tmp_path, datasets, dtype)
-    half, full = (LatentCache.open(tmp_path / d, KEY).read(ADVECTION, "fields", 0) for d in ("float16", "float32"))
-    assert half.dtype == np.float16 and 2 * half.nbytes == full.nbytes
-    np.testing.assert_allclose(half, full, rtol=1e-3)
 
 
 def test_statistics_are_of_the_training_split(folder: Path):
@@ -177,9 +270,8 @@ def test_fields_that_decay_need_not_shrink(tmp_path: Path, write: Callable[..., 
     def decay(file: h5py.File) -> None:
         file["tensor"][:] = file["tensor"][:] * (0.5 ** np.arange(5.0))[None, :, None]
 
-    datasets = find_single_grid_datasets(tmp_path, [write("advection_1d", count=6, edit=decay).name])
-    write_latents(tmp_path / "cache", tmp_path, datasets, points_as_tokens, "float32", lambda count: None)
-    write_manifest(tmp_path / "cache", KEY, datasets, SPLITS, GRIDS)
+    datasets = find_datasets(tmp_path, [write("advection_1d", count=6, edit=decay).name])
+    write_cache(tmp_path / "cache", tmp_path, datasets, SPLITS, key=KEY)
     assert LatentCache.open(tmp_path / "cache", KEY).datasets[ADVECTION]["statistics"]["max_growth"] == [1.0]
 
 
@@ -187,20 +279,19 @@ def test_fields_that_decay_need_not_shrink(tmp_path: Path, write: Callable[..., 
 def test_latents_that_are_not_finite_are_refused(tmp_path: Path, datasets: dict[str, Dataset], bad: slice):
     """A codec that gives NaN leaves no manifest, and the fault names dataset and trajectory."""
 
-    def diverged(u: np.ndarray, family: str, kind: str) -> np.ndarray:
-        z = points_as_tokens(u, family, kind).copy()
+    def diverged(u: Tensor, family: str, kind: str) -> Tensor:
+        z = points_as_tokens(u, family, kind).clone()
         z[bad] = np.nan
         return z
 
-    write_latents(tmp_path / "cache", tmp_path, datasets, diverged, "float32", lambda count: None)
     with pytest.raises(DataFault, match=f"{ADVECTION}, trajectory 0, are not finite"):
-        write_manifest(tmp_path / "cache", KEY, datasets, SPLITS, GRIDS)
+        write_cache(tmp_path / "cache", tmp_path, datasets, SPLITS, key=KEY, encode=diverged)
     assert not (tmp_path / "cache/manifest.json").exists()
 
 
 def test_number_of_open_maps_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """More trajectories than may be open at once are read all the same, and read again."""
-    monkeypatch.setattr(latent_cache, "MAX_OPEN_CHUNKS", 2)
+    monkeypatch.setattr(latent_shards, "MAX_OPEN_SHARDS", 2)
     cache = LatentCache.open(folder, KEY)
     first = [cache.read(ADVECTION, "fields", index).copy() for index in range(6)]
     for index in range(6):
@@ -211,8 +302,8 @@ HOSTILE: list[tuple[str, object]] = [
     ("shape", [6, 1 << 62, 8]),
     ("shape", [6, -1, 8, 1]),
     ("shape", "all"),
-    ("dtype", "object"),
-    ("dtype", None),
+    ("scale", "object"),
+    ("scale", -1.0),
 ]
 
 
@@ -228,17 +319,17 @@ def test_a_hostile_manifest_is_one_line(folder: Path, name: str, value: object):
 
 
 def test_huge_shapes_allocate_nothing(folder: Path):
-    """A shape that the file does not have is refused by its size, also where the product has more than 64 bits."""
+    """A shape that the file does not have is refused, also where the product has more than 64 bits."""
     manifest = read_json(folder / latent_cache.MANIFEST)
     manifest["datasets"][ADVECTION]["arrays"]["fields"]["shape"] = [6, 1 << 62, 1 << 62, 1]
     write_json(folder / latent_cache.MANIFEST, manifest)
-    with pytest.raises(DataFault, match="missing or truncated"):
+    with pytest.raises(DataFault, match="latent cache damaged"):
         LatentCache.open(folder, KEY).read(ADVECTION, "fields", 0)
 
 
-def test_chunks_lie_in_the_cache(folder: Path, tmp_path: Path):
-    """A chunk that is a link out of the cache is refused."""
-    _chunk(folder, 0).rename(tmp_path / "elsewhere")
-    _chunk(folder, 0).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataFault, match="leads out of the cache by a link"):
+def test_shards_lie_in_the_cache(folder: Path, tmp_path: Path):
+    """A shard that is a link out of the cache is refused."""
+    _shard(folder, 0).rename(tmp_path / "elsewhere")
+    _shard(folder, 0).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataFault, match="a link leads out of the cache"):
         LatentCache.open(folder, KEY).read(ADVECTION, "fields", 0)

@@ -6,7 +6,7 @@ import h5py
 import pytest
 
 from ups.data.pdebench import FAMILIES
-from ups.data.trajectories import find_single_grid_datasets
+from ups.data.trajectories import find_datasets
 from ups.errors import DataFault
 
 
@@ -14,7 +14,7 @@ from ups.errors import DataFault
 def test_a_domain_is_as_long_as_its_cells(family: str, write):
     """The centres of n cells of 1 / n span less than the domain, whose length is 1 along every axis."""
     path: Path = write(family)
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     assert dataset.lengths == (1.0,) * len(FAMILIES[family].axes)
 
 
@@ -22,7 +22,7 @@ def test_a_domain_is_as_long_as_its_cells(family: str, write):
 def test_a_grid_has_its_points_in_the_order_of_the_axes(family: str, write):
     """On 8 x 6 x 4 points the grid is (8, 6, 4), whatever the order on disk."""
     path: Path = write(family)
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     assert dataset.grid == (8, 6, 4)[: len(FAMILIES[family].axes)]
 
 
@@ -33,11 +33,11 @@ def test_batches_of_other_times_are_no_dataset(write):
         file["t"][:] = 2 * file["t"][:]
 
     paths = [write("incompressible_ns_2d", f"ns_incom_inhom_2d_8-{k}.h5", count=3) for k in range(2)]
-    (dataset,) = find_single_grid_datasets(paths[0].parent, [path.name for path in paths]).values()
+    (dataset,) = find_datasets(paths[0].parent, [path.name for path in paths]).values()
     assert dataset.counts == (3, 3)
     paths.append(write("incompressible_ns_2d", "ns_incom_inhom_2d_8-2.h5", count=3, edit=slower))
     with pytest.raises(DataFault, match="8-2.h5.* has other times than ns_incom_inhom_2d_8-0.h5"):
-        find_single_grid_datasets(paths[0].parent, [path.name for path in paths])
+        find_datasets(paths[0].parent, [path.name for path in paths])
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
@@ -51,4 +51,4 @@ def test_one_uneven_step_of_many_is_refused(sign: int, write):
 
     path = write("advection_1d", grid=(400, 1, 1), edit=uneven)
     with pytest.raises(DataFault, match="'x-coordinate' is not a uniform"):
-        find_single_grid_datasets(path.parent, [path.name])
+        find_datasets(path.parent, [path.name])

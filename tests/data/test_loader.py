@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.data.latents import write_cache
 from ups.data.families import Dataset
-from ups.data.latent_cache import LatentCache, write_latents, write_manifest
+from ups.data.latent_cache import LatentCache
 from ups.data.samples import FieldSamples, LatentSamples
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.training.batches import BatchSampler
 from ups.training.stage import batch_size, fixed_batches
 
@@ -87,18 +88,13 @@ def test_validation_batches_are_spread_evenly():
 def datasets(write: Callable[..., Path]) -> dict[str, Dataset]:
     """Six trajectories of two transient families and a steady one."""
     names = [write(family, count=6).name for family in GRIDS]
-    return find_single_grid_datasets(write("darcy_2d", count=6).parent, names)
+    return find_datasets(write("darcy_2d", count=6).parent, names)
 
 
 @pytest.fixture
 def cache(tmp_path: Path, datasets: dict[str, Dataset]) -> LatentCache:
     """Their latents: every grid point a token, every field a channel."""
-
-    def encode(u: np.ndarray, family: str, kind: str) -> np.ndarray:
-        return u.reshape(*u.shape[:2], -1).swapaxes(1, 2)
-
-    write_latents(tmp_path / "cache", tmp_path, datasets, encode, "float32", lambda count: None)
-    write_manifest(tmp_path / "cache", {}, datasets, dict.fromkeys(datasets, SPLIT), GRIDS)
+    write_cache(tmp_path / "cache", tmp_path, datasets, dict.fromkeys(datasets, SPLIT), key={})
     return LatentCache.open(tmp_path / "cache", {})
 
 
@@ -137,10 +133,10 @@ def test_windows_hold_the_pairs(cache: LatentCache, horizon: int):
 
 def test_windows_are_as_long_as_the_shortest_trajectories_of_the_family(cache: LatentCache):
     """Two datasets of one family make batches of windows equally long, which both can fill."""
-    short = {**cache.datasets["1D_Burgers_Sols_Nu0.01"], "arrays": {"fields": {"shape": [6, 3, 8, 1]}}}
+    short = {**cache.datasets["1D_Burgers_Sols_Nu0.01"], "arrays": {"fields": {"shape": [6, 3, 8, 1], "scale": None}}}
     cache.datasets["short"] = short
     read = cache.read
-    cache.read = lambda name, kind, index: read("1D_Burgers_Sols_Nu0.01", kind, index)[: 3 if name == "short" else 5]
+    cache.read = lambda name, *place: read("1D_Burgers_Sols_Nu0.01", *place)
     samples = LatentSamples(cache, "train", horizon=9)
     last = samples.num_samples["burgers_1d"] - 1
     assert {samples.dataset("burgers_1d", sample) for sample in (0, last)} == {"short", "1D_Burgers_Sols_Nu0.01"}

@@ -29,8 +29,8 @@ def report(**values):
 """
 DESCRIBE_AND_SPLIT = """
 from ups.data.splits import split
-from ups.data.trajectories import find_single_grid_datasets
-datasets = find_single_grid_datasets(folder, [name])
+from ups.data.trajectories import find_datasets
+datasets = find_datasets(folder, [name])
 splits = split(folder, datasets, 0, 0.1, 0.1)
 report(test=len(next(iter(splits.values()))["test"]))
 """
@@ -48,7 +48,7 @@ from dataclasses import replace
 from ups.data.partial import fetch_trajectories
 from ups.data.published import find_file
 target = folder / "partial" / name
-file = replace(find_file(name), url=f"{url}/{name}", bytes=int(size))
+file = replace(find_file(name), url=f"{url}/{name}", bytes=int(size), num_trajectories=1100)
 fetch_trajectories(file, target, range(100), base_url=None, advance=advance)
 report(bytes=target.stat().st_size)
 """

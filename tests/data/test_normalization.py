@@ -8,7 +8,7 @@ import pytest
 
 from ups.data import normalization
 from ups.data.normalization import fit_normalization
-from ups.data.trajectories import find_files, find_single_grid_datasets
+from ups.data.trajectories import find_datasets, find_files
 from ups.errors import DataFault
 
 SPLITS = {"train": [0, 2], "valid": [1], "test": [3]}
@@ -16,7 +16,7 @@ SPLITS = {"train": [0, 2], "valid": [1], "test": [3]}
 
 def fit(folder: Path, advance=lambda n: None) -> dict:
     """Statistics of a folder whose datasets have four trajectories each."""
-    datasets = find_single_grid_datasets(folder, find_files(folder))
+    datasets = find_datasets(folder, find_files(folder))
     return fit_normalization(folder, datasets, dict.fromkeys(datasets, SPLITS), advance)
 
 
@@ -119,7 +119,7 @@ def test_bad_values_are_located(write, tmp_path, monkeypatch, case, slab_element
 
 def test_real_values_are_all_sound(samples):
     """Every value of the real files passes, and the result is plain JSON with one entry per family."""
-    datasets = find_single_grid_datasets(samples, find_files(samples))
+    datasets = find_datasets(samples, find_files(samples))
     splits = {name: {"train": list(range(dataset.num_trajectories))} for name, dataset in datasets.items()}
     seen: list[int] = []
     statistics = fit_normalization(samples, datasets, splits, seen.append)

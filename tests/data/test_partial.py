@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.data.test_inspection import MUTATIONS, mutate
 from ups.data import http
 from ups.data.layouts import find_family
 from ups.data.partial import SparseBuffer, fetch_trajectories, read_marker
@@ -22,7 +23,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.plan import partial_name
 from ups.data.published import find_file
 from ups.data.splits import split
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import ConfigFault, DataFault, StorageFault
 
 CONTIGUOUS = [name for name, family in FAMILIES.items() if family.layout in ("tensor", "fields")]
@@ -35,6 +36,13 @@ def local(tmp_path: Path) -> Path:
     return tmp_path / "local"
 
 
+def count_in(path: Path) -> int:
+    """Number of trajectories in a whole file."""
+    with h5py.File(path) as file:
+        arrays = [file[name] for name in file if isinstance(file.get(name, getlink=True), h5py.HardLink)]
+        return max((array.shape[0] for array in arrays if array.ndim > 1), default=1)
+
+
 def fetch(
     server,
     path: Path,
@@ -42,11 +50,13 @@ def fetch(
     count: int = 3,
     positions: Sequence[int] | None = None,
     advance: Callable[[int], object] = lambda num_bytes: None,
+    num_trajectories: int | None = None,
 ) -> Path:
     """Fetch the first trajectories of a file, or those at some positions, and return the small one."""
     published = find_file("2D_DarcyFlow_beta1.0_Train.hdf5")
-    url, size = f"{server.url}/{path.name}", path.stat().st_size
-    file = replace(published, name=path.name, family=find_family(path.name).name, url=url, md5=MD5, bytes=size)
+    sizes = {"bytes": path.stat().st_size, "num_trajectories": num_trajectories or count_in(path)}
+    url, family = f"{server.url}/{path.name}", find_family(path.name).name
+    file = replace(published, name=path.name, family=family, url=url, md5=MD5, **sizes)
     target = local / partial_name(path.name, count)
     chosen = range(count) if positions is None else positions
     fetch_trajectories(file, target, chosen, base_url=None, advance=advance)
@@ -55,7 +65,7 @@ def fetch(
 
 def expect_same(small: Path, whole: Path, count: int) -> None:
     """The trajectories of the small file are the first ones of the whole."""
-    part, full = (next(iter(find_single_grid_datasets(path.parent, [path.name]).values())) for path in (small, whole))
+    part, full = (next(iter(find_datasets(path.parent, [path.name]).values())) for path in (small, whole))
     assert part.counts == (count,)
     assert (part.times, part.grid, part.lengths, part.boundary) == (full.times, full.grid, full.lengths, full.boundary)
     assert part.parameters == full.parameters
@@ -156,7 +166,7 @@ def test_chosen_trajectories_arrive(serve, write, tmp_path, local, family, posit
     """Any increasing positions can be chosen; the reader knows where they come from."""
     whole = write(family)
     small = fetch(serve(tmp_path), whole, local, positions=positions)
-    part, full = (next(iter(find_single_grid_datasets(path.parent, [path.name]).values())) for path in (small, whole))
+    part, full = (next(iter(find_datasets(path.parent, [path.name]).values())) for path in (small, whole))
     with TrajectoryReader(local, part) as a, TrajectoryReader(tmp_path, full) as b:
         assert [a.published_position(i) for i in range(len(positions))] == list(positions)
         for i, position in enumerate(positions):
@@ -176,7 +186,7 @@ def test_chosen_trajectories_split_by_origin(serve, write, tmp_path, local):
     """Trajectory 7 of one file and trajectory 7 of another share a split, wherever they are in the small files."""
     server, chosen = serve(tmp_path), {"advection_1d": range(5, 25), "burgers_1d": range(20)}
     small = [fetch(server, write(family, count=40), local, positions=positions) for family, positions in chosen.items()]
-    splits = split(local, find_single_grid_datasets(local, [path.name for path in small]), 0, 0.2, 0.2)
+    splits = split(local, find_datasets(local, [path.name for path in small]), 0, 0.2, 0.2)
     place = {
         family: {positions[i]: kind for kind, indices in splits[path.stem].items() for i in indices}
         for (family, positions), path in zip(chosen.items(), small, strict=True)
@@ -189,7 +199,7 @@ def test_partial_files_split_like_whole_ones(serve, write, tmp_path, local):
     """Two families with common initial states keep trajectory i of both in one split."""
     server = serve(tmp_path)
     small = [fetch(server, write(family, count=40), local, 20) for family in ("advection_1d", "burgers_1d")]
-    datasets = find_single_grid_datasets(local, [path.name for path in small])
+    datasets = find_datasets(local, [path.name for path in small])
     first, second = split(local, datasets, 0, 0.2, 0.2).values()
     assert first == second
 
@@ -223,6 +233,76 @@ def test_bad_remote_file_leaves_nothing(serve, write, tmp_path, local, case):
         fetch(serve(tmp_path), whole, local, count)
     assert "\n" not in str(caught.value) and str(caught.value).startswith("http://")
     assert list(local.iterdir()) == []
+
+
+def test_structure_that_crashes_hdf5_is_one_line(serve, write, tmp_path, local, fake_child):
+    """A mirror whose file crashes HDF5 is a fault of data that names it, and nothing is written."""
+    whole, server = write("advection_1d"), serve(tmp_path)
+    url = f"{server.url}/{whole.name}"
+    fake_child(
+        f"print(json.dumps({{'file': {url!r}}}), json.dumps({{'fetch': [0, 8]}}), sep='\\n', flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGSEGV if sys.stdin.readline() == 'iUhERg0KGgo=\\n' else signal.SIGKILL)"
+    )
+    with pytest.raises(DataFault, match=rf"^{url}: crashed HDF5 \(SIGSEGV\)[^\n]*$"):
+        fetch(server, whole, local)
+    assert list(local.iterdir()) == []
+
+
+def test_structure_without_end_is_refused(serve, write, tmp_path, local, fake_child):
+    """A structure that leads from place to place ends before it has cost more than 16 MiB."""
+    whole, server = write("advection_1d"), serve(tmp_path)
+    os.truncate(whole, 2**26)
+    fake_child("print(json.dumps({'fetch': [0, 10**12]}), flush=True)\nsys.stdin.readline()")
+    with pytest.raises(DataFault, match=r"more places than are read; check the source$"):
+        fetch(server, whole, local, num_trajectories=4)
+    assert server.sent <= 2**24 + 1 and list(local.iterdir()) == []
+
+
+def test_larger_trajectories_are_refused(serve, write, tmp_path, local):
+    """Three trajectories of a mirror may not take more bytes than three of the published file, of the same size."""
+    whole, server = write("advection_1d", grid=(2**16,)), serve(tmp_path)
+    with pytest.raises(
+        DataFault, match=r"3 of its trajectories have 3932160 bytes, expected 263796; check the source$"
+    ):
+        fetch(server, whole, local, num_trajectories=10_000)
+    assert server.sent < 2**20 and list(local.iterdir()) == []
+
+
+def test_packed_coordinates_are_refused(serve, write, tmp_path, local):
+    """Coordinates of few bytes that unpack to many are not copied."""
+
+    def edit(file: h5py.File) -> None:
+        del file["t-coordinate"]
+        file.create_dataset("t-coordinate", data=np.zeros(2**23, np.float32), compression="gzip")
+
+    with pytest.raises(DataFault, match=r"its coordinates have over 16 MiB; check the source$"):
+        fetch(serve(tmp_path), write("darcy_2d", edit=edit), local)
+    assert list(local.iterdir()) == []
+
+
+@pytest.mark.parametrize("places", [[[0, 10**15, 8]], [[0, -8, 8]], [[0, 0, -8]]])
+def test_places_outside_the_file_are_refused(serve, write, tmp_path, local, fake_child, places):
+    """No place of a structure lies outside the remote file."""
+    answer = {"marker": "", "frame": {"pieces": [], "size": 0}, "places": places}
+    fake_child(f"print(json.dumps({{'result': {answer}}}))")
+    with pytest.raises(DataFault, match="its arrays lie outside"):
+        fetch(serve(tmp_path), write("advection_1d"), local)
+    assert list(local.iterdir()) == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("family", ["advection_1d", "compressible_ns_2d"])
+def test_mutated_remote_files_are_fetched_or_refused(serve, write, tmp_path, local, family):
+    """No damaged file at a mirror crashes or stops this process: it is fetched, or refused in one line."""
+    whole, server, generator = write(family), serve(tmp_path), np.random.default_rng(list(family.encode()))
+    content = whole.read_bytes()
+    for i in range(MUTATIONS // 2):
+        whole.write_bytes(mutate(content, generator))
+        try:
+            fetch(server, whole, local / str(i), num_trajectories=4)
+        except DataFault as fault:
+            assert "\n" not in str(fault) and str(fault).startswith(server.url)
+            assert list((local / str(i)).iterdir()) == []
 
 
 def test_server_without_ranges_is_refused(serve, write, tmp_path, local):
@@ -350,7 +430,7 @@ def test_damaged_bytes_are_not_continued(serve, write, tmp_path, local, harm):
 
 def test_killed_fetch_goes_on_at_the_last_record(serve, write, tmp_path, local, monkeypatch):
     """A killed process, which records nothing at its end, loses the bytes since its last record alone."""
-    monkeypatch.setattr("ups.data.partial.RECORDED_BYTES", 50_000)
+    monkeypatch.setattr("ups.data.download.RECORDED_BYTES", 50_000)
     monkeypatch.setattr(http, "BLOCK_BYTES", 20_000)
     whole, server = write("advection_1d", count=5000), serve(tmp_path)
     record, last = local / f"{partial_name(whole.name, 2000)}.part.version", []

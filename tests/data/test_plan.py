@@ -18,7 +18,7 @@ from ups.data.plan import log_plan, make_plan, partial_name
 from ups.data.published import PublishedFile, find_file
 from ups.data.sources import CHECKSUMS, download_files, list_files
 from ups.data.splits import split
-from ups.data.trajectories import find_single_grid_datasets
+from ups.data.trajectories import find_datasets
 from ups.errors import ConfigFault, DataFault, StorageFault
 from ups.pipelines.data import download_pdebench
 
@@ -235,7 +235,7 @@ def test_node_follows_its_configuration(published, local, serve, tmp_path, monke
         files = download_pdebench("pdebench", config, local)
     assert list(files) == [f"1D_Advection_Sols_beta{beta}_first4.hdf5" for beta in (0.1, 0.4)]
     assert "download plan: 2 files" in caplog.text
-    datasets = find_single_grid_datasets(local, list(files))
+    datasets = find_datasets(local, list(files))
     splits = split(local, datasets, 0, 0.2, 0.2)
     assert all(len(indices) for kinds in splits.values() for indices in kinds.values())
     assert fit_normalization(local, datasets, splits, lambda count: None)["advection_1d"]["fields"]["u"]["std"] > 0

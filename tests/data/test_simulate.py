@@ -11,7 +11,7 @@ from ups.data import simulate as module
 from ups.data.families import Family
 from ups.data.pdebench import FAMILIES
 from ups.data.simulate import file_name, files_of, simulate
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import ConfigFault, DataFault
 from ups.metrics.errors import conservation_drift
 from ups.solvers import SIMULATED_FAMILIES, sample_initial_states
@@ -50,7 +50,7 @@ def write(folder: Path, family: str, parameters: dict | None = None, **changes) 
 def test_waves_may_run_to_the_left(tmp_path: Path):
     """A negative speed is simulated, named and read back."""
     path = write(tmp_path, "advection_1d", {"beta": -0.4})
-    (dataset,) = find_single_grid_datasets(tmp_path, [path.name]).values()
+    (dataset,) = find_datasets(tmp_path, [path.name]).values()
     assert dataset.parameters == {"beta": pytest.approx(-0.4)}
 
 
@@ -85,7 +85,7 @@ def test_a_file_has_the_name_and_layout_of_pdebench(family, tmp_path):
 def test_written_files_are_read_back(family, tmp_path):
     """The reader finds in a written file the family, its parameters, its domain and the states that were drawn."""
     path = write(tmp_path, family)
-    dataset = next(iter(find_single_grid_datasets(tmp_path, [path.name]).values()))
+    dataset = next(iter(find_datasets(tmp_path, [path.name]).values()))
     assert (dataset.family, dataset.counts, dataset.parameters) == (family, (3,), parameters_of(family))
     assert dataset.grid == (8,) * len(FAMILIES[family].axes)
     assert dataset.lengths == (PROBLEMS[family].high - PROBLEMS[family].low,) * len(dataset.grid)
@@ -107,7 +107,7 @@ def test_box_flow_comes_in_files_of_four(tmp_path):
     assert list(files) == ["ns_incom_inhom_2d_8-0.h5", "ns_incom_inhom_2d_8-1.h5"]
     for name, arguments in files.items():
         simulate(tmp_path / name, **arguments)
-    dataset = find_single_grid_datasets(tmp_path, list(files))["ns_incom_inhom_2d_8"]
+    dataset = find_datasets(tmp_path, list(files))["ns_incom_inhom_2d_8"]
     assert dataset.counts == (4, 2)
     with TrajectoryReader(tmp_path, dataset) as reader:
         np.testing.assert_array_equal(
@@ -122,7 +122,7 @@ def test_open_ends_and_shocks_are_named_as_in_pdebench(tmp_path):
     name = file_name("compressible_ns_1d", inviscid, **how)
     assert name == "1D_CFD_Shock_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5"
     path = write(tmp_path, "compressible_ns_1d", inviscid, **how).rename(tmp_path / name)
-    dataset = find_single_grid_datasets(tmp_path, [path.name])[path.stem]
+    dataset = find_datasets(tmp_path, [path.name])[path.stem]
     assert dataset.boundary == ("outflow",)
     assert dataset.parameters == inviscid
 
@@ -237,7 +237,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(family, paramete
 def test_conserved_fields_are_conserved(tmp_path: Path, family: Family):
     """The integral of a field that the registry calls conserved stays what it was at the start, up to round-off."""
     path = write(tmp_path, family.name, resolution=16)
-    dataset = find_single_grid_datasets(tmp_path, [path.name])[path.stem]
+    dataset = find_datasets(tmp_path, [path.name])[path.stem]
     with TrajectoryReader(tmp_path, dataset) as reader:
         u = torch.from_numpy(np.stack([reader.read(index) for index in range(3)]))
     u = u[:, :, [family.fields.index(field) for field in family.conserved]]

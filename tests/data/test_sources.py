@@ -1,16 +1,20 @@
 import logging
 import os
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.contents import expect_one_line
 from ups.data import sources
 from ups.data.published import read_published_files
-from ups.data.sources import list_files, simulate_files
+from ups.data.sources import ChecksumCache, list_files, simulate_files
 from ups.errors import ConfigFault, DataFault
 from ups.files import NAME as PLAIN
-from ups.files import digest_of
+from ups.files import digest_of, read_json
 
 NAME = "1D_Advection_Sols_beta0.4.hdf5"
 RECIPE: dict[str, Any] = {
@@ -99,6 +103,51 @@ def test_sums_of_changed_files_are_taken_anew(tmp_path: Path, keep_time: bool):
     path.write_bytes(content)
     os.utime(path, ns=(time, time if keep_time else time + 1))
     assert list_files(tmp_path / "raw", tmp_path / "sums.json")[NAME]["md5"] == digest_of(path, "md5")
+
+
+def test_sums_of_two_processes_are_merged(tmp_path: Path):
+    """What one process has stored is kept when another, which started earlier, stores the sum of another file."""
+    first, second = (ChecksumCache(tmp_path / "sums.json") for _ in range(2))
+    for cache, name in ((first, "a"), (second, "b"), (first, "c")):
+        (tmp_path / name).write_bytes(b"")
+        cache.add(tmp_path / name, name)
+    cache = ChecksumCache(tmp_path / "sums.json")
+    assert [cache.find(tmp_path / name) for name in "abc"] == ["a", "b", "c"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "sums.json"]
+
+
+ADD_SUMS = """
+import sys
+from pathlib import Path
+from ups.data.sources import ChecksumCache
+folder, name = Path(sys.argv[1]), sys.argv[2]
+cache = ChecksumCache(folder / "sums.json")
+for i in range(30):
+    (folder / f"{name}{i}").write_bytes(b"")
+    cache.add(folder / f"{name}{i}", name)
+"""
+
+
+def test_sums_that_processes_store_at_once_are_kept(tmp_path: Path):
+    """Processes that store sums at the same time lose none."""
+    running = [subprocess.Popen([sys.executable, "-c", ADD_SUMS, str(tmp_path), name]) for name in "ab"]
+    assert [process.wait(60) for process in running] == [0, 0]
+    assert len(read_json(tmp_path / "sums.json")) == 60
+
+
+def test_wrong_sums_are_one_line(tmp_path: Path):
+    """Whatever stands in `checksums.json`, its reader says what is wrong in one line and keeps the file."""
+    simulated(tmp_path / "raw", RECIPE)
+    list_files(tmp_path / "raw", tmp_path / "sums.json")
+    read = partial(list_files, tmp_path / "raw", tmp_path / "sums.json")
+    expect_one_line(tmp_path / "sums.json", read, ("stamp", "md5"), of_each_file=True)
+
+
+def test_wrong_records_are_one_line(tmp_path: Path):
+    """Whatever stands in `simulated.json`, its reader says what is wrong in one line and simulates nothing."""
+    simulated(tmp_path, RECIPE)
+    read = partial(simulated, tmp_path, RECIPE)
+    expect_one_line(tmp_path / "simulated.json", read, ("made_by", "bytes", "md5"), of_each_file=True)
 
 
 def test_empty_folder_is_refused(tmp_path: Path):

@@ -9,13 +9,13 @@ import pytest
 from ups.data.layouts import POSITIONS_DATASET
 from ups.data.pdebench import FAMILIES
 from ups.data.splits import group_by_initial_condition, split
-from ups.data.trajectories import TrajectoryReader, find_files, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_datasets, find_files
 from ups.errors import ConfigFault, DataFault
 
 
 def split_folder(folder: Path, seed: int = 0, valid: float = 0.25, test: float = 0.25) -> dict:
     """Splits of everything in a folder."""
-    return split(folder, find_single_grid_datasets(folder, find_files(folder)), seed, valid, test)
+    return split(folder, find_datasets(folder, find_files(folder)), seed, valid, test)
 
 
 def place(splits: dict[str, list[int]], index: int) -> str:
@@ -35,7 +35,7 @@ def copy_first_snapshot(name: str, source: int, target: int, scale: float = 1.0)
 
 def groups_of(folder: Path) -> list[list[tuple[str, int]]]:
     """Trajectories with a common initial condition, of everything in a folder."""
-    return group_by_initial_condition(folder, find_single_grid_datasets(folder, find_files(folder)))
+    return group_by_initial_condition(folder, find_datasets(folder, find_files(folder)))
 
 
 def copy_states(source: Path, places: dict[int, int]):
@@ -273,7 +273,7 @@ def test_impossible_fractions_are_refused(write, tmp_path, fractions):
 
 def test_real_files_share_no_initial_condition(samples):
     """No state in two splits of advection, Burgers and 1D reaction-diffusion, even after rescaling to [0, 1]."""
-    datasets = find_single_grid_datasets(samples, find_files(samples))
+    datasets = find_datasets(samples, find_files(samples))
     splits = split(samples, datasets, 0, 0.1, 0.1)
     states: dict[str, list[np.ndarray]] = {"train": [], "valid": [], "test": []}
     for name in ("1D_Advection_Sols_beta0.4", "1D_Burgers_Sols_Nu0.01", "ReacDiff_Nu0.5_Rho1.0"):
@@ -287,7 +287,7 @@ def test_real_files_share_no_initial_condition(samples):
 
 def test_real_files_are_all_split(samples):
     """Each real dataset has trajectories in all splits."""
-    datasets = find_single_grid_datasets(samples, find_files(samples))
+    datasets = find_datasets(samples, find_files(samples))
     splits = split(samples, datasets, 0, 0.1, 0.1)
     assert all(all(splits[name].values()) for name in datasets)
     assert all(sum(map(len, splits[name].values())) == datasets[name].num_trajectories for name in datasets)

@@ -1,3 +1,4 @@
+import dataclasses
 import re
 import shutil
 from collections.abc import Callable
@@ -8,13 +9,13 @@ import numpy as np
 import pytest
 
 from ups.data.pdebench import FAMILIES
-from ups.data.trajectories import TrajectoryReader, find_files, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_datasets, find_files, name_variants
 from ups.errors import DataFault
 
 
 def read(folder: Path, name: str, index: int, *window: int) -> tuple[np.ndarray, np.ndarray]:
     """A trajectory of a dataset in a folder, and its coefficients."""
-    with TrajectoryReader(folder, find_single_grid_datasets(folder, find_files(folder))[name]) as reader:
+    with TrajectoryReader(folder, find_datasets(folder, find_files(folder))[name]) as reader:
         return reader.read(index, *window), reader.read_coefficients(index)
 
 
@@ -39,7 +40,7 @@ def stored(path: Path, index: int) -> tuple[np.ndarray, np.ndarray]:
 def test_reader_agrees_with_plain_indexing(write, family):
     """A trajectory is (T, C, *grid) in the registry's order of fields and axes, whatever the layout."""
     path = write(family)
-    (dataset,) = find_single_grid_datasets(path.parent, [path.name]).values()
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
     u, coefficients = read(path.parent, dataset.name, 2)
     grid = (8, 6, 4)[: len(FAMILIES[family].axes)]
     assert u.dtype == coefficients.dtype == np.float32
@@ -50,7 +51,7 @@ def test_reader_agrees_with_plain_indexing(write, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_reader_agrees_with_plain_indexing_on_real_files(samples, family):
     """Files made by PDEBench's generators are read as they are stored, all eleven families."""
-    datasets = find_single_grid_datasets(samples, find_files(samples))
+    datasets = find_datasets(samples, find_files(samples))
     (dataset,) = (dataset for dataset in datasets.values() if dataset.family == family)
     with TrajectoryReader(samples, dataset) as reader:
         for index in (0, dataset.num_trajectories - 1):
@@ -62,7 +63,7 @@ def test_reader_agrees_with_plain_indexing_on_real_files(samples, family):
 
 def test_real_files_are_described(samples):
     """Steps, lengths, boundaries and parameters of the real files are those of the equations."""
-    datasets = find_single_grid_datasets(samples, find_files(samples))
+    datasets = find_datasets(samples, find_files(samples))
     assert {dataset.family for dataset in datasets.values()} == set(FAMILIES)
     cfd = datasets["1D_CFD_Rand_Eta0.01_Zeta0.01_periodic_Train"]
     assert (cfd.lengths, cfd.grid, cfd.boundary) == ((2.0,), (128,), ("periodic",))
@@ -84,7 +85,7 @@ def test_window_reads_only_its_snapshots(write):
 def test_index_runs_over_all_files(write, tmp_path):
     """Batch files of one stem are one dataset, in the order of their numbers."""
     paths = [write("incompressible_ns_2d", f"ns_incom_inhom_2d_8-{k}.h5", count=2) for k in (2, 10)]
-    dataset = find_single_grid_datasets(tmp_path, find_files(tmp_path))["ns_incom_inhom_2d_8"]
+    dataset = find_datasets(tmp_path, find_files(tmp_path))["ns_incom_inhom_2d_8"]
     assert (dataset.files, dataset.counts) == (tuple(path.name for path in paths), (2, 2))
     u, coefficients = read(tmp_path, "ns_incom_inhom_2d_8", 3)
     assert all(map(np.array_equal, (u, coefficients), stored(paths[1], 1)))
@@ -119,14 +120,14 @@ def test_double_precision_is_cast(write, tmp_path):
 def test_attributes_win_over_the_file_name(write, tmp_path):
     """Parameters come from the attributes first and from the file name second."""
     path = write("burgers_1d", edit=lambda file: file.attrs.update(Nu=np.float64(0.5)))
-    assert find_single_grid_datasets(tmp_path, [path.name])[path.stem].parameters == {"nu": 0.5}
+    assert find_datasets(tmp_path, [path.name])[path.stem].parameters == {"nu": 0.5}
 
 
 def test_parameters_and_boundary_from_the_file_name(write, tmp_path):
     """`Eta1.e-8` is a number, `M0.1` the Mach number, `_trans_` an outflow boundary."""
     write("compressible_ns_1d")
     write("compressible_ns_2d")
-    one, two = (dataset for dataset in find_single_grid_datasets(tmp_path, find_files(tmp_path)).values())
+    one, two = (dataset for dataset in find_datasets(tmp_path, find_files(tmp_path)).values())
     assert one.parameters == {"eta": 1e-8, "zeta": 1e-8}
     assert one.boundary == ("outflow",)
     assert two.parameters == {"mach": 0.1, "eta": 0.01, "zeta": 0.01}
@@ -245,7 +246,7 @@ def test_bad_contents_are_refused(write, case):
     family, edit, expected = BAD_CONTENTS[case]
     path = write(family, edit=edit)
     with pytest.raises(DataFault, match=expected) as caught:
-        find_single_grid_datasets(path.parent, [path.name])
+        find_datasets(path.parent, [path.name])
     assert path.name in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -266,7 +267,7 @@ def test_bad_bytes_are_refused(write, case):
     path = write("advection_1d")
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataFault, match=f"{re.escape(path.name)}.*{expected}"):
-        find_single_grid_datasets(path.parent, [path.name])
+        find_datasets(path.parent, [path.name])
 
 
 def test_random_damage_never_escapes_as_another_error(write):
@@ -288,15 +289,37 @@ def test_missing_parameter_is_refused(write, tmp_path):
     """A parameter that is neither an attribute nor in the name is asked for."""
     path = write("advection_1d", "1D_Advection_Sols_mine.hdf5")
     with pytest.raises(DataFault, match="1D_Advection_Sols_mine.hdf5.*'beta'"):
-        find_single_grid_datasets(tmp_path, [path.name])
+        find_datasets(tmp_path, [path.name])
 
 
-def test_clashing_resolutions_are_refused(write, tmp_path):
-    """Two grids in one family end in a message with both files and both grids."""
-    write("advection_1d", "1D_Advection_Sols_beta1.0.hdf5", grid=(16,))
+def test_grids_and_boundaries_of_one_family_are_variants(write, tmp_path):
+    """Two grids and two boundaries make variants, named by what differs; other families keep their names."""
+    write("compressible_ns_1d")
+    names = {"periodic": (8,), "trans": (16,)}
+    for boundary, grid in names.items():
+        write("compressible_ns_1d", f"1D_CFD_Rand_Eta0.1_Zeta0.1_{boundary}_Train.hdf5", grid=grid)
     write("advection_1d")
-    with pytest.raises(DataFault, match=r"clashing.*beta0.4.hdf5 has 8, .*beta1.0.hdf5 has 16 .*select"):
-        find_single_grid_datasets(tmp_path, find_files(tmp_path))
+    datasets = name_variants(find_datasets(tmp_path, find_files(tmp_path)))
+    assert sorted(dataset.family for dataset in datasets.values()) == [
+        "advection_1d",
+        "compressible_ns_1d-16-outflow",
+        "compressible_ns_1d-8-outflow",
+        "compressible_ns_1d-8-periodic",
+    ]
+
+
+def test_variants_are_their_family_with_another_name():
+    """A variant has all attributes of its family; names of neither are unknown."""
+    variant = FAMILIES["darcy_2d-64x64"]
+    assert dataclasses.replace(variant, name="darcy_2d") == FAMILIES["darcy_2d"] and variant.name == "darcy_2d-64x64"
+    for name in ("darcy", "darcy-64x64"):
+        with pytest.raises(KeyError):
+            FAMILIES[name]
+    assert FAMILIES.in_order(["darcy_2d", "darcy_2d-8x8", "burgers_1d", "darcy_2d"]) == [
+        "burgers_1d",
+        "darcy_2d",
+        "darcy_2d-8x8",
+    ]
 
 
 def test_second_file_of_a_dataset_is_refused(write, tmp_path):
@@ -304,7 +327,7 @@ def test_second_file_of_a_dataset_is_refused(write, tmp_path):
     path = write("advection_1d")
     shutil.copy(path, path.with_suffix(".h5"))
     with pytest.raises(DataFault, match="second file"):
-        find_single_grid_datasets(tmp_path, find_files(tmp_path))
+        find_datasets(tmp_path, find_files(tmp_path))
 
 
 def test_unknown_file_is_refused(write, tmp_path):
@@ -326,7 +349,7 @@ def test_folder_without_files_is_refused(tmp_path, name):
 def test_missing_file_is_refused(tmp_path):
     """A selected file that is not there is named."""
     with pytest.raises(DataFault, match="1D_Advection_Sols_beta0.4.hdf5: no such file"):
-        find_single_grid_datasets(tmp_path, ["1D_Advection_Sols_beta0.4.hdf5"])
+        find_datasets(tmp_path, ["1D_Advection_Sols_beta0.4.hdf5"])
 
 
 def test_index_outside_is_an_error(write, tmp_path):
@@ -340,7 +363,7 @@ def test_index_outside_is_an_error(write, tmp_path):
 def test_file_changed_after_description(write, tmp_path):
     """A file that was replaced by another size is refused at reading."""
     path = write("advection_1d")
-    (dataset,) = find_single_grid_datasets(tmp_path, [path.name]).values()
+    (dataset,) = find_datasets(tmp_path, [path.name]).values()
     write("advection_1d", grid=(16,))
     with TrajectoryReader(tmp_path, dataset) as reader, pytest.raises(DataFault, match="has changed"):
         reader.read(0)

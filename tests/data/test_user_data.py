@@ -11,7 +11,7 @@ from ups.data.normalization import fit_normalization
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import list_files
 from ups.data.splits import split
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import DataFault
 
 BETA, NUM_TRAJECTORIES, NUM_SNAPSHOTS, NUM_POINTS = 0.5, 20, 11, 32
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_own_dataset_goes_all_the_way(folder, tmp_path):
     """Found, summed, described, split, measured, read: the same functions as for PDEBench's files."""
     files = list_files(folder, tmp_path / "sums.json")
-    datasets = find_single_grid_datasets(folder, list(files))
+    datasets = find_datasets(folder, list(files))
     (dataset,) = datasets.values()
     assert (dataset.name, dataset.family, dataset.counts) == ("Wave_beta0.5", "wave_1d", (NUM_TRAJECTORIES,))
     assert (dataset.grid, dataset.lengths, dataset.boundary) == ((NUM_POINTS,), (1.0,), ("periodic",))
@@ -61,14 +61,14 @@ def test_parameter_may_be_in_the_file_name(folder):
     """Without an attribute the name says beta."""
     with h5py.File(folder / NAME, "r+") as file:
         del file.attrs["beta"]
-    assert find_single_grid_datasets(folder, [NAME])["Wave_beta0.5"].parameters == {"beta": BETA}
+    assert find_datasets(folder, [NAME])["Wave_beta0.5"].parameters == {"beta": BETA}
 
 
 def test_file_without_an_entry_is_refused(folder, monkeypatch):
     """A file that no family claims is refused with the known names."""
     monkeypatch.delitem(FAMILIES, WAVE.name)
     with pytest.raises(DataFault, match="matches no PDEBench family"):
-        find_single_grid_datasets(folder, [NAME])
+        find_datasets(folder, [NAME])
 
 
 @pytest.mark.parametrize(

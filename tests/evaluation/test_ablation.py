@@ -11,6 +11,7 @@ import torch
 
 from tests.evaluation.conftest import unpadded
 from tests.performance.conftest import kedro_run
+from tests.training.jobs import launched
 from ups.evaluation import studies
 from ups.evaluation.studies import ablation_text, compare
 from ups.files import read_json
@@ -51,7 +52,7 @@ def test_a_family_with_a_diverged_dataset_has_no_score(monkeypatch: pytest.Monke
     monkeypatch.setattr(studies, "held_out", lambda *_: [])
     surrogate = SimpleNamespace(operator=torch.nn.Linear(3, 2))
     trained = SimpleNamespace(cache=lambda: None, surrogate=lambda device: surrogate)
-    found = studies.score_variant(Path(), trained, None, "cpu", Path())["row"]
+    found = studies.score_variant(Path(), trained, None, launched(), Path())["row"]
     assert found["one_step"] == found["rollout"] == {"a": pytest.approx(0.2), "b": None}
     assert found["parameters"] == 3 * 2 + 2
 

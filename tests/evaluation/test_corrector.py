@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,10 +19,12 @@ from tests.evaluation.corrected import (
     posterior_mean,
     trajectories,
 )
+from tests.training.jobs import launched
 from ups.config import CorrectorConfig
 from ups.data.families import Dataset
 from ups.evaluation import corrector, scores
 from ups.evaluation.corrector import Candidate, choose
+from ups.evaluation.predictions import Compute
 from ups.surrogate.surrogate import Correction
 from ups.surrogate.trained import corrections
 
@@ -84,12 +86,14 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
         denoise: Denoise,
         student: Denoise | None = None,
         config: CorrectorConfig = CONFIG,
+        memory_gigabytes: float | None = None,
     ) -> dict:
         u = trajectories(residual, NUM_TRAJECTORIES, NUM_STEPS).numpy()
 
         class Reader:
             def __init__(self, folder: str, dataset: Dataset) -> None:
-                assert dataset == DATASET
+                self.dataset = dataset
+                assert replace(dataset, times=DATASET.times) == DATASET
 
             def __enter__(self) -> "Reader":
                 return self
@@ -97,16 +101,16 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
             def __exit__(self, *_: object) -> None:
                 return None
 
-            def read(self, index: int) -> np.ndarray:
-                run.read.append(index)
-                return u[index]
+            def read(self, index: int, start: int, stop: int) -> np.ndarray:
+                run.read.append((index, stop))
+                return u[index, start:stop]
 
         monkeypatch.setattr(scores, "TrajectoryReader", Reader)
         monkeypatch.setattr(corrector, "TIMED_ROUNDS", 1)
         entry = {"dataset": asdict(DATASET), "split": SPLIT, "condition": [0.0], "token_grid": [NUM_POINTS]}
         cache = SimpleNamespace(datasets={DATASET.name: entry})
         trained = SimpleNamespace(cache=lambda: cache, surrogate=lambda *_: make_surrogate(denoise, student))
-        decision = choose(trained, config, "cpu", "raw")
+        decision = choose(trained, config, launched(num_processes=1, memory_gigabytes=memory_gigabytes), "raw")
         json.dumps(decision, allow_nan=False)
         return decision
 
@@ -130,6 +134,17 @@ def test_the_exact_denoiser_is_on_and_calibrated(decide: Callable[..., dict]):
     assert scores["spread_skill"] == pytest.approx(1.0, abs=0.1)
     folded = torch.distributions.Normal(1.0, 0.5).sample((100_000,)).abs().mean().item()
     assert scores["CRPS"] / operator["MAE"] == pytest.approx(0.564 * 0.5 / folded, rel=0.1)
+
+
+def test_the_choice_does_not_depend_on_the_memory(decide: Callable[..., dict]):
+    """Snapshot by snapshot and member by member all candidates have the scores that they have at once."""
+    config = CONFIG.model_copy(update={"noise_correlations": [0.0, 0.8]})
+    whole, parts = (decide(fresh(1.0, 0.5), BIASED, config=config, memory_gigabytes=m) for m in (1.0, 1e-9))
+    assert parts["families"] == whole["families"]
+    found, expected = (each["report"][FAMILY]["candidates"] for each in (parts, whole))
+    for one, other in zip(found, expected, strict=True):
+        for horizon, values in one["scores"]["waves"].items():
+            assert values == pytest.approx(other["scores"]["waves"][horizon], rel=1e-5)
 
 
 def test_a_denoiser_that_knows_nothing_is_off(decide: Callable[..., dict]):
@@ -162,9 +177,9 @@ def test_one_overconfident_horizon_keeps_it_off(monkeypatch: pytest.MonkeyPatch,
     """Spread-skill must be within 1 / 1.25 and 1.25 for one step and for rollouts, not on average alone."""
     good = {"nRMSE": 1.0, "MAE": 1.0, "CRPS": 0.5, "band_error_4": 1.0}
     scores = {"waves": {h: good | {"spread_skill": s} for h, s in {"one_step": 1.0, "rollout": rollout}.items()}}
-    monkeypatch.setattr(corrector.Validation, "_scores", lambda self, stepper: scores)
+    monkeypatch.setattr(corrector.Validation, "_scores", lambda *_: scores)
     config = CONFIG.model_copy(update={"max_miscalibration": 1.25})
-    validation = corrector.Validation(make_surrogate(BIASED), [], config, torch.device("cpu"))
+    validation = corrector.Validation(make_surrogate(BIASED), [], config, Compute(torch.device("cpu"), memory=2**30))
     candidate = validation.candidate("diffusion", Correction("sample", 10.0, 0.002, 16, 1.0, 0.0))
     assert candidate.qualifies == qualifies
 
@@ -195,14 +210,23 @@ def test_scales_that_cannot_calibrate_are_not_tried(decide: Callable[..., dict],
 def test_only_validation_trajectories_are_read(decide: Callable[..., dict]):
     """No training or test trajectory is opened, and every validation trajectory is."""
     decide(fresh(1.0, 0.5), BIASED, flow_end(1.0, 0.5))
-    assert set(decide.read) == set(VALID)
+    assert {index for index, _ in decide.read} == set(VALID)
 
 
 @pytest.mark.parametrize(("num_snapshots", "count"), [(1, 4), (24, 4), (25, 5), (29, 5), (30, 6)])
 def test_whole_trajectories_make_up_the_tokens(decide: Callable[..., dict], num_snapshots: int, count: int):
     """Of trajectories of 5 snapshots as many are read as have so many tokens in all, and at least four."""
     decide(fresh(1.0, 0.5), BIASED, config=CONFIG.model_copy(update={"num_tokens": num_snapshots * NUM_POINTS}))
-    assert set(decide.read) == set(VALID[:count])
+    assert {index for index, _ in decide.read} == set(VALID[:count])
+
+
+@pytest.mark.parametrize(("num_snapshots", "read"), [(1, 2), (3, 3), (5, 5), (24, 5)])
+def test_trajectories_longer_than_the_tokens_give_their_first_snapshots(
+    decide: Callable[..., dict], num_snapshots: int, read: int
+):
+    """A trajectory of 5 snapshots is read up to the number of tokens, but at least one step of it."""
+    decide(fresh(1.0, 0.5), BIASED, config=CONFIG.model_copy(update={"num_tokens": num_snapshots * NUM_POINTS}))
+    assert max(stop for _, stop in decide.read) == read
 
 
 @pytest.mark.parametrize(("min_trajectories", "mode"), [(len(VALID), "sample"), (len(VALID) + 1, "off")])

@@ -15,7 +15,7 @@ from tests.data.conftest import write_file
 from tests.evaluation.conftest import TRAINED
 from tests.training.jobs import PROJECT, launched
 from tests.untrained import STAGE_NAMES, copy_some, receipt
-from ups.config import EvaluationConfig
+from ups.config import WHOLE, EvaluationConfig, SubsampleConfig
 from ups.data import inspection
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import find_files
@@ -26,6 +26,8 @@ from ups.pipelines.evaluation import evaluate, evaluate_external
 from ups.runs.stage_cache import fingerprint
 from ups.surrogate.trained import Trained
 
+EVERY_SECOND = {"every_point": 2, "every_snapshot": 2, "first_trajectories": 3}
+ALL_DATA = WHOLE.of(FAMILIES)
 EVALUATION = {"folder_correctors": True, "seed": 0, "batch_tokens": 64, "ensemble_size": 4}
 LAUNCH = launched(num_processes=1)
 HOW = {
@@ -51,10 +53,10 @@ def stages(root: Path) -> dict[str, dict[str, Any]]:
     return {stage: receipt(root, stage) for stage in STAGE_NAMES}
 
 
-def score(root: Path, folder: Path, **changed: bool) -> list[dict[str, Any]]:
+def score(root: Path, folder: Path, subsample: SubsampleConfig = WHOLE, **changed: bool) -> list[dict[str, Any]]:
     """The records of the files in a folder."""
     cache, how = receipt(root, "latent_cache"), config(folder).model_copy(update=changed)
-    return evaluate_external(cache, how, LAUNCH, root, **stages(root), corrector=CORRECTOR)
+    return evaluate_external(cache, how, subsample, LAUNCH, root, **stages(root), corrector=CORRECTOR)
 
 
 def value(records: list[dict[str, Any]], method: str, metric: str = "nRMSE", horizon: str = "one_step") -> float:
@@ -62,6 +64,18 @@ def value(records: list[dict[str, Any]], method: str, metric: str = "nRMSE", hor
     place = (method, metric, horizon)
     (found,) = (r["value"] for r in records if (r["method"], r["metric"], r["horizon"]) == place)
     return found
+
+
+def test_a_folder_is_scored_with_strides(trained: Path, tmp_path: Path):
+    """Persistence of every second point and snapshot has the error of the slices of the file."""
+    path = write_file(tmp_path, "advection_1d", count=4, grid=(32,))
+    options = SubsampleConfig(default=WHOLE.default, advection_1d=EVERY_SECOND)
+    records = score(trained, tmp_path, options)
+    with h5py.File(path) as file:
+        u = file["tensor"][:3, ::2, ::2].astype(float)
+    error = np.sqrt(((u[:, 1:] - u[:, :-1]) ** 2).mean(2) / (u[:, 1:] ** 2).mean(2)).mean()
+    assert math.isclose(value(records, "persistence"), error, rel_tol=1e-5)
+    assert {record["num_trajectories"] for record in records} == {3}
 
 
 def test_the_test_split_as_a_folder_has_the_scores_of_the_test_split(trained: Path, held_out: Callable, tmp_path: Path):
@@ -150,7 +164,7 @@ def test_boundaries_are_those_of_the_file(trained: Path, tmp_path: Path):
     """The models learned gas between open ends; a periodic file is periodic for them."""
     write_file(tmp_path, "compressible_ns_1d", "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5")
     write_file(tmp_path, "compressible_ns_1d", "1D_CFD_Shock_Eta0.1_Zeta0.1_trans_Train.hdf5")
-    sets = external_sets(tmp_path, find_files(tmp_path), of(trained))
+    sets = external_sets(tmp_path, find_files(tmp_path), ALL_DATA, of(trained))
     assert [each.domain.periodic for each in sets] == [(True,), (False,)]
 
 
@@ -169,7 +183,7 @@ def test_the_folder_makes_nothing_stale():
 
 def test_without_a_folder_nothing_changes(trained: Path):
     """`folder: null` opens no receipt and gives no records, which leave what an earlier run wrote."""
-    assert evaluate_external({}, config(None), LAUNCH, trained) == []
+    assert evaluate_external({}, config(None), WHOLE, LAUNCH, trained) == []
 
 
 def _unknown_family(folder: Path) -> None:
@@ -241,7 +255,7 @@ def test_a_changed_registry_is_noticed(trained: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(external, "inspect", lambda task, **request: inspection.TASKS[task](**request))  # this table
     write_file(tmp_path, "compressible_ns_1d")
     with pytest.raises(DataFault, match="has the fields density, Vx, the model was trained on 3 fields"):
-        external_sets(tmp_path, find_files(tmp_path), of(trained))
+        external_sets(tmp_path, find_files(tmp_path), ALL_DATA, of(trained))
 
 
 @pytest.fixture
@@ -256,7 +270,7 @@ def samples() -> Path:
 def test_real_files_of_all_layouts_are_accepted(trained: Path, samples: Path):
     """Each sample of a family that was trained is taken with its own grid, all of its files together."""
     names = [name for name in find_files(samples) if re.match("1D_Adv|1D_CFD|2D_Dar|2D_diff|ns_", name)]
-    sets = {s.dataset.family: s for s in external_sets(samples, names, of(trained))}
+    sets = {s.dataset.family: s for s in external_sets(samples, names, ALL_DATA, of(trained))}
     assert set(sets) == set(TRAINED)
     assert all(s.domain.grid == tuple(n // 2 for n in s.dataset.grid) for s in sets.values())
     assert sets["incompressible_ns_2d"].indices == tuple(range(12))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.evaluation.test_external import CORRECTOR, config, stages
+from tests.training.jobs import launched
 from tests.untrained import receipt
 from ups.data.families import Family
 from ups.data.pdebench import FAMILIES
@@ -24,7 +25,7 @@ def scores(root: Path, folder: Path) -> list[dict[str, Any]]:
     """The records of all methods on the test split."""
     folder.mkdir()
     trained = Trained(receipt(root, "latent_cache"), stages(root) | {"corrector": CORRECTOR}, root)
-    return score_test_split(folder, trained, config(None), "cpu", root / "01_raw")["records"]
+    return score_test_split(folder, trained, config(None), launched(num_processes=1), root / "01_raw")["records"]
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ from matplotlib.figure import Figure
 from ups.evaluation.figures import COLOURS, plot_errors, plot_snapshots, plot_spectra
 
 METHODS = ("persistence", "codec", "operator")
+ERRORS = {
+    method: np.outer([0.1, 0.3], np.arange(1.0, 5.0)) for method in (*METHODS, "steady")
+}  # two steps, four fields
 
 
 def render(figure: Figure) -> bytes:
@@ -76,13 +79,13 @@ def test_spectra_show_truth_in_black_without_the_mean():
 def test_snapshots_1d_show_lines_and_space_time_errors():
     """Two fields give two rows of lines at three times, and two rows of truth and errors over space and time."""
     u_ref, predictions = snapshots((16,), num_fields=2)
-    figure = plot_snapshots("cfd", ("density", "Vx"), np.linspace(0.1, 0.5, 5), u_ref, predictions)
+    figure = plot_snapshots("cfd", ("density", "Vx"), np.linspace(0.1, 0.5, 5), u_ref, predictions, ERRORS)
     lines = [panel for panel in figure.axes if panel.get_lines()]
     images = [panel for panel in figure.axes if panel.get_images()]
     assert [panel.get_title() for panel in lines] == ["t = 0.1", "t = 0.3", "t = 0.5", "", "", ""]
     assert [panel.get_ylabel() for panel in lines] == ["density", "", "", "Vx", "", ""]
     assert len(images) == 2 * (1 + len(METHODS))
-    assert images[3].get_title().startswith("operator \N{MINUS SIGN} truth\nnRMSE ")
+    assert images[3].get_title() == "operator \N{MINUS SIGN} truth\nnRMSE 0.2"  # the mean over both steps
     assert legend(figure) == ["truth", *METHODS]
     assert render(figure)
 
@@ -91,11 +94,15 @@ def test_snapshots_1d_show_lines_and_space_time_errors():
 def test_snapshots_show_at_most_three_fields(grid: tuple[int, ...]):
     """Each of the first three fields has a row of truth and predictions and a row of errors; volumes are sliced."""
     u_ref, predictions = snapshots(grid, num_fields=4)
-    figure = plot_snapshots("cfd", ("density", "pressure", "Vx", "Vy"), np.arange(5.0), u_ref, predictions)
+    figure = plot_snapshots("cfd", ("density", "pressure", "Vx", "Vy"), np.arange(5.0), u_ref, predictions, ERRORS)
     images = [panel for panel in figure.axes if panel.get_images()]
     assert len(images) == 3 * (1 + 2 * len(METHODS))
     assert [panel.get_title() for panel in images[:4]] == ["truth", *METHODS]
     assert [panel.get_ylabel() for panel in images if panel.get_ylabel()] == ["density", "pressure", "Vx"]
+    assert [panel.get_title() for panel in images if "nRMSE" in panel.get_title()][::3] == [
+        f"nRMSE {error}"
+        for error in (0.3, 0.6, 0.9)  # of the last step
+    ]
     assert render(figure)
 
 
@@ -103,7 +110,7 @@ def test_snapshot_has_x_to_the_right_and_y_upwards():
     """A cell with index (x, y) is drawn in column x and row y from below."""
     u_ref = np.zeros((1, 1, 3, 4), dtype=np.float32)
     u_ref[0, 0, 2, 1] = 1.0
-    figure = plot_snapshots("darcy", ("u",), np.zeros(1), u_ref, {"steady": u_ref})
+    figure = plot_snapshots("darcy", ("u",), np.zeros(1), u_ref, {"steady": u_ref}, ERRORS)
     image = figure.axes[0].get_images()[0]
     assert image.get_array()[1, 2] == 1.0
     assert image.origin == "lower"
@@ -115,13 +122,13 @@ def test_snapshots_of_perfect_and_diverged_methods(grid: tuple[int, ...], wrong:
     """A prediction without error or full of huge and undefined values is drawn without a warning."""
     u_ref, _ = snapshots(grid, num_fields=1, num_times=3)
     predictions = {"codec": u_ref, "operator": u_ref + np.float32(wrong)}
-    assert render(plot_snapshots("u", ("u",), np.arange(3.0), u_ref, predictions))
+    assert render(plot_snapshots("u", ("u",), np.arange(3.0), u_ref, predictions, ERRORS))
 
 
 @pytest.mark.parametrize("grid", [(16,), (8, 8)], ids=str)
 def test_steady_snapshots_have_no_time(grid: tuple[int, ...]):
     """A steady solution is one snapshot, titled by the dataset alone."""
     u_ref, predictions = snapshots(grid, num_fields=1, num_times=1)
-    figure = plot_snapshots("darcy_2d", ("u",), np.zeros(1), u_ref, {"steady": predictions["codec"]})
+    figure = plot_snapshots("darcy_2d", ("u",), np.zeros(1), u_ref, {"steady": predictions["codec"]}, ERRORS)
     assert figure.get_suptitle() == "darcy_2d"
     assert render(figure)

@@ -1,5 +1,6 @@
 """Which fields have a drift of their integral, and what counts as the time and the cost of a method."""
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,10 @@ import torch
 
 from ups.data.families import Dataset
 from ups.evaluation import costs
-from ups.evaluation.scores import TrajectorySet, conserved_channels
+from ups.evaluation.predictions import Slab
+from ups.evaluation.scores import Example, TrajectorySet
 from ups.evaluation.timing import in_turns
+from ups.evaluation.violations import conserved_channels
 from ups.models.sizes import Domain
 from ups.runs.run import append_metrics, training_seconds
 
@@ -24,6 +27,23 @@ def test_only_closed_domains_conserve():
     assert conserved_channels(GAS) == [0]
     assert conserved_channels(replace(GAS, boundary=("periodic", "outflow"))) == []
     assert conserved_channels(replace(GAS, family="diffusion_reaction_1d", boundary=("periodic",))) == []
+
+
+@pytest.mark.parametrize(
+    ("grid", "shape"), [((1000,), (256, 2, 250)), ((300, 8), (3, 2, 150, 8)), ((8, 8, 6), (3, 2, 8, 8, 1))], ids=str
+)
+def test_arrays_for_figures_do_not_grow_with_the_trajectory(grid: tuple[int, ...], shape: tuple[int, ...]):
+    """Of 400 snapshots some times and points are left, the first and the last time among them, and one spectrum."""
+    dataset = replace(GAS, grid=grid, times=tuple(range(400)))
+    example, number = Example(dataset), torch.arange(400.0)
+    u = number[:, None, None].expand(-1, 2, math.prod(grid)).unflatten(2, grid)
+    for start in range(0, 399, 100):
+        target = u[start + 1 : start + 101]
+        example.add("truth", Slab(start, target[None], u[:1], u[None, :1], target), target)
+    arrays = example.arrays()
+    assert arrays["rollout/truth"].shape == shape and len(arrays["times"]) == 400
+    assert arrays["rollout/truth"].reshape(shape[0], -1)[:, 0].tolist() == arrays["shown"].tolist()
+    assert {0, 399} <= set(arrays["shown"]) and arrays["spectrum/truth"][0] == pytest.approx(2 * 399**2)
 
 
 def test_a_slow_first_call_is_no_part_of_the_time():

@@ -1,13 +1,25 @@
 """Choosing among candidates: each trajectory gets its own best, and a good score is never made worse by more."""
 
+from collections.abc import Callable
+from itertools import islice
+
 import pytest
 import torch
 from torch import Tensor
 
 from ups.diffusion.samplers import correlated_noise, independent
-from ups.evaluation.predictions import ensemble_rollouts
 from ups.evaluation.search import beam_search, best_of, weighted_mean
 from ups.surrogate.surrogate import rollout
+
+
+def path_of(step: Callable, score: Callable, z_0: Tensor, num_steps: int, **beam: int) -> Tensor:
+    """The initial states and those of the best path after so many steps, (B, num_steps + 1, ...)."""
+    history = list(islice(beam_search(step, score, z_0, **beam), num_steps))
+    rows, place, path = torch.arange(len(z_0)), torch.zeros(len(z_0), dtype=torch.long), []
+    for states, parents in reversed(history):
+        path.append(states[place, rows])
+        place = parents[place, rows]
+    return torch.stack([z_0, *path[::-1]], 1)
 
 
 def noisy_step(seed: int):
@@ -23,15 +35,7 @@ def distance(z: Tensor) -> Tensor:
 
 def members(num_members: int = 8) -> Tensor:
     """Rollouts (K, B = 5, T = 4, N = 3, D = 2)."""
-    return ensemble_rollouts(noisy_step(0), torch.ones(5, 3, 2), 3, num_members)
-
-
-def test_candidates_start_alike_and_differ_by_their_noise():
-    """The first member of one is a plain rollout; all begin with the initial state."""
-    assert torch.equal(members(1)[0], rollout(noisy_step(0), torch.ones(5, 3, 2), 3))
-    z = members()
-    assert z.shape == (8, 5, 4, 3, 2) and torch.equal(z[:, :, 0], torch.ones(8, 5, 3, 2))
-    assert not torch.equal(z[0], z[1])
+    return rollout(noisy_step(0), torch.ones(5 * num_members, 3, 2), 3).unflatten(0, (num_members, 5))
 
 
 def test_an_oracle_reaches_the_best_member_and_never_loses_by_more():
@@ -72,14 +76,14 @@ def test_weights_fall_with_the_score():
 def test_a_beam_of_one_is_a_rollout():
     """W = K = 1 is bit for bit the plain rollout, whatever the score."""
     z_0 = torch.ones(5, 3, 2)
-    z = beam_search(noisy_step(0), lambda z, z_next, t: z_next[:, 0, 0], z_0, 6, width=1, num_successors=1)
+    z = path_of(noisy_step(0), lambda z, z_next, t: z_next[:, 0, 0], z_0, 6, width=1, num_successors=1)
     assert torch.equal(z, rollout(noisy_step(0), z_0, 6))
 
 
 def test_a_beam_of_width_one_takes_the_best_candidate_of_each_step():
     """Greedy search, once more in a plain loop over trajectories and steps."""
     z_0, step = torch.ones(2, 1, 1), noisy_step(3)
-    z = beam_search(step, lambda z, z_next, t: z_next[:, 0, 0].abs(), z_0, 4, width=1, num_successors=3)
+    z = path_of(step, lambda z, z_next, t: z_next[:, 0, 0].abs(), z_0, 4, width=1, num_successors=3)
     generator = torch.Generator().manual_seed(3)
     state = [1.0, 1.0]
     for t in range(1, 5):
@@ -99,8 +103,8 @@ def test_a_beam_finds_the_path_that_is_best_in_the_end():
         return torch.tensor([cost.get(int(value), 99.0) for value in z_next[:, 0, 0]])
 
     z_0 = torch.zeros(1, 1, 1)
-    greedy = beam_search(step, score, z_0, 2, width=1, num_successors=2)
-    wide = beam_search(step, score, z_0, 2, width=2, num_successors=2)
+    greedy = path_of(step, score, z_0, 2, width=1, num_successors=2)
+    wide = path_of(step, score, z_0, 2, width=2, num_successors=2)
     assert greedy.flatten().tolist() == [0.0, 1.0, 12.0]
     assert wide.flatten().tolist() == [0.0, 2.0, 22.0]
 
@@ -117,7 +121,7 @@ def test_beams_of_trajectories_do_not_mix():
             return ((z_next - z)[:, 0, 0] * 100 - wanted[rows].repeat(4)).abs()
 
         z_0 = torch.tensor([10.0, 20.0, 30.0])[rows, None, None]
-        return beam_search(step, score, z_0, 3, width=2, num_successors=2)
+        return path_of(step, score, z_0, 3, width=2, num_successors=2)
 
     assert torch.equal(found([0, 1, 2]), torch.cat([found([0]), found([1]), found([2])]))
 
@@ -132,7 +136,7 @@ def test_noise_follows_the_path_that_is_kept(correlation: float, width: int):
     def score(z: Tensor, z_next: Tensor, t: int) -> Tensor:
         return torch.rand(len(z), generator=generator)
 
-    z = beam_search(
+    z = path_of(
         lambda z, origins=None: step_noise(z, origins)[0],
         score,
         torch.zeros(50, 40, 10),

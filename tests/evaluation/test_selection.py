@@ -17,12 +17,13 @@ from tests.solvers.exact import shift
 from ups.config import SelectionConfig
 from ups.data.families import Dataset
 from ups.data.layouts import POSITIONS_DATASET
-from ups.data.trajectories import find_single_grid_datasets
+from ups.data.trajectories import find_datasets
 from ups.diffusion.samplers import Normal
 from ups.evaluation import search
 from ups.evaluation.figures import png
+from ups.evaluation.predictions import Compute
 from ups.evaluation.scores import TrajectorySet
-from ups.evaluation.search import DIVERGED, DatasetSearch, SearchResults, trajectory_error
+from ups.evaluation.search import DIVERGED, DatasetSearch, SearchResults, step_errors, trajectory_error
 from ups.evaluation.selection import (
     by_initial_condition,
     decide,
@@ -79,18 +80,31 @@ def truth() -> Tensor:
     return (2 * pi * (x - 0.5 * torch.tensor(DATASET.times)[:, None, None] - phase)).sin()
 
 
+@dataclass(frozen=True)
+class Waves:
+    """A batch of these waves, of which `num_steps` steps are read at once."""
+
+    num_steps: int = 2
+    members_at_once: int = 4
+    setting: Setting = SETTING
+    num_times: int = len(DATASET.times)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        return truth()[:, start:stop]
+
+
 def search_with(surrogate: Shifts) -> DatasetSearch:
     """Members of this surrogate on the waves."""
     correction = Correction("sample", 5.0, 0.02, 1, 1.0, 0.0)
-    return DatasetSearch(surrogate, DATASET, correction, CONFIG, torch.device("cpu"))
+    return DatasetSearch(surrogate, DATASET, correction, CONFIG, Compute(torch.device("cpu"), memory=2**30))
 
 
 @pytest.fixture(scope="module")
 def results() -> SearchResults:
     """Errors of every search method on noisy shifts."""
-    dataset_search, u_ref, batches = search_with(Shifts()), truth(), [(truth(), SETTING)]
+    dataset_search, batches = search_with(Shifts()), [Waves()]
     score, ratios = dataset_search.fit(batches)
-    assert ratios["residual"] > 1 and score.weights["residual"] > 0 and len(u_ref) == 10
+    assert ratios["residual"] > 1 and score.weights["residual"] > 0
     return dataset_search.run(batches, score)
 
 
@@ -108,14 +122,23 @@ def test_no_way_pays_for_the_comparison_with_the_truth(monkeypatch: pytest.Monke
 
     def compared(u: Tensor, u_ref: Tensor) -> Tensor:
         clock[0] += 1.0
-        return trajectory_error(u, u_ref)
+        return step_errors(u, u_ref)
 
-    monkeypatch.setattr(search, "trajectory_error", compared)
+    monkeypatch.setattr(search, "step_errors", compared)
     monkeypatch.setattr(search, "now", lambda device: clock[0])
-    dataset_search, batches = search_with(Shifts()), [(truth(), SETTING)]
+    dataset_search, batches = search_with(Shifts()), [Waves()]
     score, _ = dataset_search.fit(batches)
     seconds = dataset_search.run(batches, score).seconds
     assert clock[0] > 0 and set(seconds.values()) == {0.0}
+
+
+def test_slabs_change_no_error(results: SearchResults):
+    """Step by step and member by member every way has the errors and the rank correlations of all at once."""
+    dataset_search, batches = search_with(Shifts()), [Waves(num_steps=1, members_at_once=1)]
+    found = dataset_search.run(batches, dataset_search.fit(batches)[0])
+    assert found.errors.keys() == results.errors.keys()
+    assert all(torch.allclose(found.errors[way], errors) for way, errors in results.errors.items())
+    assert torch.allclose(found.rank_correlations[0], results.rank_correlations[0])
 
 
 def test_members_are_not_scored_on_the_noise_that_the_score_was_fitted_on():
@@ -129,7 +152,7 @@ def test_members_are_not_scored_on_the_noise_that_the_score_was_fitted_on():
 
     for seed in (0, 1):
         config = CONFIG.model_copy(update={"seed": seed})
-        dataset_search, batches = replace(search_with(Seeds()), config=config), [(truth(), SETTING)]
+        dataset_search, batches = replace(search_with(Seeds()), config=config), [Waves()]
         dataset_search.run(batches, dataset_search.fit(batches)[0])
     fits, runs = seeds[::3], seeds[1::3]
     assert len(seeds) == 6 and not any(torch.equal(one, other) for one in fits for other in runs)
@@ -153,7 +176,7 @@ def test_what_diverged_counts_as_a_thousand():
     """A NaN has the error DIVERGED, and so has what is larger."""
     u_ref = torch.ones(3, 2, 1, 4)
     u = torch.stack((u_ref[0], torch.full((2, 1, 4), torch.nan), torch.full((2, 1, 4), 1e30)))
-    assert trajectory_error(u, u_ref).tolist() == [0.0, DIVERGED, DIVERGED]
+    assert trajectory_error(step_errors(u, u_ref)[:, 1:]).tolist() == [0.0, DIVERGED, DIVERGED]
 
 
 def errors(best: float, mean: float = 1.0, operator: float = 1.0, count: int = 32) -> dict[tuple[str, int], Tensor]:
@@ -216,7 +239,7 @@ def test_equal_positions_start_alike_but_for_batches(tmp_path: Path):
     write_file(tmp_path, "advection_1d", "1D_Advection_Sols_beta0.2.hdf5", count=3, edit=keep(2, 5, 9))
     write_file(tmp_path, "incompressible_ns_2d", count=3)
     write_file(tmp_path, "compressible_ns_1d", count=3, edit=keep(7, 999, 1007))
-    datasets = find_single_grid_datasets(tmp_path, [path.name for path in tmp_path.iterdir()])
+    datasets = find_datasets(tmp_path, [path.name for path in tmp_path.iterdir()])
     found = {
         name: initial_conditions(TrajectorySet(tmp_path, dataset, (0, 2), [], SETTING.domain))
         for name, dataset in datasets.items()
@@ -243,8 +266,8 @@ class Diverges(Shifts):
 def test_diverged_members_are_never_chosen():
     """Where half of the members are lost, errors stay numbers, and the best is no worse than any that is left."""
     dataset_search = search_with(Diverges())
-    score, _ = dataset_search.fit([(truth(), SETTING)])
-    results = dataset_search.run([(truth(), SETTING)], score)
+    score, _ = dataset_search.fit([Waves()])
+    results = dataset_search.run([Waves()], score)
     assert all(errors.isfinite().all() for errors in results.errors.values())
     has_left = results.errors["oracle", 4] < DIVERGED
     assert has_left.any()

@@ -119,14 +119,6 @@ def test_batches_do_not_matter(split: list[int]):
     assert suite.compute() == pytest.approx(measure(members, u_ref), rel=1e-6)
 
 
-def test_times_can_be_reduced_one_by_one():
-    """Errors of single times joined are those of all times at once."""
-    members, u_ref = gaussian(3, num_cells=10)
-    parts = [ensemble_errors(members[:, :, t : t + 1], u_ref[:, t : t + 1]) for t in range(3)]
-    joined, expected = EnsembleErrors.joined(parts), ensemble_errors(members, u_ref)
-    assert all(torch.allclose(values, vars(expected)[name]) for name, values in vars(joined).items())
-
-
 def test_ensembles_of_one_reference_are_averaged():
     """Reductions of two ensembles average to what lies halfway between them."""
     members, u_ref = gaussian(4, num_cells=10)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ups.metrics.ensembles import ensemble_errors
 from ups.metrics.spectra import log_bands
-from ups.metrics.suite import COMPAT, Score, ScoreSuite, Truth
+from ups.metrics.suite import COMPAT, Score, ScoreSuite, Timeline, Truth, joined
 
 PDEBENCH = {"nRMSE", "RMSE", "max_error", "cRMSE", "bRMSE", "fRMSE_low", "fRMSE_mid", "fRMSE_high"}
 BANDS = {f"band_{kind}_{number}" for kind in ("error", "energy") for number in range(1, 5)}
@@ -28,7 +28,7 @@ def measure(members: Tensor, u_ref: Tensor, split: list[int], conserved: tuple[i
     suite = ScoreSuite(1, 4, conserved, seed=0)
     for batch, truth in zip(members.split(split, dim=1), u_ref.split(split), strict=True):
         u_pred, u = batch.mean(0)[:, 1:], truth[:, 1:]
-        suite.update(u_pred, Truth(u), truth[:, 0], ensemble_errors(batch[:, :, 1:], u))
+        suite.add(suite.reduce(u_pred, Truth(u), truth[:, 0], ensemble_errors(batch[:, :, 1:], u)))
     return suite.compute()
 
 
@@ -39,7 +39,7 @@ def test_scores_are_those_that_apply():
     assert set(measure(members, u_ref, [3])) == rollout | ENSEMBLE | {"conservation_drift"}
     assert set(measure(members, u_ref, [3], conserved=())) == rollout | ENSEMBLE
     suite = ScoreSuite(1, 4, (0,), seed=0)
-    suite.update(members[0], Truth(u_ref))
+    suite.add(suite.reduce(members[0], Truth(u_ref)))
     assert set(suite.compute()) == ALWAYS
     assert suite.ranks() is None
 
@@ -57,6 +57,24 @@ def test_batches_do_not_matter(split: list[int]):
         assert score.interval is None or parts[name].interval == pytest.approx(score.interval, rel=1e-12)
 
 
+@pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [3, 1]], ids=str)
+def test_pieces_of_times_and_trajectories_do_not_matter(lengths: list[int]):
+    """Reduced piece by piece in time and over trajectories, an ensemble has the scores of all at once."""
+    members, u_ref = random_fields(9)
+    suite, start = ScoreSuite(1, 4, (0,), seed=0), 1
+    timeline = Timeline(num_times=6)
+    for length in lengths:
+        of_rows = []
+        for rows in (slice(0, 5), slice(5, 9)):
+            u, some = u_ref[rows, start : start + length], members[:, rows, start : start + length]
+            of_rows.append(suite.reduce(some.mean(0), Truth(u), u_ref[rows, 0], ensemble_errors(some, u)))
+        timeline.append(joined(of_rows))
+        start += length
+    suite.add(timeline.whole)
+    expected = {name: score.value for name, score in measure(members, u_ref, [9]).items()}
+    assert {name: score.value for name, score in suite.compute().items()} == pytest.approx(expected, rel=1e-12)
+
+
 def test_opposite_errors_of_two_channels_do_not_cancel():
     """Spectral scores are of every channel by itself: errors of other sign are as large as errors of the same."""
     u_ref, error = (
@@ -66,7 +84,7 @@ def test_opposite_errors_of_two_channels_do_not_cancel():
     found = []
     for sign in (1.0, -1.0):
         suite = ScoreSuite(1, 4, (), seed=0)
-        suite.update(u_ref + error * torch.tensor([1.0, sign])[:, None], Truth(u_ref))
+        suite.add(suite.reduce(u_ref + error * torch.tensor([1.0, sign])[:, None], Truth(u_ref)))
         found.append({name: s.value for name, s in suite.compute().items() if "fRMSE" in name or "band_error" in name})
     assert found[1] == pytest.approx(found[0], rel=1e-4) and min(found[0].values()) > 0.01
 
@@ -93,7 +111,7 @@ def test_the_persistence_of_a_rollout_conserves_and_decorrelates():
     """The initial state kept for ever does not drift, and is uncorrelated with noise from the first step on."""
     _, u_ref = random_fields(8)
     suite = ScoreSuite(1, 4, (0, 1), seed=0)
-    suite.update(u_ref[:, :1].expand_as(u_ref[:, 1:]), Truth(u_ref[:, 1:]), u_ref[:, 0])
+    suite.add(suite.reduce(u_ref[:, :1].expand_as(u_ref[:, 1:]), Truth(u_ref[:, 1:]), u_ref[:, 0]))
     scores = suite.compute()
     assert scores["conservation_drift"] == Score(0.0, (0.0, 0.0))
     assert scores["correlation_time"] == Score(1.0, (1.0, 1.0))
@@ -103,7 +121,7 @@ def test_correlation_time_is_a_median():
     """One rollout of eight that stays correlated for 9 steps moves neither value nor interval; a mean would be 2."""
     u = torch.randn(8, 9, 1, 16, generator=torch.Generator().manual_seed(0))
     suite = ScoreSuite(1, 4, (), seed=0)
-    suite.update(u * torch.tensor([-1.0] * 7 + [1.0]).reshape(8, 1, 1, 1), Truth(u), u[:, 0])
+    suite.add(suite.reduce(u * torch.tensor([-1.0] * 7 + [1.0]).reshape(8, 1, 1, 1), Truth(u), u[:, 0]))
     assert suite.of_trajectories("correlation_time").tolist() == [1.0] * 7 + [9.0]
     assert suite.compute()["correlation_time"] == Score(1.0, (1.0, 1.0))
 
@@ -114,7 +132,7 @@ def test_intervals_depend_on_the_seed():
     scores = []
     for seed in (0, 1):
         suite = ScoreSuite(1, 4, (), seed)
-        suite.update(members[0], Truth(u_ref))
+        suite.add(suite.reduce(members[0], Truth(u_ref)))
         scores.append(suite.compute()["nRMSE"])
     assert scores[0].value == scores[1].value
     assert scores[0].interval != scores[1].interval
@@ -125,7 +143,7 @@ def test_band_errors_count_every_direction():
     x = 2 * math.pi * torch.arange(16, dtype=torch.float64) / 16
     u_ref = (3 * x - 2 * x[:, None]).cos()[None, None, None]
     suite = ScoreSuite(2, 4, (), seed=0)
-    suite.update(torch.zeros_like(u_ref), Truth(u_ref))
+    suite.add(suite.reduce(torch.zeros_like(u_ref), Truth(u_ref)))
     (band,) = (band for band, (start, stop) in log_bands(8).items() if start <= 3 < stop)
     assert suite.compute()[f"band_error_{band}"].value == pytest.approx(1.0)
 
@@ -134,7 +152,7 @@ def test_compat_counts_by_batch_size_and_axes():
     """In 3D the boundary error adds both channels up; in batches of two the maximum is the mean of 1 and 3."""
     error = torch.tensor([1.0, 1.0, 3.0, 3.0]).reshape(4, 1, 1, 1, 1, 1).expand(4, 3, 2, 4, 4, 4)
     suite = ScoreSuite(3, 2, (), seed=0)
-    suite.update(1 + error, Truth(torch.ones_like(error)))
+    suite.add(suite.reduce(1 + error, Truth(torch.ones_like(error))))
     scores = {name: score.value for name, score in suite.compute().items()}
     assert scores[f"{COMPAT}max_error"] == pytest.approx(3 / 4 * 2)
     assert scores[f"{COMPAT}bRMSE"] == pytest.approx(3 / 4 * 2 * math.sqrt(2))
@@ -147,7 +165,7 @@ def test_drift_is_that_of_the_conserved_channels():
     u_pred = u_ref[:, :1].expand_as(u_ref[:, 1:]).clone()
     u_pred[:, :, 1] += 5.0
     suite = ScoreSuite(1, 4, (0,), seed=0)
-    suite.update(u_pred, Truth(u_ref[:, 1:]), u_ref[:, 0])
+    suite.add(suite.reduce(u_pred, Truth(u_ref[:, 1:]), u_ref[:, 0]))
     assert suite.compute()["conservation_drift"].value == 0.0
 
 
@@ -163,7 +181,7 @@ def test_errors_are_means_of_trajectories():
     """One wrong trajectory of nine moves the MAE and the intervals of its errors, whose medians would be zero."""
     u_ref = torch.ones(9, 2, 1, 8)
     suite = ScoreSuite(1, 4, (), seed=0)
-    suite.update(u_ref + torch.tensor([9.0] + [0.0] * 8).reshape(9, 1, 1, 1), Truth(u_ref))
+    suite.add(suite.reduce(u_ref + torch.tensor([9.0] + [0.0] * 8).reshape(9, 1, 1, 1), Truth(u_ref)))
     scores = suite.compute()
     assert scores["MAE"].value == pytest.approx(1.0)
     assert scores["RMSE"].interval[1] > 1.0
@@ -175,7 +193,7 @@ def test_band_errors_are_means_over_channels():
     u_pred = u_ref.clone()
     u_pred[:, :, 0] = 0.0
     suite = ScoreSuite(1, 4, (), seed=0)
-    suite.update(u_pred, Truth(u_ref))
+    suite.add(suite.reduce(u_pred, Truth(u_ref)))
     assert {round(suite.compute()[f"band_error_{band}"].value, 4) for band in log_bands(16)} == {0.5}
 
 
@@ -183,5 +201,5 @@ def test_ranks_are_those_of_each_channel():
     """Members all below the truth in one channel and all above it in the other: the last rank, and the first."""
     u_ref = torch.tensor([1.0, -1.0]).reshape(1, 1, 2, 1).expand(2, 3, 2, 8)
     suite = ScoreSuite(1, 4, (), seed=0)
-    suite.update(0 * u_ref, Truth(u_ref), ensemble=ensemble_errors(torch.zeros(3, *u_ref.shape), u_ref))
+    suite.add(suite.reduce(0 * u_ref, Truth(u_ref), ensemble=ensemble_errors(torch.zeros(3, *u_ref.shape), u_ref)))
     assert suite.ranks().tolist() == [[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]]

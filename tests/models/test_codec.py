@@ -10,16 +10,16 @@ from torch import Tensor
 from ups.errors import ConfigFault
 from ups.files import WEIGHTS, digest_of
 from ups.models import codec as codec_module
-from ups.models.codec import Codec, FieldGroup, choose_patch, codec_from, from_patches, normalize, to_patches
+from ups.models.codec import Codec, FieldGroup, choose_patch, codec_from, from_patches, normalized_patches
 from ups.models.weights import load_model, tensor_bytes
 
 torch.set_num_threads(1)
 
 GROUPS = {
-    "1d/fields": FieldGroup((24,), 4, 4, (False,), (0.3,), (2.0,), 0),
-    "2d/fields": FieldGroup((6, 4), 2, 4, (True, False), (-0.5, 1.0), (0.7, 3.0), 1),
-    "2d/coefficients": FieldGroup((6, 4), 2, 4, (True,), (1.0,), (0.2,), 3),
-    "3d/fields": FieldGroup((4, 2, 6), 2, 8, (True, False, False), (0.1, 0.2, 0.3), (0.5, 1.0, 2.0), 4),
+    "1d/fields": FieldGroup((24,), 4, 4, (False,), (0.3,), (2.0,)),
+    "2d/fields": FieldGroup((6, 4), 2, 4, (True, False), (-0.5, 1.0), (0.7, 3.0)),
+    "2d/coefficients": FieldGroup((6, 4), 2, 4, (True,), (1.0,), (0.2,)),
+    "3d/fields": FieldGroup((4, 2, 6), 2, 8, (True, False, False), (0.1, 0.2, 0.3), (0.5, 1.0, 2.0)),
 }
 every_group = pytest.mark.parametrize("name", GROUPS)
 
@@ -33,7 +33,8 @@ def trained_codec(groups: dict[str, FieldGroup] = GROUPS) -> Codec:
     """A codec in double precision with bases far from where training starts."""
     codec = Codec(groups).double()
     with torch.no_grad():
-        codec.skew.copy_(torch.randn(codec.skew.shape, generator=seeded(1), dtype=torch.float64))
+        for number, skew in enumerate(codec.parameters()):
+            skew.copy_(torch.randn(skew.shape, generator=seeded(number), dtype=torch.float64))
     return codec
 
 
@@ -41,6 +42,12 @@ def fields(name: str, batch: int = 3) -> Tensor:
     """Positive physical fields (B, C, *grid)."""
     shape = (batch, len(GROUPS[name].mean), *GROUPS[name].grid)
     return torch.rand(shape, generator=seeded(2), dtype=torch.float64) + 0.5
+
+
+def plain(group: FieldGroup) -> FieldGroup:
+    """The group without logarithms, means and scales."""
+    count = len(group.mean)
+    return replace(group, log=(False,) * count, mean=(0.0,) * count, std=(1.0,) * count)
 
 
 @every_group
@@ -61,15 +68,15 @@ def test_latents_have_the_announced_shape(name: str):
 def test_encoding_is_isometric(name: str):
     """The distance of two latents is the distance of the normalized fields."""
     codec, u = trained_codec(), fields(name, batch=2)
-    z, normalized = codec.encode(u, name), normalize(u, GROUPS[name])
-    assert torch.allclose((z[0] - z[1]).norm(), (normalized[0] - normalized[1]).norm(), rtol=1e-10)
+    z, patches = codec.encode(u, name), normalized_patches(u, GROUPS[name])
+    assert torch.allclose((z[0] - z[1]).norm(), (patches[:, 0] - patches[:, 1]).norm(), rtol=1e-10)
 
 
 @every_group
 def test_bases_are_orthonormal(name: str):
     """The kept components of every field are orthonormal for any weights."""
     group = replace(GROUPS[name], components=3)
-    bases = trained_codec().bases(group)
+    bases = trained_codec({name: group}).bases(name)
     assert bases.shape == (len(group.mean), 3, group.patch_points)
     assert torch.allclose(bases @ bases.mT, torch.eye(3, dtype=torch.float64).expand(len(group.mean), 3, 3), atol=1e-10)
 
@@ -77,18 +84,18 @@ def test_bases_are_orthonormal(name: str):
 def test_groups_have_their_own_bases():
     """Training the bases of one group leaves those of the others alone."""
     codec = trained_codec()
-    before = {name: codec.bases(group).detach() for name, group in GROUPS.items()}
+    before = {name: codec.bases(name).detach() for name in GROUPS}
     with torch.no_grad():
-        codec.skew[1:3].mul_(0.5)
-    changed = {name for name, group in GROUPS.items() if not torch.equal(codec.bases(group), before[name])}
+        codec.skew["2d/fields"].mul_(0.5)
+    changed = {name for name in GROUPS if not torch.equal(codec.bases(name), before[name])}
     assert changed == {"2d/fields"}
 
 
 def test_normalization_by_hand():
     """A positive field is (log u - mean) / std, another one (u - mean) / std."""
     u = torch.stack([torch.full((6, 4), 2.0), torch.full((6, 4), 4.0)])[None]
-    normalized = normalize(u, GROUPS["2d/fields"])
-    assert normalized[0, :, 0, 0].tolist() == pytest.approx([(0.693147 + 0.5) / 0.7, 1.0])
+    patches = normalized_patches(u, GROUPS["2d/fields"])
+    assert patches[:, 0, 0, 0].tolist() == pytest.approx([(0.693147 + 0.5) / 0.7, 1.0])
 
 
 def test_decoded_positive_field_is_positive():
@@ -101,16 +108,17 @@ def test_decoded_positive_field_is_positive():
 @every_group
 def test_patches_round_trip(name: str):
     """Cutting fields into patches and joining them gives the same fields."""
-    u = fields(name)
-    assert torch.equal(from_patches(to_patches(u, GROUPS[name]), GROUPS[name]), u)
+    u, group = fields(name), plain(GROUPS[name])
+    for field, patches in enumerate(normalized_patches(u, group)):
+        assert torch.equal(from_patches(patches, group), u[:, field])
 
 
 def test_patches_by_hand():
     """Tokens run over the patches row by row, and points over a patch row by row."""
-    group = replace(GROUPS["2d/coefficients"], grid=(4, 4))
+    group = plain(replace(GROUPS["2d/coefficients"], grid=(4, 4)))
     u = torch.arange(16.0).view(1, 1, 4, 4)
     expected = [[0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15]]
-    assert to_patches(u, group)[0, :, 0].tolist() == expected
+    assert normalized_patches(u, group)[0, 0].tolist() == expected
 
 
 def test_tokens_are_local():
@@ -154,29 +162,76 @@ def test_another_grid_holds_for_fields_and_coefficients_of_one_family():
     assert wide.groups["1d/fields"] == codec.groups["1d/fields"]
 
 
-def test_the_largest_dense_basis_is_allowed(monkeypatch: pytest.MonkeyPatch):
-    """A patch of as many points as the limit has a basis, one of more has none."""
-    monkeypatch.setattr(codec_module, "MAX_PATCH_POINTS", 9)
-    assert Codec({"2d/fields": FieldGroup((6, 6), 3, 2, (False,), (0.0,), (1.0,), 0)}).skew.shape == (1, 9, 9)
-    with pytest.raises(ConfigFault, match="10 grid points"):
-        Codec({"1d/fields": FieldGroup((20,), 10, 2, (False,), (0.0,), (1.0,), 0)})
+def test_the_largest_basis_is_allowed(monkeypatch: pytest.MonkeyPatch):
+    """A patch whose modes have as many entries as the limit has a basis; with one point more it has none."""
+    monkeypatch.setattr(codec_module, "MAX_BASIS_ENTRIES", 8 * 9)
+    group = FieldGroup((6, 6), 3, 2, (False,), (0.0,), (1.0,))
+    assert Codec({"2d/fields": group}).bases("2d/fields").shape == (1, 2, 9)
+    with pytest.raises(ConfigFault, match=r"10 grid points of 1d/fields .* 8 modes: raise codec\.model\.max_tokens"):
+        Codec({"1d/fields": FieldGroup((20,), 10, 2, (False,), (0.0,), (1.0,))})
 
 
-def test_dense_basis_has_a_limit():
-    """Patches too large for a dense basis are refused with the remedy."""
-    with pytest.raises(ConfigFault, match=r"codec\.model\.max_tokens"):
-        Codec({"3d/fields": FieldGroup((34, 34, 34), 17, 8, (False,), (0.0,), (1.0,), 0)})
+def test_few_components_turn_among_the_lowest_modes():
+    """With components for a hundredth of a patch's points its parameter is small, and the bases are orthonormal."""
+    name, group = "3d/fields", FieldGroup((16, 16, 16), 8, 5, (False,), (0.0,), (1.0,))
+    codec = trained_codec({name: group})
+    assert codec.skew[name].shape == (1, 20, 20)
+    (basis,) = codec.bases(name)
+    assert torch.allclose(basis @ basis.T, torch.eye(5, dtype=torch.float64), atol=1e-10)
+
+
+def test_modes_of_a_cube_are_those_of_its_axes():
+    """The lowest modes of a 3D patch are products of modes along the axes, in the order of the whole transform."""
+    few, whole = (Codec({"3d/fields": FieldGroup((8,) * 3, 4, k, (False,), (0.0,), (1.0,))}) for k in (3, 64))
+    assert torch.equal(few.bases("3d/fields")[0], whole.bases("3d/fields")[0, :3])
+    one = torch.cos(torch.pi * (torch.arange(4) + 0.5) / 4)
+    expected = one.expand(4, 4, 4) / one.expand(4, 4, 4).norm()
+    assert torch.allclose(few.bases("3d/fields")[0, 1].view(4, 4, 4), expected, atol=1e-6)
+
+
+def test_bases_of_a_loaded_codec_are_computed_once(monkeypatch: pytest.MonkeyPatch):
+    """In evaluation mode the system of each field is solved once, and again after the parameter has changed."""
+    solved, solve = [], torch.linalg.solve
+    monkeypatch.setattr(torch.linalg, "solve", lambda *system: solved.append(1) or solve(*system))
+    codec, name = trained_codec().requires_grad_(False).eval(), "2d/fields"
+    z = codec.encode(fields(name), name)
+    assert torch.equal(codec.encode(fields(name), name), z) and len(solved) == 2
+    codec.skew[name].mul_(0.5)
+    assert not torch.equal(codec.encode(fields(name), name), z) and len(solved) == 4
+    assert codec.float().bases(name).dtype == torch.float32
+
+
+def test_bases_are_solved_once_per_training_step(monkeypatch: pytest.MonkeyPatch):
+    """The forward pass solves one linear system per field for projection and reconstruction together."""
+    solved, solve = [], torch.linalg.solve
+    monkeypatch.setattr(torch.linalg, "solve", lambda *system: solved.append(1) or solve(*system))
+    trained_codec()(fields("2d/fields"), "2d/fields", torch.tensor([1, 2, 3]))
+    assert len(solved) == 2
+
+
+def test_large_bases_are_solved_on_several_threads():
+    """Bases of 256 modes of two fields are the same on two threads as on one."""
+    group = FieldGroup((32, 32), 16, 64, (False,) * 2, (0.0,) * 2, (1.0,) * 2)
+    codec = trained_codec({"2d/fields": group})
+    alone = codec.bases("2d/fields")
+    torch.set_num_threads(2)
+    try:
+        together = codec.bases("2d/fields")
+    finally:
+        torch.set_num_threads(1)
+    assert torch.allclose(together, alone, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["1d/fields", "2d/fields", "3d/fields"])
 def test_forward_keeps_the_first_components(name: str):
     """Each sample is reconstructed from as many leading components of every field as it is told."""
     codec, group, u = trained_codec(), GROUPS[name], fields(name)
-    normalized, u_pred = codec(u, name, torch.tensor([1, 2, group.components]))
+    patches, patches_pred = codec(u, name, torch.tensor([1, 2, group.components]))
+    assert torch.equal(patches, normalized_patches(u, group))
     for sample, keep in enumerate((1, 2, group.components)):
-        basis = codec.bases(group)[:, :keep]
-        patches = torch.einsum("nci,cki,ckj->ncj", to_patches(normalized, group)[sample], basis, basis)
-        assert torch.allclose(u_pred[sample], from_patches(patches[None], group)[0])
+        basis = codec.bases(name)[:, :keep]
+        expected = torch.einsum("cni,cki,ckj->cnj", patches[:, sample], basis, basis)
+        assert torch.allclose(patches_pred[:, sample], expected)
 
 
 def test_untrained_basis_is_the_cosine_transform():
@@ -189,8 +244,8 @@ def test_untrained_basis_is_the_cosine_transform():
 
 def test_components_start_in_the_order_of_squared_frequencies():
     """On 3 x 3 points the fourth component has frequency 1 on both axes (1 + 1), before 2 on one of them (4)."""
-    group = FieldGroup((6, 6), 3, 9, (False,), (0.0,), (1.0,), 0)
-    basis = Codec({"toy/fields": group}).bases(group)[0].view(9, 3, 3)
+    group = FieldGroup((6, 6), 3, 9, (False,), (0.0,), (1.0,))
+    basis = Codec({"toy/fields": group}).bases("toy/fields")[0].view(9, 3, 3)
     one = torch.tensor([1.0, 0.0, -1.0])
     assert torch.allclose(basis[3], torch.outer(one, one) / 2, atol=1e-6)
 
@@ -205,7 +260,7 @@ def correlated_patches() -> Tensor:
 def test_trained_codec_approaches_the_principal_components():
     """Nested dropout finds bases that lose within 10 % of what the best linear projection loses."""
     u = correlated_patches()
-    group = FieldGroup((32,), 8, 3, (False,), (0.0,), (1.0,), 0)
+    group = FieldGroup((32,), 8, 3, (False,), (0.0,), (1.0,))
     codec = Codec({"toy/fields": group})
 
     def loss(keep: Tensor) -> Tensor:
@@ -235,5 +290,5 @@ def test_codec_is_rebuilt_from_its_file(tmp_path: Path):
     receipt = {"path": "run", "stage": "codec", "weights": digest_of(tmp_path / "run" / WEIGHTS)}
     rebuilt = load_model(codec_from, tmp_path, receipt)
     assert rebuilt.groups == GROUPS
-    assert torch.equal(rebuilt.skew, codec.skew)
+    assert all(torch.equal(rebuilt.skew[name], codec.skew[name]) for name in GROUPS)
     assert not any(parameter.requires_grad for parameter in rebuilt.parameters())

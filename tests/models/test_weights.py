@@ -86,3 +86,13 @@ def test_foreign_weights_are_one_line(
     with pytest.raises(DataFault, match="does not hold .*--from-nodes train_operator") as fault:
         load_model(nn.Linear, tmp_path, receipt | {"weights": digest_of(path)})
     assert "\n" not in str(fault.value) and not Path("marker").exists()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.99, 0.999])
+def test_truncated_weights_with_their_hash_are_one_line(tmp_path: Path, receipt: dict[str, Any], share: float):
+    """Weights that were cut off before their hash was recorded end in one line with path and remedy."""
+    path = tmp_path / "06_models" / WEIGHTS
+    os.truncate(path, int(share * path.stat().st_size))
+    with pytest.raises(DataFault, match=rf"^{path} does not hold .*--from-nodes train_operator`$") as fault:
+        load_model(nn.Linear, tmp_path, receipt | {"weights": digest_of(path)})
+    assert "\n" not in str(fault.value)

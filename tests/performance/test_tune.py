@@ -17,9 +17,11 @@ from ups.errors import OutOfMemory
 from ups.files import read_json
 from ups.performance import tune as worker
 from ups.performance.tune import memory_limit, tune
+from ups.pipelines import performance
 from ups.pipelines.performance import tune_diffusion, tune_operator, tune_steady
 from ups.runs import memory
 from ups.runs.launcher import train_stage
+from ups.runs.machine import with_tuned_micro_batch
 from ups.runs.memory import free_memory_bytes
 from ups.runs.run import Run
 from ups.runs.torchrun import RESULT
@@ -60,6 +62,17 @@ def test_processes_of_a_machine_share_its_memory(
     result = read_json(tmp_path / RESULT)
     assert result["limit_bytes"] == 500 * MEBIBYTE // shares
     assert result["tokens"] is None and result["whole"] > 0
+
+
+@pytest.mark.parametrize(("tokens", "remembered"), [(None, 640), (128, 128)])
+def test_a_share_that_fits_as_a_whole_is_remembered(
+    tokens: int | None, remembered: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parameters: Parameters
+):
+    """The next training takes what was found, the whole share too, instead of an estimate."""
+    monkeypatch.setattr(performance, "run_query", lambda *_: {"tokens": tokens, "whole": 640})
+    launch = parameters.launch.model_copy(update={"device": "cpu"})
+    tune_operator(parameters.operator, launch, tmp_path, latent_cache={"transient": ["advection_1d"]})
+    assert with_tuned_micro_batch(launch, "operator", "cpu", tmp_path).micro_batch_tokens == remembered
 
 
 @pytest.fixture

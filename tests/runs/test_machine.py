@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.contents import expect_one_line
 from tests.training.jobs import launched
+from ups.errors import DataFault
 from ups.runs import machine
 
 
@@ -44,7 +46,24 @@ def test_places_do_not_disturb_each_other(tmp_path: Path):
     assert {stage: launch.micro_batch_tokens for stage, launch in found.items()} == {"operator": 256, "steady": 64}
 
 
-def test_everything_fits(tmp_path: Path):
-    """None is remembered as well: all at once."""
-    machine.save_micro_batch(launched(), "operator", "cpu", tmp_path, None)
-    assert machine.with_tuned_micro_batch(launched(), "operator", "cpu", tmp_path).micro_batch_tokens is None
+@pytest.mark.parametrize("tokens", [None, 512])
+def test_a_wrong_file_is_one_line(tmp_path: Path, tokens: int | None):
+    """Whatever stands in `tuning.json`, who reads it or adds to it says what is wrong in one line."""
+    machine.save_micro_batch(launched(), "operator", "cpu", tmp_path, 512)
+    path = tmp_path / "06_models/tuning.json"
+    if tokens is None:
+        expect_one_line(path, lambda: machine.with_tuned_micro_batch(launched(), "operator", "cpu", tmp_path))
+    else:
+        expect_one_line(path, lambda: machine.save_micro_batch(launched(), "steady", "cpu", tmp_path, tokens))
+
+
+@pytest.mark.parametrize("tokens", ['"512"', "0", "-1", "1.5", "true", "[]"])
+def test_a_wrong_micro_batch_is_one_line(tmp_path: Path, tokens: str):
+    """A micro-batch is a positive number of tokens."""
+    path = tmp_path / "06_models/tuning.json"
+    path.parent.mkdir()
+    path.write_text(f'{{"operator on 1 x cpu, ddp": {tokens}}}')
+    with pytest.raises(
+        DataFault, match=r"tuning\.json is damaged \(operator on 1 x cpu, ddp.*; delete it and run again$"
+    ):
+        machine.with_tuned_micro_batch(launched(), "operator", "cpu", tmp_path)

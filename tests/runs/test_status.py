@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ups.errors import ConfigFault, Diverged, Fault, LostWorker, OutOfMemory, Preempted, StorageFault
+from tests.contents import expect_one_line
+from ups.errors import ConfigFault, DataFault, Diverged, Fault, LostWorker, OutOfMemory, Preempted, StorageFault
 from ups.files import write_json
 from ups.runs.run import Run
 from ups.runs.status import find_fault, write_status
@@ -132,3 +133,31 @@ def test_status_has_all_that_is_known(folder: Path):
         "restarts": ["first"],
         "tracking": "degraded",
     }
+
+
+def test_a_wrong_report_is_one_line(folder: Path):
+    """Whatever stands in the fault file of a rank, the launcher says what is wrong in one line."""
+    path, report = Run.fault_file(folder, 1), {"kind": "Fault", "what": "IndexError: 7", "rank": 1, "time": 0.5}
+    write_json(path, report)
+    expect_one_line(path, lambda: find_fault(folder, 3, 1, 0), tuple(report))
+
+
+@pytest.mark.parametrize("kind", ["printable", "BaseException", "__doc__", "LostPeers", ""])
+def test_a_report_of_an_unknown_kind_is_one_line(folder: Path, kind: str):
+    """A fault file names a class of faults and nothing else."""
+    with pytest.raises(DataFault, match=r"fault\.rank1\.json is damaged \(.*unknown kind of fault\); delete it"):
+        ended(folder, {1: {"kind": kind, "what": "x"}})
+
+
+def test_a_wrong_start_is_one_line(folder: Path):
+    """Whatever stands in `started.json`, the launcher says what is wrong in one line."""
+    write_json(folder / "started.json", {"step": 3, "refused": ["step_4.pt"], "eager_because": None})
+    expect_one_line(folder / "started.json", lambda: write_status(folder, "running", None, [], "ok"))
+
+
+@pytest.mark.parametrize("field", ["step", "refused", "eager_because"])
+def test_a_wrong_field_of_a_start_is_one_line(folder: Path, field: str):
+    """Each field of `started.json` has its type."""
+    write_json(folder / "started.json", {field: [1]})
+    with pytest.raises(DataFault, match=rf"started\.json is damaged \({field}.*\); delete it and run again$"):
+        write_status(folder, "running", None, [], "ok")

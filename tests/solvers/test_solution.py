@@ -7,7 +7,7 @@ import torch
 
 from tests.solvers.exact import shift
 from ups.data.pdebench import FAMILIES
-from ups.data.trajectories import TrajectoryReader, find_single_grid_datasets
+from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import ConfigFault
 from ups.metrics.errors import nRMSE
 from ups.solvers import SIMULATED_FAMILIES, sample_initial_states, solution, solve
@@ -246,7 +246,7 @@ BARS = {
 def stored(family: str, count: int) -> tuple[torch.Tensor, dict, tuple[float, ...]]:
     """The first trajectories of PDEBench's sample file of a family, their coefficients and times."""
     names = [path.name for path in SHARED.iterdir() if re.fullmatch(FAMILIES[family].file_pattern, path.name)]
-    dataset = next(iter(find_single_grid_datasets(SHARED, sorted(names)[:1]).values()))
+    dataset = next(iter(find_datasets(SHARED, sorted(names)[:1]).values()))
     with TrajectoryReader(SHARED, dataset) as reader:
         u = torch.from_numpy(np.stack([reader.read(i) for i in range(count)]))
         fields = torch.from_numpy(np.stack([reader.read_coefficients(i) for i in range(count)])).unbind(1)

@@ -1,10 +1,12 @@
 """Autoregressive prediction."""
 
+from itertools import islice
+
 import pytest
 import torch
 from torch import Tensor
 
-from ups.surrogate.surrogate import rollout
+from ups.surrogate.surrogate import rollout, rollout_steps
 
 
 def test_rollout_applies_the_step_to_its_own_output():
@@ -39,3 +41,17 @@ def test_rollout_evaluates_one_step_per_snapshot():
     calls = []
     rollout(lambda u: calls.append(1) or u, torch.ones(1, 1), num_steps=5)
     assert len(calls) == 5
+
+
+def test_steps_are_made_one_after_the_other():
+    """A rollout without end makes no step before it is asked for, and none twice."""
+    calls = []
+
+    def step(u: Tensor) -> Tensor:
+        calls.append(u)
+        return u + 1
+
+    states = rollout_steps(step, torch.zeros(2))
+    assert not calls
+    assert [u[0].item() for u in islice(states, 3)] == [1.0, 2.0, 3.0] and next(states)[0] == 4.0
+    assert len(calls) == 4

@@ -65,6 +65,20 @@ def test_student_draws_what_the_teacher_draws():
     assert torch.allclose(one, many, atol=5e-3)
 
 
+@pytest.mark.parametrize(("max_tokens", "num_calls"), [(1, 400), (3 * NUM_POINTS + 1, 134), (None, 1)])
+def test_models_take_as_many_tokens_at_once_as_they_may(max_tokens: int | None, num_calls: int):
+    """Three states of three and a third, a single one of none; with the same noise all members are the same."""
+    whole = make_surrogate(posterior_mean(0.8, 0.5), flow_end(0.8, 0.5))
+    parts = replace(make_surrogate(posterior_mean(0.8, 0.5), flow_end(0.8, 0.5)), max_tokens=max_tokens)
+    how = Correction("refine", 1.0, 0.002, 2, 1.0, 0.5)
+    for make in ("diffusion_step", "consistency_step"):
+        expected, found = (getattr(each, make)(SETTING, how, normal(3))(state()) for each in (whole, parts))
+        assert torch.allclose(found, expected, atol=1e-6)
+    assert torch.equal(parts.plain_step(SETTING)(state()), whole.plain_step(SETTING)(state()))
+    assert len(parts.student.levels) == 2 * num_calls
+    assert sum(map(len, parts.student.levels)) == 2 * NUM_MEMBERS
+
+
 @pytest.mark.parametrize(("num_steps", "student"), [(1, True), (2, True), (3, False)])
 def test_number_of_evaluations(num_steps: int, student: bool):
     """A step takes as many evaluations as the correction says, from its level on."""

@@ -18,6 +18,7 @@ from filelock import FileLock
 
 from tests.backbones import SMALL
 from ups.config import (
+    WHOLE,
     CodecConfig,
     ConsistencyConfig,
     DiffusionConfig,
@@ -64,6 +65,7 @@ LAUNCH |= {
     "bucket_megabytes": 25.0,
     "memory_gigabytes": None,
     "memory_fraction": 0.9,
+    "preload_latents": None,
     "checkpoint_steps": 4,
     "checkpoint_minutes": 10.0,
     "keep_checkpoints": 2,
@@ -118,10 +120,11 @@ def prepare(root: Path) -> None:
     """Fill a data root with raw files of three families, a codec and their latents."""
     raw, launch = root / "01_raw", launched(num_processes=1)
     files = simulate_pdebench("simulate", SimulateConfig(seed=0, datasets=DATASETS), raw)
-    datasets = describe_datasets(files, {}, {}, SplitConfig(seed=0, valid_fraction=0.25, test_fraction=0.25), raw, root)
+    split = SplitConfig(seed=0, valid_fraction=0.25, test_fraction=0.25)
+    datasets = describe_datasets(files, {}, {}, split, WHOLE, raw, root)
     normalization = fit_normalization(datasets, raw, root)
     codec = train_codec(datasets, normalization, section("codec"), launch, raw, root)
-    cache = encode_latents(datasets, codec, LatentsConfig(dtype="float32"), launch, raw, root)
+    cache = encode_latents(datasets, codec, LatentsConfig(tolerance=None, on_disk=True), launch, raw, root)
     receipts = {"datasets": datasets, "normalization": normalization, "codec": codec, "latent_cache": cache}
     for name, receipt in receipts.items():
         write_json(root / f"receipts/{name}.json", receipt)

@@ -1,5 +1,6 @@
 """Which samples a rank sees, in which order, in which parts."""
 
+import math
 import time
 from collections import Counter
 from pathlib import Path
@@ -8,23 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.jobs import section
-from tests.training.toys import NUM_TOKENS, toy_batches, toy_stage
+from tests.training.jobs import section, wait_until
+from tests.training.toys import CPU, NUM_TOKENS, Samples, ranks, toy_batches, toy_run, toy_stage
 from ups.errors import ConfigFault, LostWorker
-from ups.training.batches import Batches, BatchSampler, Share
+from ups.files import write_json
+from ups.training.batches import Batches, BatchSampler, Share, with_agreed_memory
+from ups.training.distributed import Ranks
 from ups.training.stage import batch_size
 
 STEPS = range(12)
 
 
-def shares(folder: Path, world_size: int, step: int, **launch: int) -> list[Share]:
+def shares(folder: Path, world_size: int, step: int, **launch: float) -> list[Share]:
     """The shares of all ranks in a step."""
     return [toy_batches(folder, rank, world_size, **launch).read(step) for rank in range(world_size)]
 
 
 def points(share: Share) -> torch.Tensor:
     """The samples of a share in their order."""
-    return torch.cat([micro.batch.x for micro in share.micro_batches])
+    return torch.cat([micro.load().x for micro in share.micro_batches])
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 6])
@@ -56,6 +59,56 @@ def test_micro_batches_tile_the_share(tmp_path: Path, world_size: int, tokens: i
             assert np.array_equal(np.r_[tuple(places)], np.arange(share.size).reshape(world_size, -1)[rank])
             assert share.tokens <= max(tokens, NUM_TOKENS[share.key])
             assert torch.equal(points(share), points(shares(tmp_path, world_size, step)[rank]))
+
+
+@pytest.mark.parametrize(("gigabytes", "most"), [(2e-6, 1), (1e-5, 5), (1.0, 10**6)])
+def test_micro_batches_are_cut_by_memory(tmp_path: Path, gigabytes: float, most: int):
+    """Samples of 1000 bytes may fill half of the memory, at least one at a time; explicit tokens count alone."""
+    for step in STEPS:
+        (share,) = shares(tmp_path, 1, step, memory_gigabytes=gigabytes, num_processes=1)
+        sizes = [micro.place.stop - micro.place.start for micro in share.micro_batches]
+        assert sum(sizes) == share.size and max(sizes) == min(most, math.ceil(share.size / len(sizes)))
+        assert torch.equal(points(share), points(*shares(tmp_path, 1, step)))
+        (whole,) = shares(tmp_path, 1, step, memory_gigabytes=gigabytes, micro_batch_tokens=10**6)
+        assert len(whole.micro_batches) == 1
+
+
+def test_large_shares_are_read_one_micro_batch_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of shares that are large for the memory one micro-batch is read, and another while the one before is used."""
+    loaded, load = [], Samples.load
+    monkeypatch.setattr(Samples, "load", lambda *asked: loaded.append(1) or load(*asked))
+    batches = toy_batches(tmp_path, memory_gigabytes=2e-6, num_processes=1)
+    share = batches.read(0)
+    assert len(share.micro_batches) == share.size and len(loaded) == 1
+    first = share.micro_batches[0].load()
+    assert wait_until(lambda: len(loaded) == 2)
+    others = [micro.load().x for micro in share.micro_batches[1:]]
+    assert len(loaded) == share.size
+    assert torch.equal(torch.cat([first.x, *others]), points(toy_batches(tmp_path).read(0)))
+
+
+class Pair(Ranks):
+    """The first of two ranks, the other of which has half a megabyte."""
+
+    def all_gather(self, value: float) -> list[float]:
+        return [value, 0.0005]
+
+
+def test_ranks_agree_on_the_least_memory(tmp_path: Path):
+    """Without a given limit all ranks use that of the rank with the least free memory."""
+    agreed = with_agreed_memory(toy_run(tmp_path), Pair(0, 2, CPU))
+    assert agreed.launch.memory_gigabytes == 0.0005
+    given = toy_run(tmp_path, memory_gigabytes=3.0)
+    assert with_agreed_memory(given, Pair(0, 2, CPU)) is given
+
+
+@pytest.mark.parametrize(("world_size", "kept"), [(1, True), (2, False)])
+def test_a_resumed_job_keeps_its_memory(tmp_path: Path, world_size: int, kept: bool):
+    """On as many processes as before the limit is that of the first start, whatever is free now."""
+    start = {"world_size": world_size, "device": "cpu", "memory_gigabytes": 0.25}
+    write_json(tmp_path / "started.json", start)
+    agreed = with_agreed_memory(toy_run(tmp_path), ranks())
+    assert (agreed.launch.memory_gigabytes == 0.25) == kept
 
 
 @pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training.jobs import launched
+from ups.config import LatentsConfig
 from ups.data.latent_cache import LatentCache
 from ups.errors import DataFault, StorageFault
 from ups.files import read_json
+from ups.pipelines.training import encode_latents
 from ups.training.checkpoints import Checkpoints, publish_tensors, read_tensors
 
 STEPS = (4, 8, 12)
@@ -275,17 +278,33 @@ def _all_latents(folder: Path, key: dict[str, Any]) -> dict[tuple[str, str, int]
     return {place: np.array(cache.read(*place)) for place in places}
 
 
+@pytest.fixture(scope="module")
+def caches(encoded: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A cache of float32 and one of rounded, compressed latents."""
+    root = shutil.copytree(encoded, tmp_path_factory.mktemp("caches") / "root")
+    inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
+    options = (launched(num_processes=1), root / "01_raw", root)
+    return [
+        root / encode_latents(*inputs, LatentsConfig(tolerance=each, on_disk=True), *options)["path"]
+        for each in (None, 1e-3)
+    ]
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["float32", "compressed"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_damaged_latent_is_accepted(encoded: Path, tmp_path: Path, seed: int):
-    """After any damage to a chunk all latents that are read are true, or there is one line that names the file."""
-    receipt, rng = read_json(encoded / "receipts/latent_cache.json"), random.Random(seed)
-    folder = shutil.copytree(encoded / receipt["path"], tmp_path / "latents")
-    chunk = rng.choice(sorted(path for path in folder.rglob("c/*/0/0/*") if path.is_file()))
-    before = _all_latents(encoded / receipt["path"], receipt["key"])
-    rng.choice(DAMAGES)(chunk, rng)
+def test_no_damaged_latent_is_accepted(caches: list[Path], tmp_path: Path, seed: int, number: int):
+    """After any damage to a shard, verified before or not, all latents are true, or one line names the file."""
+    source, rng = caches[number], random.Random(seed)
+    key = read_json(source / "manifest.json")["key"]
+    folder = shutil.copytree(source, tmp_path / "latents")
+    before = _all_latents(source, key)
+    if rng.random() < 0.5:
+        _all_latents(folder, key)
+    shard = rng.choice(sorted(path for path in folder.rglob("c/*/*/0/*") if path.is_file()))
+    rng.choice(DAMAGES)(shard, rng)
     try:
-        after = _all_latents(folder, receipt["key"])
+        after = _all_latents(folder, key)
     except DataFault as fault:
-        assert str(chunk) in str(fault) and "\n" not in str(fault)
+        assert str(shard) in str(fault) and "\n" not in str(fault)
     else:
         assert all(np.array_equal(after[place], before[place]) for place in before)

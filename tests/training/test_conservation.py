@@ -13,10 +13,10 @@ from ups.models.sizes import Domain, Sizes
 from ups.training.symmetry import set_conserved
 
 GROUPS = {
-    "burgers_1d/fields": FieldGroup((12,), 3, 2, (False,), (0.4,), (2.0,), 0),
-    "shallow_water_2d/fields": FieldGroup((4, 6), 2, 4, (False,), (1.0,), (0.5,), 1),
-    "compressible_ns_1d/fields": FieldGroup((12,), 3, 3, (True, True, False), (0.0,) * 3, (1.0,) * 3, 2),
-    "diffusion_reaction_1d/fields": FieldGroup((12,), 3, 3, (False,), (0.0,), (1.0,), 5),
+    "burgers_1d/fields": FieldGroup((12,), 3, 2, (False,), (0.4,), (2.0,)),
+    "shallow_water_2d/fields": FieldGroup((4, 6), 2, 4, (False,), (1.0,), (0.5,)),
+    "compressible_ns_1d/fields": FieldGroup((12,), 3, 3, (True, True, False), (0.0,) * 3, (1.0,) * 3),
+    "diffusion_reaction_1d/fields": FieldGroup((12,), 3, 3, (False,), (0.0,), (1.0,)),
 }
 
 
@@ -24,7 +24,8 @@ def codec() -> Codec:
     """Bases turned anywhere; those of Burgers are not even complete."""
     made = Codec(GROUPS)
     with torch.no_grad():
-        made.skew.copy_(torch.randn(made.skew.shape, generator=torch.Generator().manual_seed(0)))
+        for number, skew in enumerate(made.parameters()):
+            skew.copy_(torch.randn(skew.shape, generator=torch.Generator().manual_seed(number)))
     return made.requires_grad_(False)
 
 

@@ -9,7 +9,7 @@ from tests.backbones import small
 from ups.data.pdebench import FAMILIES
 from ups.models.sizes import Sizes
 from ups.models.state_statistics import StateStatistics
-from ups.training.inputs import model_settings, set_statistics
+from ups.training.inputs import model_settings, network_bytes, set_statistics
 
 
 def test_sizes_are_those_of_each_family():
@@ -33,6 +33,17 @@ def test_sizes_are_those_of_each_family():
         "latent_channels": {"advection_1d": 4, "darcy_2d": 16},
         "coefficient_channels": {"darcy_2d": 12},
     }
+
+
+def test_memory_of_a_sample_by_hand():
+    """50 floats per token, channel and layer and 20 per latent channel, for each unrolled step and separate field."""
+    sizes = {"families": ["waves", "flow"], "num_fields": [1, 3], "latent_channels": [4, 12]}
+    backbone = {"hidden_channels": [8, 16, 10], "num_layers": 2, "separate_fields": False}
+    settings = {"sizes": sizes, "backbone": backbone}
+    assert network_bytes(settings, {"flow": 5}) == {"flow": 4 * 5 * (50 * 16 * 2 + 20 * 12)}
+    assert network_bytes(settings, {"waves": 7}, horizon=3) == {"waves": 3 * 4 * 7 * (50 * 16 * 2 + 20 * 4)}
+    settings["backbone"] = backbone | {"separate_fields": True}
+    assert network_bytes(settings, {"flow": 5}) == {"flow": 4 * 5 * (3 * 50 * 16 * 2 + 20 * 12)}
 
 
 def test_statistics_are_the_largest_of_a_familys_datasets():

@@ -21,7 +21,7 @@ from tests.training.jobs import (
     status_of,
     train,
 )
-from tests.training.toys import ranks, toy_run, toy_stage
+from tests.training.toys import CPU, ranks, toy_run, toy_stage
 from ups.config.training import TrainingSection
 from ups.data.samples import LatentBatch, LatentSamples
 from ups.errors import Diverged
@@ -157,6 +157,27 @@ def test_validations_have_the_same_noise(tmp_path: Path):
     run, first, second = toy_run(tmp_path), section(seed=0), section(seed=1)
     losses = [loop.validate(stage, stage.model, config, run, ranks()) for config in (first, first, second)]
     assert losses[0] == losses[1] and len({*losses[0].values(), *losses[2].values()}) == 2 * len(losses[0])
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_validation_by_parts_is_that_of_the_whole(tmp_path: Path, world_size: int):
+    """With memory for one sample at a time every rank has the same losses, in as many forward passes as any other."""
+
+    class Silent(Ranks):
+        def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
+            return value
+
+    def losses(rank: int, gigabytes: float) -> tuple[dict[str, float], int]:
+        calls: list[int] = []
+        stage = toy_stage()
+        own = replace(stage, loss=lambda *asked: calls.append(1) or stage.loss(*asked))
+        run = toy_run(tmp_path, memory_gigabytes=gigabytes, num_processes=1)
+        return loop.validate(own, own.model, section(), run, Silent(rank, world_size, CPU)), len(calls)
+
+    found = [(losses(rank, 1.0), losses(rank, 2e-6)) for rank in range(world_size)]
+    assert all(whole[0] == pytest.approx(parts[0], rel=1e-5) for whole, parts in found)
+    assert {whole[1] for whole, _ in found} == {3} and len({parts[1] for _, parts in found}) == 1
+    assert found[0][1][1] > 3
 
 
 def test_a_model_knows_its_last_validation_error(run: Run):

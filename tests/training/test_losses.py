@@ -149,7 +149,7 @@ def codec(family: str, mean: float = 0.0, *, log: bool = False) -> Codec:
     """A codec of patches of 2 points per axis that keeps all components."""
     fields = FAMILIES[family].fields
     grid, count = (8,) * len(FAMILIES[family].axes), len(fields)
-    group = FieldGroup(grid, 2, 2 ** len(grid), (log,) * count, (mean,) * count, (1.0,) * count, first=0)
+    group = FieldGroup(grid, 2, 2 ** len(grid), (log,) * count, (mean,) * count, (1.0,) * count)
     return Codec({f"{family}/fields": group}).requires_grad_(False)
 
 

@@ -283,7 +283,7 @@ def test_the_gradient_of_a_rank_is_that_of_the_mean_over_its_own_samples(
     monkeypatch.setattr(parallel, "clip_gradients", kept)
     update(share, 0.01, stop=False, save=False)
     draw = Draw((0, 2, 0), share.size, micro.place, CPU, 0)
-    update.stage.loss(model, micro.batch, draw).mean().backward()
-    assert len(micro.batch.x) == share.size / 2
+    update.stage.loss(model, micro.load(), draw).mean().backward()
+    assert len(micro.load().x) == share.size / 2
     for gradient, p in zip(found, model.parameters(), strict=True):
         torch.testing.assert_close(gradient, p.grad)

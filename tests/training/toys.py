@@ -21,6 +21,7 @@ from ups.training.update import Update
 CPU = torch.device("cpu")
 NUM_SAMPLES = {"advection_1d": 50, "burgers_1d": 20, "darcy_2d": 7}
 NUM_TOKENS = {"advection_1d": 4, "burgers_1d": 2, "darcy_2d": 9}
+SAMPLE_BYTES = dict.fromkeys(NUM_TOKENS, 1000)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def toy_stage() -> Stage:
     """A small network, the same at every call."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
-    return Stage(model, {}, loss, Samples(), Samples(), NUM_TOKENS)
+    return Stage(model, {}, loss, Samples(), Samples(), NUM_TOKENS, SAMPLE_BYTES)
 
 
 def toy_run(folder: Path, **launch: Any) -> Run:

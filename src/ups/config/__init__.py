@@ -7,7 +7,8 @@ from typing import Any, Literal
 from pydantic import ValidationError, model_validator
 
 from ups.config.baselines import BaselinesConfig
-from ups.config.data import DownloadConfig, LatentsConfig, SimulateConfig, SplitConfig
+from ups.config.data import WHOLE as WHOLE
+from ups.config.data import DownloadConfig, LatentsConfig, SimulateConfig, SplitConfig, SubsampleConfig
 from ups.config.evaluation import CorrectorConfig, EvaluationConfig, JudgeConfig, SeedsConfig, SelectionConfig
 from ups.config.launch import LaunchConfig
 from ups.config.performance import BenchmarkConfig, ProfileConfig
@@ -59,6 +60,7 @@ class Parameters(Section):
     seed: Seed
     simulate: SimulateConfig
     download: DownloadConfig
+    subsample: SubsampleConfig
     split: SplitConfig
     codec: CodecConfig
     latents: LatentsConfig

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from ups.config.data import FamilyName
+from ups.config.data import VariantName
 from ups.config.sections import Fraction, NonNegative, PerDimension, Section
 from ups.config.training import Noise, Recipe, TrainingSection, Unroll
 
@@ -39,7 +39,7 @@ class BaselineConfig(TrainingSection):
     """Stage `baseline`: a model of one family on its grid, trained as the operator or the steady model is."""
 
     kind: Kind
-    family: FamilyName
+    family: VariantName
     model: FNOModel | UNetModel | LinearModel
     noise: Noise
     symmetries: bool
@@ -74,7 +74,7 @@ class BaselinesConfig(Section):
     pace_seconds: PositiveFloat
     pace_rounds: PositiveInt
 
-    def section(self, kind: Kind, family: FamilyName, steps: int, learning_rate: float) -> BaselineConfig:
+    def section(self, kind: Kind, family: VariantName, steps: int, learning_rate: float) -> BaselineConfig:
         """The section of a baseline that is trained for `steps` steps, at least one."""
         steps = max(1, steps)
         between = max(1, round(self.validate_share * steps))

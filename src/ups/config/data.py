@@ -1,15 +1,28 @@
 """Parameters of the data: source of the raw files, splits, storage of latents."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, create_model, field_validator, model_validator
 
-from ups.config.sections import Fraction, Section, Seed
+from ups.config.sections import Fraction, Section, Seed, section_of
+from ups.data import families
 from ups.data.pdebench import FAMILIES
 from ups.data.published import ALIASES, check_address, shown
 
 FamilyName = Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
 SourceName = Literal[(*FAMILIES, *ALIASES)]  # type: ignore[valid-type]
+
+
+def _expect_family(name: str) -> str:
+    if families.base_of(name) not in FAMILIES:
+        raise ValueError(f"{name!r} is no family; families: {', '.join(FAMILIES)}")
+    return name
+
+
+VariantName = Annotated[str, AfterValidator(_expect_family)]
+"""A family, or a variant of one such as `compressible_ns_2d-512x512`."""
 
 
 class SimulatedDataset(Section):
@@ -70,7 +83,53 @@ class SplitConfig(Section):
     test_fraction: Fraction
 
 
-class LatentsConfig(Section):
-    """How `encode_latents` stores latents."""
+class Subsample(section_of(families.Subsample)):
+    """The options of `ups.data.families.Subsample`."""
 
-    dtype: Literal["float16", "float32"]
+
+def _optional(section: type[Section]) -> dict[str, Any]:
+    """The fields of a section with their bounds, none of them required."""
+    return {name: (Annotated[field.annotation, *field.metadata], None) for name, field in section.model_fields.items()}
+
+
+class Overrides(create_model("Overrides", __base__=Section, **_optional(Subsample))):
+    """What differs from `subsample.default` for a family; options that are not set have no meaning here."""
+
+
+class SubsampleConfig(
+    create_model("SubsampleConfig", __base__=Section, **{name: (Overrides, Overrides()) for name in FAMILIES})
+):
+    """Which points, snapshots and trajectories of the raw files are used: `default`, and overrides by family."""
+
+    default: Subsample
+
+    def of(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """All options of these families."""
+        return {name: self._merged(name) for name in sorted(names)}
+
+    @model_validator(mode="after")
+    def _check_families(self) -> Self:
+        for name in FAMILIES:
+            try:
+                families.Subsample(**self._merged(name))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        return self
+
+    def _merged(self, name: str) -> dict[str, Any]:
+        return self.default.model_dump() | getattr(self, name).model_dump(exclude_unset=True)
+
+
+WHOLE = SubsampleConfig(default=asdict(families.Subsample()))
+"""All points, snapshots and trajectories of every family."""
+
+
+class LatentsConfig(Section):
+    """How `encode_latents` stores latents: as float32, or rounded and compressed.
+
+    `tolerance` is the largest RMS of the rounding error, in units of a field's standard deviation; None: no rounding.
+    Without `on_disk` there is no cache on disk: training reads the raw files and encodes them itself, which is slower.
+    """
+
+    tolerance: PositiveFloat | None
+    on_disk: bool

@@ -17,9 +17,11 @@ class LaunchConfig(Section):
         device: `auto` is CUDA if there is a GPU.
         sharding: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state.
         bucket_megabytes: Size of the messages in which DDP reduces gradients.
-        micro_batch_tokens: Tokens per process and forward pass; None: what `--pipeline tune` found, or all.
+        micro_batch_tokens: Tokens per process and forward pass; None: what `--pipeline tune` found, or
+            else what is estimated to fit into the memory of the process.
         memory_gigabytes: Memory that the processes of a node may use together, on CUDA each of them on its GPU; None:
             `memory_fraction` of what is free. Bounds what is read, encoded, predicted and scored at once.
+        preload_latents: Read the latents on disk ahead into the page cache; None: if they fit into half of the memory.
         restarts: Of a job that lost a process or ran out of memory, each from the last checkpoint.
         timeout_seconds: Without a training step, after which a job counts as hung.
         force: Train again although the stage is up to date.
@@ -37,6 +39,7 @@ class LaunchConfig(Section):
     micro_batch_tokens: PositiveInt | None
     memory_gigabytes: PositiveFloat | None
     memory_fraction: Fraction
+    preload_latents: bool | None
     checkpoint_steps: PositiveInt
     checkpoint_minutes: PositiveFloat
     keep_checkpoints: PositiveInt

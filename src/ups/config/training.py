@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from ups.config.data import FamilyName
+from ups.config.data import VariantName
 from ups.config.sections import NonNegative, PerDimension, PerDimensionFloat, Section, Seed, Steps, section_of
 from ups.models import sizes
 
@@ -169,4 +169,4 @@ class SteadyConfig(TrainingSection):
 class FinetuneConfig(TrainingSection):
     """Stage `finetune`: continue the training of the operator on one family, with the operator's loss."""
 
-    family: FamilyName | None
+    family: VariantName | None

@@ -6,7 +6,7 @@ Where raw files come from:
     plan: selection of published files, download plan
     connections: connections to checked addresses, answers within bounds
     http: requests for ranges of bytes, retries, remote files
-    download: one whole file, resumed and checked
+    download: one whole file, resumed and checked; the part of a file that has arrived
     partial: some trajectories of a remote file
     simulate: files from our own solvers, in PDEBench's layouts
     sources: the three sources (simulated, folder, downloaded), with sizes and MD5 sums

@@ -68,6 +68,7 @@ class Card:
             CardSection("Time", lines=(_describe_time(dataset, family),)),
             CardSection("Fields (dimensionless)", lines=(STATISTICS,), table=_describe_fields(self)),
             CardSection("Trajectories", lines=(f"{dataset.num_trajectories}: {counts}",)),
+            CardSection("Part of the files that is used", lines=_describe_part(dataset)),
             CardSection("Files", lines=_describe_files(self)),
             CardSection("Source", lines=self.origin),
         ]
@@ -114,6 +115,18 @@ def _describe_time(dataset: Dataset, family: Family) -> str:
     duration = dataset.times[-1] - dataset.times[0]
     dt = duration / max(1, len(dataset.times) - 1)
     return f"{len(dataset.times)} snapshots, dt = {dt:.4g}, duration {duration:.4g}"
+
+
+def _describe_part(dataset: Dataset) -> tuple[str, ...]:
+    subsample, snapshots = dataset.subsample, dataset.stored_snapshots
+    facts = []
+    if (k := subsample.every_point) > 1:
+        facts.append(f"points 0, {k}, {2 * k}, ... of each axis")
+    if snapshots.start or snapshots.step > 1 or subsample.last_snapshot is not None:
+        facts.append(f"snapshots {snapshots[0]} to {snapshots[-1]} in steps of {snapshots.step}")
+    if subsample.first_trajectories is not None:
+        facts.append(f"at most the first {subsample.first_trajectories} trajectories")
+    return tuple(facts) or ("all points, snapshots and trajectories",)
 
 
 def _describe_fields(card: Card) -> tuple[tuple[str, ...], ...]:

@@ -24,6 +24,7 @@ LINE, MATH_LINE, GAP = 0.165, 0.225, 0.12
 SMALL, NORMAL, LARGE = 7.5, 8.5, 12  # font sizes in points
 CHARACTER = 0.064  # mean width in inches of a character of size SMALL
 MAX_TIMES = 256  # rows of a space-time image
+MAX_POINTS = 256  # points per axis of an image, about its pixels
 GREY = "#666666"
 
 
@@ -48,7 +49,8 @@ def write_cards(
 def read_sample(raw: Path, dataset: Dataset, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Times (K,), snapshots (K, C, *grid) and coefficients (C, *grid) of the trajectory to show.
 
-    K is at most 256 in 1D, else 3: the first, the middle and the last snapshot. In 3D, grid is the middle plane of z.
+    K is at most 256 in 1D, else 3: the first, the middle and the last snapshot. In 3D, grid is the middle plane of z;
+    of longer axes it has at most 256 points.
     """
     count = min(MAX_TIMES if len(dataset.grid) == 1 else 3, len(dataset.times))
     shown = np.unique(np.linspace(0, len(dataset.times) - 1, count).astype(int))
@@ -58,7 +60,9 @@ def read_sample(raw: Path, dataset: Dataset, index: int) -> tuple[np.ndarray, np
 
 
 def _plane(values: np.ndarray, dataset: Dataset) -> np.ndarray:
-    return values[..., dataset.grid[2] // 2].copy() if len(dataset.grid) == 3 else values
+    plane = values[..., dataset.grid[2] // 2] if len(dataset.grid) == 3 else values
+    strides = [slice(None, None, -(-points // MAX_POINTS)) for points in dataset.grid[:2]]
+    return plane[(..., *strides)].copy()
 
 
 def draw_card(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.ndarray) -> Figure:

@@ -1,8 +1,9 @@
-"""Download of one whole file: resumed after a kill, checked by its MD5, one process at a time."""
+"""Download of a file, and what has arrived of it: resumed after a kill, checked by MD5, one process at a time."""
 
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -15,6 +16,7 @@ from filelock import Timeout
 from ups.data.connections import new_session
 from ups.data.hdf5 import SIGNATURE, describe_content
 from ups.data.http import (
+    BLOCK_BYTES,
     MAX_FILE_BYTES,
     Advance,
     RangeResponse,
@@ -25,11 +27,12 @@ from ups.data.http import (
 )
 from ups.data.published import refuse_outdated_md5, shown
 from ups.errors import DataFault
-from ups.files import digest_of, private_lock, storage_faults
+from ups.files import digest_of, private_lock, publish, storage_faults
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
+RECORDED_BYTES = 2**26  # between two records of what has arrived in part: what a kill may lose
 MAX_VERSION_CHARACTERS = 300
 
 
@@ -223,3 +226,58 @@ class PartFile:
     def _remove(self) -> None:
         self.path.unlink(missing_ok=True)
         self._version.unlink(missing_ok=True)
+
+
+class CheckedPart:
+    """`NAME.part` of a version of some trajectories; `NAME.part.version` has the MD5 of the bytes that have arrived.
+
+    An earlier process has left both. Without a record of the same `identity`, or with other bytes, the file starts
+    empty; bytes beyond the recorded ones, which a power failure may have lost, are cut off.
+    """
+
+    def __init__(self, target: Path, identity: str) -> None:
+        self.paths = tuple(target.with_name(f"{target.name}{suffix}") for suffix in (".part", ".part.version"))
+        self.path, self._record = self.paths
+        self._identity = identity
+        self.file = self.path.open("rb+" if self.path.exists() else "wb+")
+        self.size = self._recorded = 0
+        known = self._record.read_text(errors="replace").split("\n") if self._record.is_file() else []
+        is_kept = len(known) == 3 and known[0] == identity and self._advance_to(known[1]) == known[2]
+        if not is_kept:
+            self.size = 0
+            self._md5 = hashlib.md5(usedforsecurity=False)
+            self.record()
+        self._recorded = self.size
+        self.file.truncate(self.size)
+        self.file.seek(self.size)
+
+    def skip_to(self, place: int) -> None:
+        """Leave a gap of zeros, for the structure."""
+        if place > self.size:
+            self._md5.update(bytes(place - self.size))
+            self.size = self.file.seek(place)
+
+    def append(self, block: bytes) -> None:
+        """Write a block."""
+        self.file.write(block)
+        self._md5.update(block)
+        self.size += len(block)
+        if self.size - self._recorded >= RECORDED_BYTES:
+            self.record()
+
+    def record(self) -> None:
+        """Flush what has arrived to disk, and then its MD5."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        with publish(self._record) as temporary:
+            temporary.write_text(f"{self._identity}\n{self.size}\n{self._md5.hexdigest()}")
+        self._recorded = self.size
+
+    def _advance_to(self, size: str) -> str:
+        """MD5 of as many bytes as the record names."""
+        self.size = int(size) if re.fullmatch(r"[0-9]{1,15}", size) else 0
+        self._md5, missing = hashlib.md5(usedforsecurity=False), self.size
+        while missing and (block := self.file.read(min(BLOCK_BYTES, missing))):
+            self._md5.update(block)
+            missing -= len(block)
+        return self._md5.hexdigest()

@@ -1,4 +1,4 @@
-r"""The records `Family` (a PDE and its file layout) and `Dataset` (its trajectories), and the condition features.
+r"""The records `Family` (PDE, file layout), `Subsample` (part of its data), `Dataset`, and the condition features.
 
 To use a dataset of your own, add one entry to `FAMILIES` in `ups.data.pdebench` and write one HDF5 file per set of PDE
 parameters. An example with one field `u` on one axis:
@@ -24,7 +24,8 @@ Then run `kedro run --params source=folder,raw_root=DIR`.
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 Layout = Literal["tensor", "fields", "groups", "batch"]
@@ -124,12 +125,58 @@ class Family:
 
 
 @dataclass(frozen=True)
+class Subsample:
+    """The part of a dataset that is used: every k-th point and snapshot, a range of snapshots, the first trajectories.
+
+    - `every_point`: the points 0, k, 2k, ... of each axis;
+    - `every_snapshot`, `first_snapshot`, `last_snapshot`: every k-th snapshot from the first to the last one, which
+      itself counts; None: to the end. Steady families, which have no snapshots in time, ignore all three;
+    - `first_trajectories`: at most so many trajectories of each dataset, in the order of its files; None: all.
+    """
+
+    every_point: int = field(default=1, metadata={"ge": 1})
+    every_snapshot: int = field(default=1, metadata={"ge": 1})
+    first_snapshot: int = field(default=0, metadata={"ge": 0})
+    last_snapshot: int | None = field(default=None, metadata={"ge": 1})
+    first_trajectories: int | None = field(default=None, metadata={"ge": 3})
+
+    def __post_init__(self) -> None:
+        if self.last_snapshot is not None and self.last_snapshot < self.first_snapshot + self.every_snapshot:
+            what = f"first_snapshot = {self.first_snapshot}, last_snapshot = {self.last_snapshot}"
+            what = f"{what}, every_snapshot = {self.every_snapshot} leave fewer than 2 snapshots"
+            raise ValueError(f"{what}: raise last_snapshot to {self.first_snapshot + self.every_snapshot} or more")
+
+
+class Families(dict[str, Family]):
+    """Families by name, and their variants: datasets of one grid or boundary where a family has several.
+
+    `compressible_ns_2d-512x512` is `compressible_ns_2d` with that name. Models treat variants as families of their own.
+    """
+
+    def __missing__(self, name: str) -> Family:
+        base = base_of(name)
+        if base not in self or base == name:
+            raise KeyError(name)
+        return replace(self[base], name=name)
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """These names, each once, in the order of the families."""
+        order = list(self)
+        return sorted(set(names), key=lambda name: (order.index(base_of(name)), name))
+
+
+def base_of(name: str) -> str:
+    """The family of a variant; of a family its own name."""
+    return name.partition("-")[0]
+
+
+@dataclass(frozen=True)
 class Dataset:
     """All trajectories of one family with one set of parameters, in one or several files of a folder.
 
     `files` are names relative to the folder, `counts` the numbers of trajectories in each. `times` has one entry per
     snapshot (T, in units of the PDE); steady families have the single time 0. `grid` (points), `lengths` (units of the
-    PDE) and `boundary` have one entry per axis.
+    PDE) and `boundary` have one entry per axis. All describe the data that remain of the files after `subsample`.
     """
 
     name: str
@@ -141,15 +188,23 @@ class Dataset:
     lengths: tuple[float, ...]
     boundary: tuple[str, ...]
     parameters: dict[str, float]
+    subsample: Subsample = Subsample()
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> "Dataset":
         """The dataset of an entry that `dataclasses.asdict` and JSON wrote: lists become tuples again."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+        return cls(**values | {"subsample": Subsample(**entry["subsample"])})
 
     @property
     def num_trajectories(self) -> int:
         return sum(self.counts)
+
+    @property
+    def stored_snapshots(self) -> range:
+        """Positions of the snapshots in the files."""
+        step, first = self.subsample.every_snapshot, self.subsample.first_snapshot
+        return range(first, first + step * len(self.times), step)
 
 
 def condition_features(dataset: Dataset) -> list[float]:

@@ -243,16 +243,15 @@ def _blocks(response: requests.Response) -> Iterator[bytes]:
 class HTTPFile(AbstractBufferedFile):
     """One version of the file at a URL, read at any position through a cache of blocks of 64 KiB.
 
-    A `DataFault` is raised if the server sends no ranges, fails again and again, or replaces the file during reading.
-    h5py reports a failed transfer as a damaged file, so `fault` keeps the first failure. h5py names the file by its
-    `repr`, which is the URL.
+    A `DataFault` is raised if the server sends no ranges, fails again and again, or replaces the file during reading,
+    and by `read` if it is to fetch more than the cache holds: a damaged structure may refer to places without end.
     """
 
     def __init__(self, session: requests.Session, url: str, advance: Advance) -> None:
         self._session, self._url, self.advance = session, url, advance
         self.size: int | None = None
         self.validator: str | None = None
-        self.fault: DataFault | None = None
+        self._num_read = 0
         self.stream(0, 1, lambda block: None)  # for the size and the validator of the file
         cache = {"cache_type": "blockcache", "cache_options": {"maxblocks": MAX_CACHED_BLOCKS}}
         super().__init__(None, url, block_size=CACHED_BLOCK_BYTES, size=self.size, **cache)
@@ -282,12 +281,11 @@ class HTTPFile(AbstractBufferedFile):
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         """Bytes of one block, for the cache of fsspec."""
+        self._num_read += end - start
+        if self._num_read > MAX_CACHED_BLOCKS * CACHED_BLOCK_BYTES:
+            raise DataFault(f"{self!r}: damaged, its structure leads to more places than are read; check the source")
         block = bytearray()
-        try:
-            self.stream(start, min(end, self.size or 0), block.extend)
-        except DataFault as error:
-            self.fault = self.fault or error
-            raise
+        self.stream(start, min(end, self.size or 0), block.extend)
         return bytes(block)
 
     def _expect_same_file(self, response: RangeResponse, start: int) -> None:

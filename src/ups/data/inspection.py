@@ -5,23 +5,26 @@ a fault in one line; what it has read without a fault can be read in this proces
 JSON, one line each; between them the child names each file that it opens and counts the trajectories it has read.
 """
 
+import io
 import json
+import os
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from os import environ
 from pathlib import Path
 from typing import Any
 
+from ups import errors
 from ups.data import hdf5
-from ups.data.families import Dataset
+from ups.data.families import Dataset, Subsample
 from ups.data.hdf5 import file_fault
-from ups.errors import DataFault
+from ups.errors import Fault
 
 CPU_SECONDS = 5  # from one access to a file to the next
 MEMORY_BYTES = 5 * 2**30  # address space of the child
@@ -29,67 +32,99 @@ LIMITS = {signal.SIGPROF: f"took more than {CPU_SECONDS} seconds of computing fo
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HDF5_PLUGIN_PATH": ""}
 
 Advance = Callable[[int], object]
+Subsamples = dict[str, dict[str, Any]]
+"""Options of `Subsample` by family."""
+Fetch = Callable[[int, int], bytes]
+"""Bytes of a remote file, between two positions; may raise a fault."""
 
 
-def inspect(task: str, advance: Advance | None = None, **request: Any) -> Any:
+def inspect(task: str, advance: Advance | None = None, fetch: Fetch | None = None, **request: Any) -> Any:
     """The answer of the function `task` of this module to `request`; `advance(1)` follows each trajectory read.
 
     Raises:
+        Fault: that of the task.
         DataFault: a file is refused, or the child that read it died or reached a limit.
     """
     command = [sys.executable, "-P", "-m", __name__, task]
     request_line = json.dumps(request, default=str)
-    with tempfile.TemporaryFile("w+") as errors:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors, "encoding": "utf-8"}
-        with subprocess.Popen(command, env=environ | ENVIRONMENT, **pipes) as child:
+    with tempfile.TemporaryFile("w+") as output:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": output, "encoding": "utf-8"}
+        with subprocess.Popen(command, env=os.environ | ENVIRONMENT, **pipes) as child:
             try:
-                answer, path = _converse(child, request_line, advance)
+                answer, path = _converse(child, request_line, advance, fetch)
             finally:
                 child.kill()
+                with suppress(BrokenPipeError):
+                    child.stdin.close()
         if "result" in answer:
             return answer["result"]
         if "fault" in answer:
-            raise DataFault(answer["fault"])
+            raise getattr(errors, answer["kind"])(answer["fault"])
         if "no_memory" in answer:
             raise file_fault(path, f"needs more than {MEMORY_BYTES / 2**30:g} GiB of memory to be read")
         if child.returncode > 0:  # a Python error: a defect of this project
-            errors.seek(0)
-            raise RuntimeError(f"inspection of {path}: {errors.read()[-4000:]}")
+            output.seek(0)
+            raise RuntimeError(f"inspection of {path}: {output.read()[-4000:]}")
     name = signal.Signals(-child.returncode)
     raise file_fault(path, LIMITS.get(name, f"crashed HDF5 ({name.name}), so it is damaged"))
 
 
-def _converse(child: subprocess.Popen, request: str, advance: Advance | None) -> tuple[dict[str, Any], str]:
+def _converse(
+    child: subprocess.Popen, request: str, advance: Advance | None, fetch: Fetch | None
+) -> tuple[dict[str, Any], str]:
     """The child's answer, empty if it died, and the last file that it opened."""
-    assert child.stdin is not None and child.stdout is not None
+    assert child.stdout is not None
     message: dict[str, Any] = {}
     path = ""
-    with suppress(BrokenPipeError), child.stdin as stream:  # a child that is dead already is reported below
-        stream.write(request)
+    _tell(child, request)
     for line in child.stdout:
         message = json.loads(line)
         path = message.get("file", path)
         if "advance" in message and advance is not None:
             advance(message["advance"])
+        if "fetch" in message and fetch is not None:
+            _tell(child, b64encode(fetch(*message["fetch"])).decode())
     child.wait()
     return message if child.returncode == 0 else {}, path
 
 
-def describe(folder: str, names: list[str], seed: int, valid_fraction: float, test_fraction: float) -> dict[str, Any]:
-    """The datasets of the files `names`, one grid per family, and their splits, as JSON."""
+def _tell(child: subprocess.Popen, line: str) -> None:
+    assert child.stdin is not None
+    with suppress(BrokenPipeError):  # a child that is dead already is reported by its end
+        child.stdin.write(f"{line}\n")
+        child.stdin.flush()
+
+
+def describe(folder: str, names: list[str], subsample: Subsamples, **fractions: Any) -> dict[str, Any]:
+    """The datasets of the files `names` and their splits, as JSON.
+
+    Initial states are compared on all points of the first snapshots, so that splits do not depend on strides.
+    """
     from ups.data.splits import split
-    from ups.data.trajectories import find_single_grid_datasets
+    from ups.data.trajectories import find_datasets, name_variants
 
-    datasets = find_single_grid_datasets(Path(folder), names)
-    splits = split(Path(folder), datasets, seed, valid_fraction, test_fraction)
-    return {"datasets": {name: asdict(dataset) for name, dataset in datasets.items()}, "splits": splits}
+    taken, thinned = _subsample(Path(folder), find_datasets(Path(folder), names), subsample)
+    return {"datasets": _as_json(name_variants(thinned)), "splits": split(Path(folder), taken, **fractions)}
 
 
-def find(folder: str, names: list[str]) -> dict[str, Any]:
+def find(folder: str, names: list[str], subsample: Subsamples) -> dict[str, Any]:
     """The datasets of the files `names`, as JSON."""
     from ups.data.trajectories import find_datasets
 
-    return {name: asdict(dataset) for name, dataset in find_datasets(Path(folder), names).items()}
+    return _as_json(_subsample(Path(folder), find_datasets(Path(folder), names), subsample)[1])
+
+
+def _subsample(folder: Path, datasets: dict[str, Dataset], subsample: Subsamples) -> tuple[dict, dict]:
+    """The datasets with their first trajectories, and these with every k-th point and snapshot."""
+    from ups.data.trajectories import take_first, thin
+
+    options = {name: Subsample(**subsample[dataset.family]) for name, dataset in datasets.items()}
+    taken = {name: take_first(dataset, options[name]) for name, dataset in datasets.items()}
+    return taken, {name: thin(folder, dataset, options[name]) for name, dataset in taken.items()}
+
+
+def _as_json(datasets: dict[str, Dataset]) -> dict[str, Any]:
+    return {name: asdict(dataset) for name, dataset in datasets.items()}
 
 
 def fit(folder: str, datasets: dict[str, Any], splits: dict[str, dict[str, list[int]]]) -> dict[str, Any]:
@@ -114,9 +149,41 @@ def marker(path: str) -> str | None:
     return read_marker(Path(path))
 
 
+def structure(url: str, size: int, file: dict[str, Any], positions: list[int]) -> dict[str, Any]:
+    """Structure of the file with some trajectories of a remote one, see `partial.read_structure`."""
+    from ups.data.partial import read_structure
+    from ups.data.published import PublishedFile
+
+    return read_structure(FetchedFile(url, size), PublishedFile(**file), positions)
+
+
 TASKS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (describe, find, fit, check, marker)
+    function.__name__: function for function in (describe, find, fit, check, marker, structure)
 }
+
+
+class FetchedFile(io.RawIOBase):
+    """A remote file whose bytes the parent fetches; h5py names it by its `repr`."""
+
+    def __init__(self, url: str, size: int) -> None:
+        self._url, self._size, self._position = url, size, 0
+
+    def __repr__(self) -> str:
+        return self._url
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        stop = min(self._position + len(buffer), self._size)
+        if stop <= self._position:
+            return 0
+        _say(fetch=[self._position, stop])
+        block = b64decode(sys.stdin.readline())
+        buffer[: len(block)] = block
+        self._position += len(block)
+        return len(block)
 
 
 def _say(**message: Any) -> None:
@@ -148,12 +215,13 @@ def _limit_access() -> None:
 def _answer(task: str, request: dict[str, Any]) -> None:
     try:
         _say(result=TASKS[task](**request))
-    except DataFault as fault:
-        _say(fault=str(fault))
+    except Fault as fault:
+        _say(fault=str(fault), kind=type(fault).__name__)
     except MemoryError:
         _say(no_memory=True)
 
 
 if __name__ == "__main__":
     _limit_access()
-    _answer(sys.argv[1], json.load(sys.stdin))
+    _answer(sys.argv[1], json.loads(sys.stdin.readline()))
+    os._exit(0)  # at its end the interpreter would free what HDF5 has left of a damaged file, and might crash

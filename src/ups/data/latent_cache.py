@@ -1,164 +1,70 @@
-"""The latent cache: encoded trajectories in zarr arrays with checksums, which training reads through memory maps.
+"""The latent cache: encoded trajectories with statistics, which training reads through memory maps.
 
-Every chunk is one trajectory, not compressed, so a chunk file holds the bytes of the latents and then their crc32c. The
-manifest is written last; a cache without it is unfinished, and reading it is refused. The manifest holds the key of the
-cache: codec weights, source files and options from which the latents were made. Reading imports neither zarr nor h5py,
-so that training processes start sooner.
+Arrays are those of `ups.data.latent_shards`. The manifest is written last; a cache without it is unfinished, and
+reading it is refused. The manifest holds the key of the cache: codec weights, source files and options from which the
+latents were made. Reading imports neither zarr nor h5py, so that training processes start sooner.
 """
 
-import math
-from collections.abc import Callable
+import copy
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import google_crc32c
 import numpy as np
-import torch
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from ups.data.families import Dataset, condition_features
+from ups.data.latent_shards import LatentArray, Layout
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.files import NAME, read_json, write_json
-from ups.models.codec import Codec, codec_from, group_name
 from ups.models.state_statistics import SMALLEST_FLUCTUATION, UNLIMITED
-from ups.models.weights import load_model
 
 if TYPE_CHECKING:
-    import zarr
+    from ups.data.encoding import Encode, EncodedArray, Encoding
 
 MANIFEST = "manifest.json"
-CHECKSUM_BYTES = 4
 REMEDY = "run `kedro run --from-nodes encode_latents`"
-MAX_OPEN_CHUNKS = 4096  # memory maps that a process keeps open
-SNAPSHOTS_AT_ONCE = 16  # encoded together; limits the memory that the codec needs
 MARGIN = 1.5  # limit on predictions / largest value in the training split
-WRITE_ALL = {"write_empty_chunks": True}  # zarr omits chunks of the fill value NaN, which would look like a lost file
-
-Encode = Callable[[np.ndarray, str, str], np.ndarray]
-"""Snapshots (T, C, *grid) of a family's `fields` or `coefficients` to latents (T, N, D)."""
-
-
-def encode_datasets(
-    folder: Path,
-    datasets: dict[str, Any],
-    codec_receipt: dict[str, Any],
-    *,
-    dtype: str,
-    device: str,
-    raw: Path,
-    data_root: Path,
-    advance: Callable[[int], None],
-) -> dict[str, Any]:
-    """Write the cache into `folder`, or complete an interrupted one; returns its receipt.
-
-    `datasets` is the receipt of `describe_datasets`, `raw` the folder of the HDF5 files. `advance` gets the number of
-    trajectories done since its last call.
-    """
-    codec = load_model(codec_from, data_root, codec_receipt).to(device)
-    described = {name: Dataset.from_json(entry) for name, entry in datasets["datasets"].items()}
-    write_latents(folder, raw, described, partial(_encode, codec, device), dtype, advance)
-    key = {
-        "codec weights": codec_receipt["weights"],
-        "normalization": {name: [group.log, group.mean, group.std] for name, group in codec.groups.items()},
-        "source files": {name: file["md5"] for name, file in datasets["sources"].items()},
-        "splits": datasets["fingerprint"],
-        "options": {"dtype": dtype},
-    }
-    token_grids = {d.family: list(codec.groups[group_name(d.family, "fields")].token_grid) for d in described.values()}
-    write_manifest(folder, key, described, datasets["splits"], token_grids)
-    families = sorted(token_grids)
-    return {
-        "key": key,
-        "codec": codec_receipt,
-        "steady": [family for family in families if FAMILIES[family].steady],
-        "transient": [family for family in families if not FAMILIES[family].steady],
-    }
-
-
-@torch.no_grad()
-def _encode(codec: Codec, device: str, u: np.ndarray, family: str, kind: str) -> np.ndarray:
-    parts = torch.from_numpy(u).split(SNAPSHOTS_AT_ONCE)
-    return torch.cat([codec.encode(part.to(device), group_name(family, kind)).cpu() for part in parts]).numpy()
-
-
-def write_latents(
-    folder: Path, raw: Path, datasets: dict[str, Dataset], encode: Encode, dtype: str, advance: Callable[[int], None]
-) -> None:
-    """Encode every trajectory without a complete chunk in `folder`: `fields` (T, N, D), `coefficients` (1, N, D)."""
-    from ups.data.trajectories import TrajectoryReader
-
-    for name, dataset in datasets.items():
-        kinds = ("fields", "coefficients") if FAMILIES[dataset.family].coefficients else ("fields",)
-        with TrajectoryReader(raw, dataset) as reader:
-            for index in range(dataset.num_trajectories):
-                for kind in kinds:
-                    if not _is_whole(folder, name, kind, index):
-                        u = reader.read(index) if kind == "fields" else reader.read_coefficients(index)[None]
-                        z = encode(u, dataset.family, kind)
-                        _array(folder, name, kind, dataset.num_trajectories, z.shape, dtype)[index] = z
-                advance(1)
-
-
-def _array(folder: Path, name: str, kind: str, count: int, shape: tuple[int, ...], dtype: str) -> "zarr.Array":
-    import zarr
-    from zarr.codecs import Crc32cCodec
-
-    path = folder / f"{name}.zarr" / kind
-    if (path / "zarr.json").is_file():
-        return zarr.open_array(path, mode="r+", config=WRITE_ALL)
-    return zarr.create_array(
-        path, shape=(count, *shape), chunks=(1, *shape), dtype=dtype,
-        fill_value=np.nan, compressors=Crc32cCodec(), config=WRITE_ALL,
-    )  # fmt: skip
-
-
-def _chunk(folder: Path, name: str, kind: str, index: int) -> Path:
-    return folder / f"{name}.zarr" / kind / "c" / str(index) / "0" / "0" / "0"
-
-
-def _is_whole(folder: Path, name: str, kind: str, index: int) -> bool:
-    chunk = _chunk(folder, name, kind, index)
-    return chunk.is_file() and _checksum_agrees(chunk.read_bytes())
-
-
-def _checksum_agrees(content: bytes) -> bool:
-    values, checksum = content[:-CHECKSUM_BYTES], content[-CHECKSUM_BYTES:]
-    return bool(values) and google_crc32c.value(values) == int.from_bytes(checksum, "little")
 
 
 def write_manifest(
-    folder: Path, key: dict[str, Any], datasets: dict[str, Dataset], splits: dict, token_grids: dict[str, list[int]]
+    folder: Path,
+    key: dict[str, Any],
+    encoding: "Encoding",
+    splits: dict[str, dict[str, list[int]]],
+    token_grids: dict[str, list[int]],
+    raw: Path,
 ) -> None:
-    """Read all latents back, compute the statistics of the training split, and write the manifest.
+    """Write the manifest of a cache whose shards are all written, with the statistics of the training split.
 
-    `key` identifies what the latents were made from; `token_grids` has the token grid of every family.
-
-    Raises:
-        DataFault: latents are not finite, or damaged on disk.
+    `key` identifies what the latents were made from; `token_grids` has the token grid of every family; `raw` is the
+    folder of the raw files, kept relative to `folder` so that a data root can be moved.
     """
-    import zarr
-
-    entries = {}
+    datasets, entries = encoding.datasets, {}
     for name, dataset in datasets.items():
-        paths = [folder / f"{name}.zarr" / kind for kind in ("fields", "coefficients")]
-        arrays = {path.name: zarr.open_array(path, mode="r") for path in paths if path.is_dir()}
-        shapes = {kind: {"shape": list(array.shape), "dtype": str(array.dtype)} for kind, array in arrays.items()}
-        entry = {"dataset": asdict(dataset), "arrays": shapes, "token_grid": token_grids[dataset.family]}
-        entries[name] = entry | {"condition": condition_features(dataset), "split": splits[name]}
-    families = [name for name in FAMILIES if any(dataset.family == name for dataset in datasets.values())]
-    cache = LatentCache(folder, {"families": families, "datasets": entries})
-    for name, entry in entries.items():
-        entry["statistics"] = _statistics(cache, name, len(FAMILIES[entry["dataset"]["family"]].fields))
-    write_json(folder / MANIFEST, {"key": key, "families": families, "datasets": entries})
+        layouts = {kind: layout for (of, kind), layout in encoding.layouts.items() if of == name}
+        train = sorted(splits[name]["train"])
+        entries[name] = {
+            "dataset": asdict(dataset),
+            "arrays": {kind: asdict(layout) for kind, layout in layouts.items()},
+            "token_grid": token_grids[dataset.family],
+            "condition": condition_features(dataset),
+            "split": splits[name],
+            "statistics": summarize(partial(encoding.statistics, name, train)),
+        }
+    families = FAMILIES.in_order(dataset.family for dataset in datasets.values())
+    place = {"on_disk": encoding.on_disk, "raw": os.path.relpath(raw, folder)}
+    write_json(folder / MANIFEST, {"key": key, "families": families, "datasets": entries} | place)
 
 
-def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, list[float]]:
+def summarize(statistics: Callable[[], Iterator[np.ndarray]]) -> dict[str, list[float]]:
     """Statistics per field over the training split, for `ups.models.state_statistics.StateStatistics`.
 
-    The fluctuation of a snapshot is z minus its mean over tokens.
+    `statistics` starts to yield those of every snapshot, trajectory by trajectory (T, 4, C): it is gone through twice.
 
     - `fluctuation_rms`, `step_rms`: RMS of the fluctuation, and of the change of one time step;
     - `max_fluctuation`: 1.5 times the largest magnitude of the fluctuation;
@@ -168,36 +74,25 @@ def _statistics(cache: "LatentCache", name: str, num_fields: int) -> dict[str, l
       SMALLEST_FLUCTUATION times `fluctuation_rms` count as that; unlimited for steady families;
     - `max_rms`: 1.5 times the largest RMS of the fluctuation of a snapshot.
     """
-    squares, peaks, counts = np.zeros((2, num_fields)), np.zeros((2, num_fields)), np.zeros((2, 1))
-    rms_of_snapshots = []
-    train = set(cache.datasets[name]["split"]["train"])
-    for index in range(cache.datasets[name]["arrays"]["fields"]["shape"][0]):
-        z = cache.read(name, "fields", index).astype(np.float64)
-        if not np.isfinite(z).all():
-            raise DataFault(f"latents of {name}, trajectory {index}, are not finite: the codec diverged")
-        if index in train:
-            z = z.reshape(*z.shape[:2], num_fields, -1)  # (T, N, C, components)
-            mean = z.mean(axis=1, keepdims=True)
-            for kind, part in enumerate((z - mean, np.diff(z, axis=0))):
-                squares[kind] += np.square(part).sum(axis=(0, 1, 3))
-                counts[kind] += part.size // num_fields
-            for kind, part in enumerate((mean, z - mean)):
-                peaks[kind] = np.maximum(peaks[kind], np.abs(part).max(axis=(0, 1, 3)))
-            rms_of_snapshots.append(np.sqrt(np.square(z - mean).mean(axis=(1, 3))))  # (T, C)
-    fluctuation, change = np.sqrt(squares / np.maximum(counts, 1))
-    max_mean, max_fluctuation = MARGIN * peaks
+    parts = [(len(each), each.max(0), each.sum(0)) for each in statistics()]
+    counts = np.array([length for length, _, _ in parts])
+    max_mean, max_fluctuation, max_square, _ = np.max([largest for _, largest, _ in parts], axis=0)
+    squares = np.sum([total for _, _, total in parts], axis=0)[2:]
+    fluctuation, change = np.sqrt(squares / np.maximum([[counts.sum()], [(counts - 1).sum()]], 1))
     floor = np.maximum(SMALLEST_FLUCTUATION * fluctuation, np.finfo(float).tiny)
-    factors = np.array([rms[1:] / np.maximum(rms[:-1], floor) for rms in rms_of_snapshots]).reshape(-1, num_fields)
-    statistics = {"fluctuation_rms": fluctuation, "step_rms": change}
-    statistics |= {"max_mean": max_mean + max_fluctuation / 10, "max_fluctuation": max_fluctuation}
-    statistics["max_growth"] = factors.max(axis=0, initial=1.0 if len(factors) else UNLIMITED)
-    statistics["max_rms"] = MARGIN * np.concatenate(rms_of_snapshots).max(axis=0)
-    return {name: values.tolist() for name, values in statistics.items()}
+    growth = np.full(len(floor), UNLIMITED if counts.max() == 1 else 1.0)
+    for each in statistics():
+        rms = np.sqrt(each[:, 2])
+        growth = np.maximum(growth, (rms[1:] / np.maximum(rms[:-1], floor)).max(0, initial=0.0))
+    found = {"fluctuation_rms": fluctuation, "step_rms": change}
+    found |= {"max_mean": MARGIN * (max_mean + max_fluctuation / 10), "max_fluctuation": MARGIN * max_fluctuation}
+    found |= {"max_growth": growth, "max_rms": MARGIN * np.sqrt(max_square)}
+    return {name: values.tolist() for name, values in found.items()}
 
 
 class _Array(BaseModel):
-    shape: Annotated[list[PositiveInt], Field(min_length=4, max_length=4)]
-    dtype: Literal["float16", "float32"]
+    shape: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt]
+    scale: PositiveFloat | None
 
 
 class _Entry(BaseModel):
@@ -212,21 +107,33 @@ class _Entry(BaseModel):
 class _Manifest(BaseModel):
     key: dict[str, Any]
     families: list[str]
+    on_disk: bool
+    raw: str
     datasets: dict[Annotated[str, Field(pattern=f"^{NAME.pattern}$")], _Entry]
 
 
 class LatentCache:
-    """Latents of every dataset, read through memory maps; the checksum of a chunk is verified when it is opened.
+    """Latents of every dataset, read through memory maps; the checksum of a piece is verified before its first use.
 
     `datasets` has an entry per dataset with its description, array shapes, token grid, condition, split and
-    statistics; `families` are all families of the cache, in the order of the models' rows.
+    statistics; `families` are all families of the cache, in the order of the models' rows. Unless `on_disk`, there are
+    no latents until `encoded_by` says how to make them.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
         self.datasets: dict[str, dict[str, Any]] = manifest["datasets"]
         self.families: list[str] = manifest["families"]
-        self._map = lru_cache(MAX_OPEN_CHUNKS)(self._open_chunk)
+        self.manifest = manifest
+        self._arrays: dict[tuple[str, str], LatentArray | EncodedArray] = {
+            (name, kind): LatentArray(folder / f"{name}.zarr" / kind, layout)
+            for (name, kind), layout in self._layouts()
+        }
+
+    def _layouts(self) -> Iterator[tuple[tuple[str, str], Layout]]:
+        for name, entry in self.datasets.items():
+            for kind, array in entry["arrays"].items():
+                yield (name, kind), Layout(tuple(array["shape"]), array["scale"])
 
     @classmethod
     def open(cls, folder: Path, key: dict[str, Any]) -> "LatentCache":
@@ -253,27 +160,43 @@ class LatentCache:
     def only(self, *families: str) -> "LatentCache":
         """The same cache restricted to the datasets of `families`; the models' rows stay those of all families."""
         chosen = {name: entry for name, entry in self.datasets.items() if entry["dataset"]["family"] in families}
-        return LatentCache(self.folder, {"families": self.families, "datasets": chosen})
+        return LatentCache(self.folder, self.manifest | {"datasets": chosen})
 
-    def read(self, name: str, kind: str, index: int) -> np.ndarray:
-        """Latents (T, N, D) of one trajectory as a memory map, in the stored dtype.
+    @property
+    def on_disk(self) -> bool:
+        """Whether there are latents on disk."""
+        return self.manifest["on_disk"]
+
+    def encoded_by(self, encode: "Encode") -> "LatentCache":
+        """The same cache, whose latents are encoded from the raw files each time they are read."""
+        from ups.data.encoding import EncodedArray  # imports h5py
+        from ups.data.trajectories import TrajectoryReader
+
+        cache, raw = copy.copy(self), (self.folder / self.manifest["raw"]).resolve()
+        datasets = {name: Dataset.from_json(entry["dataset"]) for name, entry in self.datasets.items()}
+        readers = {name: TrajectoryReader(raw, dataset) for name, dataset in datasets.items()}
+        cache._arrays = {
+            (name, kind): EncodedArray(readers[name], kind, layout, encode) for (name, kind), layout in self._layouts()
+        }
+        return cache
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all latents on disk."""
+        arrays = [array for array in self._arrays.values() if isinstance(array, LatentArray)]
+        return sum(path.stat().st_size for array in arrays for path in array.shards())
+
+    def preload(self) -> None:
+        """Let the system read all latents into its page cache, which all processes of a machine share."""
+        for array in self._arrays.values():
+            if isinstance(array, LatentArray):
+                array.preload()
+
+    def read(self, name: str, kind: str, index: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Latents of one trajectory's snapshots `start` to `stop`, by default all, float32 (t, N, D).
 
         Raises:
-            DataFault: the chunk is missing, truncated or altered.
+            DataFault: a piece is missing, truncated or altered.
         """
-        return self._map(name, kind, index)
-
-    def _open_chunk(self, name: str, kind: str, index: int) -> np.ndarray:
-        chunk = _chunk(self.folder, name, kind, index)
-        array = self.datasets[name]["arrays"][kind]
-        shape, dtype = tuple(array["shape"][1:]), np.dtype(array["dtype"])
-        num_bytes = math.prod(shape) * dtype.itemsize
-        remedy = f"delete {self.folder} and run again"
-        if not chunk.is_file() or chunk.stat().st_size != num_bytes + CHECKSUM_BYTES:
-            raise DataFault(f"latent cache damaged: {chunk} is missing or truncated; {remedy}")
-        if not chunk.resolve().is_relative_to(self.folder.resolve()):
-            raise DataFault(f"latent cache damaged: {chunk} leads out of the cache by a link; {remedy}")
-        content = np.memmap(chunk, np.uint8, "r")
-        if not _checksum_agrees(content.tobytes()):
-            raise DataFault(f"latent cache damaged: wrong checksum in {chunk}; {remedy}")
-        return content[:num_bytes].view(dtype).reshape(shape)
+        array = self._arrays[name, kind]
+        return array.read(index, start, array.layout.shape[1] if stop is None else stop)

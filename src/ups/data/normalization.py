@@ -101,6 +101,6 @@ def _check(reader: TrajectoryReader, index: int, name: str, values: np.ndarray, 
     if not bad.any():
         return
     file, position = reader.locate(index)
-    snapshot = start + int(np.argwhere(bad)[0][0])
+    snapshot = reader.dataset.stored_snapshots[start + int(np.argwhere(bad)[0][0])]
     where = f"field {name!r} of trajectory {position}, snapshot {snapshot}, is {what}"
     raise file_fault(reader.folder / file, where, "repair the file or leave it out")

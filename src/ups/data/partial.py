@@ -1,43 +1,44 @@
 """Fetch of some trajectories of a remote HDF5 file into a small file that is a valid PDEBench file itself.
 
-h5py reads the remote structure: coordinates, attributes, byte offsets of the arrays. The small file is written in two
-parts: its trajectories as plain bytes, and its HDF5 structure, which h5py builds in memory.
+h5py reads the remote structure in a child process: coordinates, attributes, byte offsets of the arrays. The small file
+is written in two parts: its trajectories as plain bytes, and its HDF5 structure, which h5py builds in memory.
 """
 
-import hashlib
 import io
 import math
 import os
 import re
-import traceback
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 import h5py
 import numpy as np
 
+from ups.data import hdf5
 from ups.data.connections import new_session
-from ups.data.download import lock
+from ups.data.download import CheckedPart, lock
 from ups.data.families import Family
 from ups.data.hdf5 import CORRUPTION, file_fault, list_names, open_array, open_file, read_text
-from ups.data.http import BLOCK_BYTES, Advance, HTTPFile
+from ups.data.http import Advance, HTTPFile
 from ups.data.inspection import inspect
 from ups.data.layouts import POSITIONS_DATASET, inspect_file
 from ups.data.pdebench import FAMILIES
-from ups.data.plan import PARTIAL_LAYOUTS
+from ups.data.plan import PARTIAL_LAYOUTS, bytes_to_fetch
 from ups.data.published import PublishedFile, shown
-from ups.errors import ConfigFault, DataFault, Fault
-from ups.files import publish, storage_faults
+from ups.errors import ConfigFault, DataFault
+from ups.files import storage_faults
 
 MARKER = "ups_partial"  # attribute with the origin of a partial file
 MARKER_PATTERN = r"trajectories ([\d,-]+|\d+ chosen ones) of \d+ of [\w.+-]+, MD5 \w+"
 MAX_RANGES_NAMED = 20
 MAX_ATTRIBUTE_BYTES = 2**12
-RECORDED_BYTES = 2**26  # between two records of what has arrived: what a kill may lose
+MAX_FRAME_BYTES = 2**24  # of coordinates, attributes and structure of the small file, unpacked
 
 
 class SparseBuffer(io.RawIOBase):
@@ -75,6 +76,18 @@ class SparseBuffer(io.RawIOBase):
                 view[start - self._position : stop - self._position] = block[start - place : stop - place]
         self._position += num_bytes
         return num_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Its pieces and its size."""
+        return {"pieces": [[place, b64encode(block).decode()] for place, block in self.pieces], "size": self._size}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "SparseBuffer":
+        """The buffer of `to_json`."""
+        buffer = cls()
+        buffer.pieces = [(place, b64decode(block)) for place, block in content["pieces"]]
+        buffer.truncate(content["size"])
+        return buffer
 
     def write_to(self, file: BinaryIO) -> None:
         """Write the pieces at their positions, and make the file as long as this one."""
@@ -118,73 +131,35 @@ def _fetch(remote: HTTPFile, file: PublishedFile, target: Path, positions: Seque
     """Fill `NAME.part` from start to end, the structure last: its size is the number of bytes that have arrived."""
     if file.bytes not in (None, remote.size):
         raise file_fault(repr(remote), f"has {remote.size} bytes, expected {file.bytes}", "check the source")
-    with _open_remote(remote) as source:
-        count = inspect_file(source, FAMILIES[file.family]).count
-        if positions[-1] >= count:
-            raise file_fault(repr(remote), f"has {count} trajectories, not {positions[-1] + 1}", "ask for fewer")
-        marker = _marker(positions, count, file)
-        small, places = _build_small(source, FAMILIES[file.family], positions, marker)
+
+    def read(start: int, stop: int) -> bytes:
+        remote.seek(start)
+        return remote.read(stop - start)
+
+    request = {"url": repr(remote), "size": remote.size, "file": asdict(file), "positions": list(positions)}
+    answer = inspect("structure", fetch=read, **request)
+    places, marker = [tuple(place) for place in answer["places"]], answer["marker"]
+    _expect_inside(remote, file, places, positions)
     with _open_part(target, remote.validator, f"{marker} {places}") as part:
         _copy(remote, places, positions, part)
-        small.write_to(part.file)
+        SparseBuffer.from_json(answer["frame"]).write_to(part.file)
         part.file.flush()
         os.fsync(part.file.fileno())
         part.path.replace(target)
 
 
-class CheckedPart:
-    """`NAME.part` of a version of some trajectories; `NAME.part.version` has the MD5 of the bytes that have arrived.
-
-    An earlier process has left both. Without a record of the same `identity`, or with other bytes, the file starts
-    empty; bytes beyond the recorded ones, which a power failure may have lost, are cut off.
-    """
-
-    def __init__(self, target: Path, identity: str) -> None:
-        self.paths = tuple(target.with_name(f"{target.name}{suffix}") for suffix in (".part", ".part.version"))
-        self.path, self._record = self.paths
-        self._identity = identity
-        self.file = self.path.open("rb+" if self.path.exists() else "wb+")
-        self.size = self._recorded = 0
-        known = self._record.read_text(errors="replace").split("\n") if self._record.is_file() else []
-        is_kept = len(known) == 3 and known[0] == identity and self._advance_to(known[1]) == known[2]
-        if not is_kept:
-            self.size = 0
-            self._md5 = hashlib.md5(usedforsecurity=False)
-            self.record()
-        self._recorded = self.size
-        self.file.truncate(self.size)
-        self.file.seek(self.size)
-
-    def skip_to(self, place: int) -> None:
-        """Leave a gap of zeros, for the structure."""
-        if place > self.size:
-            self._md5.update(bytes(place - self.size))
-            self.size = self.file.seek(place)
-
-    def append(self, block: bytes) -> None:
-        """Write a block."""
-        self.file.write(block)
-        self._md5.update(block)
-        self.size += len(block)
-        if self.size - self._recorded >= RECORDED_BYTES:
-            self.record()
-
-    def record(self) -> None:
-        """Flush what has arrived to disk, and then its MD5."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        with publish(self._record) as temporary:
-            temporary.write_text(f"{self._identity}\n{self.size}\n{self._md5.hexdigest()}")
-        self._recorded = self.size
-
-    def _advance_to(self, size: str) -> str:
-        """MD5 of as many bytes as the record names."""
-        self.size = int(size) if re.fullmatch(r"[0-9]{1,15}", size) else 0
-        self._md5, missing = hashlib.md5(usedforsecurity=False), self.size
-        while missing and (block := self.file.read(min(BLOCK_BYTES, missing))):
-            self._md5.update(block)
-            missing -= len(block)
-        return self._md5.hexdigest()
+def _expect_inside(
+    remote: HTTPFile, file: PublishedFile, places: list[tuple[int, int, int]], positions: Sequence[int]
+) -> None:
+    """Refuse a structure that leads beyond the remote file, or to more bytes than so many trajectories have."""
+    assert remote.size is not None
+    num_bytes, expected = sum(stride for *_, stride in places) * len(positions), bytes_to_fetch(file, len(positions))
+    if num_bytes > (expected or remote.size):
+        what = f"{len(positions)} of its trajectories have {num_bytes} bytes, expected {expected or remote.size}"
+        raise file_fault(repr(remote), what, "check the source")
+    count = positions[-1] + 1
+    if any(min(start, stride) < 0 or start + count * stride > remote.size for _, start, stride in places):
+        raise file_fault(repr(remote), f"its arrays lie outside its {remote.size} bytes", "check the source")
 
 
 @contextmanager
@@ -231,21 +206,24 @@ def _expect_marker(path: Path, positions: Sequence[int], file: PublishedFile) ->
         raise file_fault(path, f"is {marker}", "delete it to fetch it anew")
 
 
-@contextmanager
-def _open_remote(remote: HTTPFile) -> Iterator[h5py.File]:
-    """The remote file as HDF5; a failed transfer is raised as such, not as the damage that h5py reports instead."""
+def read_structure(source: io.RawIOBase, file: PublishedFile, positions: Sequence[int]) -> dict[str, Any]:
+    """The marker, the frame and the places of the small file, as JSON; `source` is the remote file."""
+    family, name = FAMILIES[file.family], repr(source)
+    hdf5.before_access(name)
     try:
-        with h5py.File(remote, "r") as file:
-            yield file
-    except (Fault, SystemExit, *CORRUPTION) as error:
-        # The frames of a failed opening hold an HDF5 property list that refers to `remote`. HDF5 would free it after
-        # the interpreter has ended, and end the process by a segmentation fault (h5py 3.16).
-        traceback.clear_frames(error.__traceback__)
-        if remote.fault is not None:
-            raise remote.fault from remote.fault.__cause__
-        if isinstance(error, CORRUPTION) and not isinstance(error, DataFault):  # which is a ValueError as well
-            raise file_fault(repr(remote), f"is no HDF5 file that can be read ({error})", "check the URL") from error
+        with h5py.File(source, "r") as remote:
+            count = inspect_file(remote, family).count
+            if positions[-1] >= count:
+                raise file_fault(name, f"has {count} trajectories, not {positions[-1] + 1}", "ask for fewer")
+            marker = _marker(positions, count, file)
+            frame, places = _build_small(remote, family, positions, marker)
+            if sum(len(block) for _, block in frame.pieces) > MAX_FRAME_BYTES:
+                raise file_fault(name, f"its coordinates have over {MAX_FRAME_BYTES >> 20} MiB", "check the source")
+    except DataFault:  # a ValueError as well
         raise
+    except CORRUPTION as error:
+        raise file_fault(name, f"is no HDF5 file that can be read ({error})", "check the URL") from error
+    return {"marker": marker, "frame": frame.to_json(), "places": places}
 
 
 def _is_number(attribute: h5py.h5a.AttrID) -> bool:

@@ -3,7 +3,7 @@
 Models, caches and receipts store the names, so the order of the table and additions to it change no finished result.
 """
 
-from ups.data.families import Family
+from ups.data.families import Families, Family
 
 _CFD = {"eta": "eta", "zeta": "zeta"}
 _CFD_MACH = {"mach": "M", **_CFD}
@@ -17,8 +17,8 @@ _CFD_FORMULAS = (
 _VELOCITY = {f"V{axis}": f"velocity along {axis}" for axis in "xyz"}
 _CFD_MEANINGS = {"density": "density rho", "pressure": "pressure p"} | _VELOCITY
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
+FAMILIES = Families(
+    (family.name, family)
     for family in (
         Family(
             "advection_1d", "u_t + beta u_x = 0", "tensor", r"1D_Advection_.*\.(hdf5|h5)",
@@ -112,4 +112,4 @@ FAMILIES: dict[str, Family] = {
             boundary_names=_CFD_BOUNDARIES, pdebench_batch_size=5, formulas=_CFD_FORMULAS, meanings=_CFD_MEANINGS,
         ),
     )
-}  # fmt: skip
+)  # fmt: skip

@@ -49,9 +49,7 @@ def select(
         if is_partial(file, trajectories) and FAMILIES[file.family].layout not in PARTIAL_LAYOUTS:
             what = f"{file.name} stores its trajectories compressed or one by one, not as ranges of bytes"
             raise ConfigFault(f"download.trajectories = {trajectories}: {what}; fetch it whole with `null`")
-    selected = _limit_size(named, chosen, max_gigabytes, trajectories)
-    _expect_one_grid(selected)
-    return selected
+    return _limit_size(named, chosen, max_gigabytes, trajectories)
 
 
 def bytes_to_fetch(file: PublishedFile, trajectories: int | None) -> int | None:
@@ -124,17 +122,6 @@ def _limit_size(
         least = f"the smallest file has {min(sizes) / GIGABYTE:.2f} GB" if sizes else "no size is known"
         raise ConfigFault(f"download.max_gigabytes = {max_gigabytes:g} is too little: {least}")
     return selected
-
-
-def _expect_one_grid(files: list[PublishedFile]) -> None:
-    """Refuse training files of one family on two grids, which a model cannot have in one batch."""
-    first: dict[str, PublishedFile] = {}
-    for file in (file for file in files if file.kind == "train"):
-        other = first.setdefault(file.family, file)
-        if other.grid != file.grid:
-            points = [" x ".join(map(str, each.grid or ())) for each in (other, file)]
-            what = f"{other.name} has {points[0]}, {file.name} has {points[1]} points"
-            raise ConfigFault(f"clashing grids of {file.family}: {what}; set download.resolution to one of them")
 
 
 @dataclass(frozen=True)

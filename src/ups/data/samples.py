@@ -78,21 +78,25 @@ class _SampleIndex:
     """Consecutive numbers for the samples of many trajectories: their snapshots or time steps, in order."""
 
     def __init__(self) -> None:
-        self.trajectories: list[tuple[str, int]] = []  # dataset, index in it
-        self.firsts = [0]  # number of the first sample of every trajectory, then the number of all samples
+        self.firsts = [0]  # number of the first sample of every dataset, then the number of all samples
+        self._datasets: list[tuple[str, list[int], int]] = []  # name, trajectories, samples of each trajectory
 
-    def add(self, dataset: str, trajectory: int, length: int) -> None:
-        self.trajectories.append((dataset, trajectory))
-        self.firsts.append(self.firsts[-1] + length)
+    def add(self, dataset: str, trajectories: list[int], length: int) -> None:
+        """Append the samples of a dataset, `length` of each trajectory."""
+        self._datasets.append((dataset, trajectories, length))
+        self.firsts.append(self.firsts[-1] + len(trajectories) * length)
 
     def find(self, sample: int) -> tuple[str, int, int]:
+        """Dataset, trajectory and time index of a sample."""
         place = bisect_right(self.firsts, sample) - 1
-        return *self.trajectories[place], int(sample) - self.firsts[place]
+        name, trajectories, length = self._datasets[place]
+        number, time = divmod(int(sample) - self.firsts[place], length)
+        return name, trajectories[number], time
 
     def span(self, sample: int) -> tuple[int, int]:
         """Number of the first sample of the same trajectory, and how many samples it has."""
-        place = bisect_right(self.firsts, sample)
-        return self.firsts[place - 1], self.firsts[place] - self.firsts[place - 1]
+        _, _, time = self.find(sample)
+        return int(sample) - time, self._datasets[bisect_right(self.firsts, sample) - 1][2]
 
 
 class _Samples:
@@ -131,8 +135,7 @@ class FieldSamples(_Samples):
             given = {"coefficients": 1} if FAMILIES[dataset.family].coefficients else {}
             for kind, length in ({"fields": len(dataset.times)} | given).items():
                 index = self._index.setdefault(f"{dataset.family}/{kind}", _SampleIndex())
-                for trajectory in splits[name][split]:
-                    index.add(name, trajectory, length)
+                index.add(name, splits[name][split], length)
 
     def draw(self, key: str, size: int, rng: np.random.Generator) -> np.ndarray:
         """Numbers of `size` random samples, uniformly and with replacement."""
@@ -140,12 +143,13 @@ class FieldSamples(_Samples):
 
     def load(self, key: str, samples: np.ndarray) -> FieldBatch:
         """Read the samples with these numbers from their files."""
-        is_field, snapshots = key.endswith("/fields"), []
-        for name, trajectory, time in map(self._index[key].find, samples):
-            reader = self._readers[name]
-            u = reader.read(trajectory, time, time + 1)[0] if is_field else reader.read_coefficients(trajectory)
-            snapshots.append(u)
-        return FieldBatch(key, torch.from_numpy(np.stack(snapshots)))
+        family, kind = key.split("/")
+        grid = self._readers[self.dataset(key, samples[0])].dataset.grid
+        u = np.empty((len(samples), len(getattr(FAMILIES[family], kind)), *grid), np.float32)
+        for place, (name, trajectory, time) in zip(u, map(self._index[key].find, samples), strict=True):
+            reader, is_field = self._readers[name], kind == "fields"
+            place[:] = reader.read(trajectory, time, time + 1)[0] if is_field else reader.read_coefficients(trajectory)
+        return FieldBatch(key, torch.from_numpy(u))
 
 
 class LatentSamples(_Samples):
@@ -164,8 +168,7 @@ class LatentSamples(_Samples):
             index = self._index.setdefault(family, _SampleIndex())
             num_snapshots = entry["arrays"]["fields"]["shape"][1]
             self._num_steps[family] = min(self._num_steps.get(family, horizon), num_snapshots - 1)
-            for trajectory in entry["split"][split]:
-                index.add(name, trajectory, max(1, num_snapshots - 1))
+            index.add(name, entry["split"][split], max(1, num_snapshots - 1))
         self._domains = domains(cache)
         self.families = sorted(self._index)
 
@@ -178,6 +181,12 @@ class LatentSamples(_Samples):
         """The samples of these families."""
         chosen = copy(self)
         chosen._index, chosen.families = {family: self._index[family] for family in families}, list(families)
+        return chosen
+
+    def reading(self, cache: LatentCache) -> "LatentSamples":
+        """The same samples, read from another cache of the same datasets."""
+        chosen = copy(self)
+        chosen.cache = cache
         return chosen
 
     def draw(self, family: str, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -197,20 +206,21 @@ class LatentSamples(_Samples):
         num_steps = self._num_steps[family]
         windows, offsets, conditions, coefficients = [], [], [], []
         for name, trajectory, time in map(self._index[family].find, samples):
-            z = self.cache.read(name, "fields", trajectory)
-            first = min(time, len(z) - 1 - num_steps)
-            windows.append(z[first : first + num_steps + 1])
+            arrays = self.cache.datasets[name]["arrays"]
+            first = min(time, arrays["fields"]["shape"][1] - 1 - num_steps)
+            window = self.cache.read(name, "fields", trajectory, first, first + num_steps + 1)
+            windows.append(window)
             offsets.append(time - first)
             conditions.append(self.cache.datasets[name]["condition"])
-            given = "coefficients" in self.cache.datasets[name]["arrays"]
-            coefficients.append(self.cache.read(name, "coefficients", trajectory)[0] if given else z[0, :, :0])
-        window = torch.from_numpy(np.stack(windows).astype(np.float32))
+            given = "coefficients" in arrays
+            coefficients.append(self.cache.read(name, "coefficients", trajectory)[0] if given else window[0, :, :0])
+        window = torch.from_numpy(np.stack(windows))
         batch = LatentBatch(
             domain=self._domains[family],
             z=window[:, 0] if num_steps else torch.zeros_like(window[:, 0]),
             z_next=window[:, -1],
-            coefficients=torch.from_numpy(np.stack(coefficients).astype(np.float32)),
-            condition=torch.tensor(conditions),
+            coefficients=torch.from_numpy(np.stack(coefficients)),
+            condition=torch.from_numpy(np.array(conditions, np.float32)),
         )
         if num_steps < 2:
             return batch

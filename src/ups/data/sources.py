@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
-from ups.data.download import download_file
+from ups.data.download import download_file, lock
 from ups.data.http import Advance
 from ups.data.partial import fetch_trajectories
 from ups.data.pdebench import FAMILIES
@@ -23,6 +24,23 @@ SIMULATED = "simulated.json"
 CHECKSUMS = "checksums.json"
 
 
+@dataclass(frozen=True)
+class Simulated:
+    """A file in `simulated.json`; `made_by` has recipe, identity of the solvers and digest of the family."""
+
+    made_by: dict[str, Any]
+    bytes: int
+    md5: str
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """A file in `checksums.json`; `stamp` is its size and its time of modification in nanoseconds."""
+
+    stamp: tuple[int, int]
+    md5: str
+
+
 def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, advance: Advance) -> Files:
     """Simulate the files that `folder` lacks; a recipe has the arguments of `simulate`, `identity` names the solvers.
 
@@ -35,15 +53,16 @@ def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, a
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigFault(f"simulate.datasets names {', '.join(twice)} twice: give each dataset its own parameters")
-    records = read_json(folder / SIMULATED) if (folder / SIMULATED).is_file() else {}
+    known = read_json(folder / SIMULATED, dict[str, Simulated]) if (folder / SIMULATED).is_file() else {}
     for name, recipe in calls:
-        path, known = folder / name, records.get(name, {})
+        path, record = folder / name, known.get(name)
         made_by = {"recipe": recipe, "identity": identity, "family": FAMILIES[recipe["family"]].digest}
-        if known.get("made_by") != made_by or not path.is_file() or path.stat().st_size != known["bytes"]:
+        is_there = path.is_file() and record is not None and path.stat().st_size == record.bytes
+        if not is_there or record.made_by != made_by:
             simulate(path, **recipe, advance=advance)
-            records[name] = {"made_by": made_by, "bytes": path.stat().st_size, "md5": digest_of(path, "md5")}
-            write_json(folder / SIMULATED, records)
-    return {name: {key: records[name][key] for key in ("bytes", "md5")} for name in names}
+            known[name] = Simulated(made_by, path.stat().st_size, digest_of(path, "md5"))
+            write_json(folder / SIMULATED, {name: asdict(record) for name, record in known.items()})
+    return {name: {"bytes": known[name].bytes, "md5": known[name].md5} for name in names}
 
 
 def download_files(
@@ -94,39 +113,43 @@ def download_files(
 class ChecksumCache:
     """MD5 of files, kept in a JSON file; an entry is valid while the file has the same size and modification time.
 
-    Files beside the JSON file have an entry by name, which stays true when their folder is moved.
+    Files beside the JSON file have an entry by name, which stays true when their folder is moved. A damaged JSON file
+    is a fault, not an empty one: it is all that says which bytes of a partial file were fetched.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._entries = read_json(path) if path.is_file() else {}
+        self._entries = self._read()
         self._lock = Lock()
 
     def find(self, path: Path) -> str | None:
         """MD5 of a file; None if it is not known or the file has changed."""
         entry = self._entries.get(self._key(path))
-        return entry["md5"] if entry and path.is_file() and entry["stamp"] == _stamp(path) else None
+        return entry.md5 if entry and path.is_file() and entry.stamp == _stamp(path) else None
 
     def expect(self, path: Path, md5: str) -> str:
         """The MD5 of a file that nothing else describes; another one than when it was fetched is a `DataFault`."""
-        fetched = self._entries.get(self._key(path), {"md5": md5})["md5"]
-        if fetched != md5:
-            raise DataFault(f"{path}: MD5 is {md5}, was {fetched} when it was fetched; delete it to fetch it anew")
+        entry = self._entries.get(self._key(path))
+        if entry and entry.md5 != md5:
+            raise DataFault(f"{path}: MD5 is {md5}, was {entry.md5} when it was fetched; delete it to fetch it anew")
         return md5
 
     def add(self, path: Path, md5: str) -> None:
-        """Store the MD5 of a file."""
-        with self._lock:
-            self._entries[self._key(path)] = {"stamp": _stamp(path), "md5": md5}
-            write_json(self.path, self._entries)
+        """Store the MD5 of a file, beside those that other processes have stored meanwhile."""
+        with self._lock, lock(self.path, lambda num_bytes: None):
+            self._entries |= self._read() | {self._key(path): Checksum(_stamp(path), md5)}
+            write_json(self.path, {key: asdict(entry) for key, entry in self._entries.items()})
+
+    def _read(self) -> dict[str, Checksum]:
+        return read_json(self.path, dict[str, Checksum]) if self.path.is_file() else {}
 
     def _key(self, path: Path) -> str:
         return path.name if path.parent == self.path.parent else str(path)
 
 
-def _stamp(path: Path) -> list[int]:
+def _stamp(path: Path) -> tuple[int, int]:
     status = path.stat()
-    return [status.st_size, status.st_mtime_ns]
+    return status.st_size, status.st_mtime_ns
 
 
 def list_files(folder: Path, checksum_file: Path) -> Files:

@@ -47,24 +47,28 @@ def split(
 
 def group_by_initial_condition(folder: Path, datasets: dict[str, Dataset]) -> list[list[Trajectory]]:
     """Connected components of the trajectories that share a key of `_initial_state_keys`, in a fixed order."""
-    from scipy.sparse import coo_array  # not at the start of every command
-    from scipy.sparse.csgraph import connected_components
-
     trajectories: list[Trajectory] = []
-    numbers, firsts = [], []  # of a trajectory, and of the first one with the same key: the edges of the graph
+    parents: list[int] = []  # a forest with a tree for each component; the parent of a root is the root
     first_with: dict[tuple, int] = {}
     for name in sorted(datasets):
         with TrajectoryReader(folder, datasets[name]) as reader:
             for index in range(datasets[name].num_trajectories):
+                number = len(trajectories)
+                parents.append(number)
                 for key in _initial_state_keys(reader, index):
-                    numbers.append(len(trajectories))
-                    firsts.append(first_with.setdefault(key, len(trajectories)))
+                    parents[_root(parents, first_with.setdefault(key, number))] = _root(parents, number)
                 trajectories.append((name, index))
-    graph = coo_array((np.ones(len(numbers)), (numbers, firsts)), shape=(len(trajectories),) * 2)
     groups = defaultdict(list)
-    for component, trajectory in zip(connected_components(graph)[1], trajectories, strict=True):
-        groups[component].append(trajectory)
+    for number, trajectory in enumerate(trajectories):
+        groups[_root(parents, number)].append(trajectory)
     return list(groups.values())
+
+
+def _root(parents: list[int], number: int) -> int:
+    """The root of a tree; the path to it is halved, so that trees stay low."""
+    while parents[number] != number:
+        parents[number] = number = parents[parents[number]]
+    return number
 
 
 def _initial_state_keys(reader: TrajectoryReader, index: int) -> Iterator[tuple]:

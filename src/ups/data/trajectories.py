@@ -3,6 +3,8 @@
 import logging
 import re
 from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -12,10 +14,10 @@ import h5py
 import numpy as np
 
 from ups.data import layouts
-from ups.data.families import Dataset, Family
+from ups.data.families import Dataset, Family, Subsample
 from ups.data.hdf5 import file_fault, open_file, read_number
 from ups.data.pdebench import FAMILIES
-from ups.errors import printable
+from ups.errors import ConfigFault, printable
 from ups.files import NAME
 
 log = logging.getLogger(__name__)
@@ -49,22 +51,84 @@ def _is_usable(path: Path) -> bool:
     return True
 
 
-def find_single_grid_datasets(folder: Path, names: list[str]) -> dict[str, Dataset]:
-    """Datasets by name; two grids in one family are a `DataFault`, because a model has one grid per family."""
-    datasets = find_datasets(folder, names)
-    first_of_family: dict[str, Dataset] = {}
-    for dataset in datasets.values():
-        _expect_one_grid(folder, first_of_family.setdefault(dataset.family, dataset), dataset)
-    return datasets
-
-
 def find_datasets(folder: Path, names: list[str]) -> dict[str, Dataset]:
     """Datasets by name, sorted. Files are checked but for their values; numbered files of layout `batch` are joined."""
+    return join_files(folder, map(_inspect, (folder / name for name in sorted(set(names), key=_natural_order))))
+
+
+def join_files(folder: Path, files: Iterable[Dataset]) -> dict[str, Dataset]:
+    """Datasets by name, sorted, from those of single files; two of one name are a `DataFault` but in layout `batch`."""
     datasets: dict[str, Dataset] = {}
-    for name in sorted(set(names), key=_natural_order):
-        new = _inspect(folder / name)
+    for new in files:
         datasets[new.name] = _join(folder, datasets[new.name], new) if new.name in datasets else new
     return dict(sorted(datasets.items()))
+
+
+def take_first(dataset: Dataset, subsample: Subsample) -> Dataset:
+    """The dataset with at most its `first_trajectories`, and only the files that hold them."""
+    remaining = dataset.num_trajectories if subsample.first_trajectories is None else subsample.first_trajectories
+    before = accumulate(dataset.counts, initial=0)
+    counts = [min(count, remaining - start) for count, start in zip(dataset.counts, before, strict=False)]
+    kept = [(name, count) for name, count in zip(dataset.files, counts, strict=True) if count > 0]
+    return replace(dataset, files=tuple(name for name, _ in kept), counts=tuple(count for _, count in kept))
+
+
+def thin(folder: Path, dataset: Dataset, subsample: Subsample) -> Dataset:
+    """The dataset with every k-th point and snapshot.
+
+    With points k dx apart a domain of N' points is N' k dx long: on a periodic axis the same as before, for which k
+    must divide the number of points. On other axes points are the centres of cells k dx wide, so that the ends of
+    the domain move by up to (k - 1) dx, and what is kept is the exact spacing.
+
+    Raises:
+        ConfigFault: fewer than two snapshots of a transient family or points of an axis remain, the last snapshot is
+            not in the file, or the points do not divide a periodic axis.
+    """
+    k, family, path = subsample.every_point, FAMILIES[dataset.family], folder / dataset.files[0]
+    if family.steady:
+        subsample = replace(subsample, every_snapshot=1, first_snapshot=0, last_snapshot=None)
+    else:
+        _expect_snapshots(path, dataset, subsample)
+    last = len(dataset.times) - 1 if subsample.last_snapshot is None else subsample.last_snapshot
+    grid = tuple(-(-n // k) for n in dataset.grid)
+    for axis, n, kept, boundary in zip(family.axes, dataset.grid, grid, dataset.boundary, strict=True):
+        if kept < 2 or (n % k and boundary == "periodic"):
+            what = "leaves fewer than 2 of" if kept < 2 else "does not divide"
+            what = f"subsample, {family.name}: every_point = {k} {what} the {n} points of the {boundary} axis {axis}"
+            raise ConfigFault(f"{what} in {path}; choose a divisor of {n} below it")
+    return replace(
+        dataset,
+        times=dataset.times[subsample.first_snapshot : last + 1 : subsample.every_snapshot],
+        grid=grid,
+        lengths=tuple(L * (m * k / n) for L, m, n in zip(dataset.lengths, grid, dataset.grid, strict=True)),
+        subsample=subsample,
+    )
+
+
+def _expect_snapshots(path: Path, dataset: Dataset, subsample: Subsample) -> None:
+    final = len(dataset.times) - 1
+    needed = max(subsample.first_snapshot + subsample.every_snapshot, subsample.last_snapshot or 0)
+    if needed > final:
+        names = ("first_snapshot", "last_snapshot", "every_snapshot")
+        options = ", ".join(f"{name} = {getattr(subsample, name)}" for name in names if getattr(subsample, name))
+        what = f"subsample, {dataset.family}: {options} need snapshot {needed} of {path}, whose last one is {final}"
+        raise ConfigFault(f"{what}; lower them")
+
+
+def name_variants(datasets: dict[str, Dataset]) -> dict[str, Dataset]:
+    """The datasets with names of variants as their families, where one family has several grids or boundaries."""
+    grids, boundaries = defaultdict(set), defaultdict(set)
+    for dataset in datasets.values():
+        grids[dataset.family].add(dataset.grid)
+        boundaries[dataset.family].add(dataset.boundary)
+
+    def variant(dataset: Dataset) -> str:
+        parts = [dataset.family]
+        parts += ["x".join(map(str, dataset.grid))] if len(grids[dataset.family]) > 1 else []
+        parts += dict.fromkeys(dataset.boundary) if len(boundaries[dataset.family]) > 1 else []
+        return "-".join(parts)
+
+    return {name: replace(dataset, family=variant(dataset)) for name, dataset in datasets.items()}
 
 
 def _expect_one_grid(folder: Path, first: Dataset, other: Dataset) -> None:
@@ -79,6 +143,11 @@ def _inspect(path: Path) -> Dataset:
     with open_file(path) as file:
         contents = layouts.inspect_file(file, family)
         parameters = {name: _read_parameter(file, path, attribute) for name, attribute in family.attributes.items()}
+    return describe_file(path, family, contents, parameters)
+
+
+def describe_file(path: Path, family: Family, contents: layouts.Contents, parameters: dict[str, float]) -> Dataset:
+    """The dataset of a file with these contents; boundary conditions follow from its name."""
     named = (boundary for boundary, word in family.boundary_names.items() if f"_{word}_" in path.name)
     return Dataset(
         name=re.sub(r"-\d+$", "", path.stem) if family.layout == "batch" else path.stem,
@@ -164,15 +233,17 @@ class TrajectoryReader:
             return index
         name, position = self.locate(index)
         if name not in self._positions:
-            file, _ = self._find(index)
-            self._positions[name] = layouts.read_positions(file, self.dataset.num_trajectories)
+            self._find(index)
+            file, trajectories = self._open[name]
+            self._positions[name] = layouts.read_positions(file, len(trajectories))
         return int(self._positions[name][position])
 
     def read(self, index: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Snapshots `start` to `stop` of a trajectory, float32 (T, C, *grid)."""
         start, stop, _ = slice(start, stop).indices(len(self.dataset.times))
         file, trajectory = self._find(index)
-        u = layouts.read_snapshots(file, self.family, trajectory, slice(start, stop))
+        snapshots = self.dataset.stored_snapshots[start:stop]
+        u = layouts.read_snapshots(file, self.family, trajectory, snapshots, self.dataset.subsample.every_point)
         return self._expect(index, u, (stop - start, len(self.family.fields), *self.dataset.grid))
 
     def read_coefficients(self, index: int) -> np.ndarray:
@@ -181,7 +252,8 @@ class TrajectoryReader:
         if not self.family.coefficients:
             return np.empty(shape, np.float32)
         file, trajectory = self._find(index)
-        return self._expect(index, layouts.read_coefficients(file, self.family, trajectory), shape)
+        every_point = self.dataset.subsample.every_point
+        return self._expect(index, layouts.read_coefficients(file, self.family, trajectory, every_point), shape)
 
     def _find(self, index: int) -> tuple[h5py.File, int | str]:
         name, position = self.locate(index)

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.config import CorrectorConfig
+from ups.config import CorrectorConfig, LaunchConfig
 from ups.config.evaluation import StudentConfig
 from ups.diffusion.samplers import antithetic
-from ups.evaluation.predictions import HORIZONS, Stepper, corrected_stepper, latent_states, predict_horizons, targets
-from ups.evaluation.scores import TrajectorySet, batches, held_out
+from ups.evaluation.predictions import HORIZONS, Compute, Forecast, Stepper, corrected_stepper, predict
+from ups.evaluation.scores import Suites, TrajectorySet, batches, held_out, score_batch
 from ups.evaluation.tables import finite
 from ups.evaluation.timing import in_turns
-from ups.metrics.suite import ScoreSuite, Truth
+from ups.metrics.suite import ScoreSuite
 from ups.runs.progress import ProgressBar
 from ups.surrogate.surrogate import Correction, Surrogate
 from ups.surrogate.trained import OFF, Trained
@@ -73,12 +73,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Validation:
-    """Validation trajectories of one family, as many per dataset as `CorrectorConfig` allows, and the models."""
+    """Validation trajectories of one family, as much of each dataset as `CorrectorConfig` allows, and the models."""
 
     surrogate: Surrogate
     sets: list[TrajectorySet]
     config: CorrectorConfig
-    device: torch.device
+    compute: Compute
 
     @cached_property
     def num_trajectories(self) -> int:
@@ -88,11 +88,11 @@ class Validation:
     @cached_property
     def plain(self) -> Scores:
         """Scores of the plain model."""
-        return self._scores(Stepper(self.surrogate.plain_step, 1))
+        return self._scores("plain", dict.fromkeys(HORIZONS, Stepper(self.surrogate.plain_step, 1)))
 
     def candidate(self, method: str, correction: Correction) -> Candidate:
         """Score a correction; all candidates are sampled with the same random numbers."""
-        scores = self._scores(self._stepper(method, correction))
+        scores = self._scores(method, {horizon: self._stepper(method, correction) for horizon in HORIZONS})
         config, reference = self.config, self.plain
         crps = _values(scores, "CRPS") / _values(reference, "MAE")
         worst_crps, worst_nrmse = float(crps.max()), worst_ratio(scores, reference, "nRMSE")
@@ -111,39 +111,45 @@ class Validation:
     @torch.no_grad()
     def wall_time_ratio(self, first: Candidate, second: Candidate) -> float:
         """Median seconds of one step of the first candidate over those of the second, measured alternately."""
-        u_ref, setting = next(batches(self.surrogate, self._scored[0], self.config.batch_tokens, self.device))
-        z = latent_states(self.surrogate, u_ref[:, :1], setting.family)[:, 0]
+        size = self.config.ensemble_size
+        batch = next(batches(self.surrogate, self._scored[0], self.config.batch_tokens, self.compute, size))
+        z = next(batch.slabs(self.surrogate)).z_ref[:, 0]
         contenders = {}
         for name, candidate in (("first", first), ("second", second)):
             stepper = self._stepper(candidate.method, candidate.correction)
-            contenders[name] = partial(stepper.start(setting), z.repeat(stepper.num_members, 1, 1))
-        seconds = in_turns(contenders, TIMED_ROUNDS, self.device)
+            contenders[name] = partial(stepper.start(batch.setting), z.repeat(stepper.num_members, 1, 1))
+        seconds = in_turns(contenders, TIMED_ROUNDS, self.compute.device)
         return seconds["first"] / seconds["second"]
 
     def _stepper(self, method: str, correction: Correction) -> Stepper:
-        generator = torch.Generator(self.device).manual_seed(self.config.seed)
-        return corrected_stepper(self.surrogate, method, correction, self.config.ensemble_size, antithetic(generator))
+        normal = antithetic(torch.Generator(self.compute.device).manual_seed(self.config.seed))
+        return corrected_stepper(self.surrogate, method, correction, self.config.ensemble_size, normal)
 
     @cached_property
     def _scored(self) -> list[TrajectorySet]:
-        counts = [max(self.config.min_trajectories, self.config.num_tokens // each.num_tokens) for each in self.sets]
-        return [replace(each, indices=each.indices[:count]) for each, count in zip(self.sets, counts, strict=True)]
+        return [self._leading(each) for each in self.sets]
+
+    def _leading(self, whole: TrajectorySet) -> TrajectorySet:
+        """The first trajectories of a dataset; of those longer than `num_tokens` the first snapshots, at least two."""
+        num_snapshots = max(2, self.config.num_tokens // math.prod(whole.domain.grid))
+        leading = replace(whole, dataset=replace(whole.dataset, times=whole.dataset.times[:num_snapshots]))
+        count = max(self.config.min_trajectories, self.config.num_tokens // leading.num_tokens)
+        return replace(leading, indices=whole.indices[:count])
 
     @torch.no_grad()
-    def _scores(self, stepper: Stepper) -> Scores:
+    def _scores(self, method: str, steppers: dict[str, Stepper]) -> Scores:
         """Scores of one step and of whole rollouts, in physical units."""
         scores: Scores = {}
         for each in self._scored:
             num_dims, seed = len(each.dataset.grid), self.config.seed
-            suites = {horizon: ScoreSuite(num_dims, COMPAT_BATCH_SIZE, (), seed) for horizon in HORIZONS}
-            for u_ref, setting in batches(self.surrogate, each, self.config.batch_tokens, self.device):
-                z_ref, target = latent_states(self.surrogate, u_ref, setting.family), targets(u_ref, setting.family)
-                truth = {"one_step": target[:, ::STRIDE], "rollout": target}
-                for horizon, of in predict_horizons(self.surrogate, stepper, setting, target, z_ref, STRIDE).items():
-                    suites[horizon].update(of.u, Truth(truth[horizon]), ensemble=of.ensemble)
+            suites: Suites = {(method, h): ScoreSuite(num_dims, COMPAT_BATCH_SIZE, (), seed) for h in HORIZONS}
+            size = steppers["rollout"].num_members
+            for batch in batches(self.surrogate, each, self.config.batch_tokens, self.compute, size):
+                forecasts = {method: Forecast(steppers, batch.setting, STRIDE)}
+                score_batch(self.surrogate, batch, [partial(predict, self.surrogate, batch, forecasts)], suites)
             scores[each.dataset.name] = {
                 horizon: {name: score.value for name, score in suite.compute().items() if name in METRICS}
-                for horizon, suite in suites.items()
+                for (_, horizon), suite in suites.items()
             }
         return scores
 
@@ -159,20 +165,21 @@ def worst_ratio(scores: Scores, reference: Scores, metric: str) -> float:
     return float((_values(scores, metric) / _values(reference, metric)).max())
 
 
-def choose(trained: Trained, config: CorrectorConfig, device: str, raw: Path) -> dict[str, Any]:
+def choose(trained: Trained, config: CorrectorConfig, launch: LaunchConfig, raw: Path) -> dict[str, Any]:
     """Choose a correction, or none, for every family and method.
 
     Returns:
         {"families": {family: {"diffusion", "consistency"}}, "report": {family: scores of all candidates}}.
     """
-    surrogate = trained.surrogate(device)
+    compute = Compute.of(launch)
+    surrogate = compute.limited(trained.surrogate(compute.device))
     sets: dict[str, list[TrajectorySet]] = defaultdict(list)
     for each in held_out(trained.cache(), raw, "valid"):
         sets[each.dataset.family].append(each)
     families, report = {}, {}
     with ProgressBar("choose_corrector", len(sets), "families") as bar:
         for family, of_family in sorted(sets.items()):
-            validation = Validation(surrogate, of_family, config, torch.device(device))
+            validation = Validation(surrogate, of_family, config, compute)
             families[family], report[family] = choose_for_family(validation)
             bar.advance(1)
     return {"families": families, "report": report}

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.data.families import base_of
 from ups.data.latent_cache import LatentCache
 from ups.diffusion.samplers import independent
 from ups.evaluation.external import baseline_surrogate
-from ups.evaluation.predictions import Stepper, latent_states, steppers, targets
+from ups.evaluation.predictions import Compute, Stepper, steppers
 from ups.evaluation.scores import TrajectorySet, batches, held_out
 from ups.evaluation.tables import geometric_mean
 from ups.evaluation.timing import in_turns
@@ -117,7 +118,7 @@ def milliseconds_per_snapshot(
     contenders = _rollouts("", ours, replace(trajectory_set, indices=indices), device)
     for name, surrogate in baselines.items():
         contenders |= _rollouts(name, surrogate, replace(on_grid, indices=indices), device)
-    if trajectory_set.dataset.family in SIMULATED_FAMILIES:
+    if base_of(trajectory_set.dataset.family) in SIMULATED_FAMILIES:
         contenders["solver"] = _solution(trajectory_set)
     num_snapshots = max(1, len(trajectory_set.dataset.times) - 1) * len(indices)
     return {name: 1e3 * seconds / num_snapshots for name, seconds in in_turns(contenders, NUM_ROUNDS, device).items()}
@@ -125,22 +126,21 @@ def milliseconds_per_snapshot(
 
 def _rollouts(name: str, surrogate: Surrogate, trajectory_set: TrajectorySet, device: torch.device) -> dict[str, Run]:
     """A rollout of each method of a surrogate; that of a baseline gets its own `name`."""
-    u_ref, setting = next(batches(surrogate, trajectory_set, ALL_AT_ONCE, device))
-    z_0 = latent_states(surrogate, u_ref[:, :1], setting.family)[:, 0]
-    num_steps = targets(u_ref, setting.family).shape[1]
+    batch = next(batches(surrogate, trajectory_set, ALL_AT_ONCE, Compute(device, memory=0), num_members=1))
+    setting, num_steps = batch.setting, max(1, len(trajectory_set.dataset.times) - 1)
+    z_0 = next(batch.slabs(surrogate)).z_ref[:, 0]
 
     def run(stepper: Stepper) -> Tensor:
         return surrogate.decode(rollout(stepper.start(setting), z_0, num_steps)[:, 1:], setting.family)
 
     normal = independent(torch.Generator(device).manual_seed(0))
-    return {
-        name or method: partial(run, each) for method, each in steppers(surrogate, setting.family, 1, normal).items()
-    }
+    found = steppers(surrogate, setting.family, 1, lambda _: normal)
+    return {name or method: partial(run, each) for method, each in found.items()}
 
 
 def _solution(trajectory_set: TrajectorySet) -> Run:
     """The numerical solution of as many trajectories in one batch, from initial states of its own."""
-    dataset, family = trajectory_set.dataset, trajectory_set.dataset.family
+    dataset, family = trajectory_set.dataset, base_of(trajectory_set.dataset.family)
     count = range(min(NUM_TRAJECTORIES, len(trajectory_set.indices)))
     u_0, sampled = sample_initial_states(family, count, dataset.grid, 0, dataset.parameters)
     times = dataset.times if len(dataset.times) > 1 else (0.0,)

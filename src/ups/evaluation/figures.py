@@ -3,16 +3,15 @@
 import io
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from ups.data.pdebench import FAMILIES
-from ups.metrics.errors import nRMSE
 
 COLOURS = {
     "truth": "black",
@@ -75,25 +74,29 @@ def plot_spectra(spectra: dict[str, Arrays]) -> Figure:
 
 
 def plot_snapshots(
-    name: str, fields: tuple[str, ...], times: np.ndarray, u_ref: np.ndarray, predictions: Arrays
+    name: str, fields: tuple[str, ...], times: np.ndarray, u_ref: np.ndarray, predictions: Arrays, errors: Arrays
 ) -> Figure:
-    """Plot truth and predictions of one trajectory, arrays (T, C, *grid), with the nRMSE of each.
+    """Plot truth and predictions of one trajectory, arrays (T, C, *grid), and their nRMSE: `errors` (steps, C).
 
-    1D: lines at three times and space-time errors. 2D: the last snapshot and its errors, of at most three fields.
-    3D: the same on the middle plane of z.
+    1D: lines at three times, space-time errors and the mean nRMSE. 2D: the last snapshot and its errors, of at most
+    three fields. 3D: the same on the middle plane of z.
     """
     if u_ref.ndim == 3:
-        figure = _lines_and_errors(fields, times, u_ref, predictions)
+        scores = {method: errors[method].mean(axis=0) for method in predictions}
+        figure = _lines_and_errors(fields, times, u_ref, predictions, scores)
     else:
-        figure = _images_and_errors(fields[:MAX_FIELDS], u_ref, predictions)
+        scores = {method: errors[method][-1] for method in predictions}
+        figure = _images_and_errors(fields[:MAX_FIELDS], u_ref, predictions, scores)
     details = [f"t = {times[-1]:.3g}"] * (len(times) > 1) + ["middle of z"] * (u_ref.ndim == 5)
     title = [_wrapped(name, int(9 * figure.get_figwidth()))] + [", ".join(details)] * (u_ref.ndim > 3)
     figure.suptitle("\n".join(title).strip(), fontsize=NORMAL + 1)
     return figure
 
 
-def _lines_and_errors(fields: tuple[str, ...], times: np.ndarray, u_ref: np.ndarray, predictions: Arrays) -> Figure:
-    draws = [_draw_lines, _draw_space_time] if len(times) > 1 else [_draw_lines]
+def _lines_and_errors(
+    fields: tuple[str, ...], times: np.ndarray, u_ref: np.ndarray, predictions: Arrays, scores: Arrays
+) -> Figure:
+    draws = [_draw_lines, partial(_draw_space_time, scores)] if len(times) > 1 else [_draw_lines]
     figure = new_figure(10, 0.9 + len(draws) * (0.5 + 1.5 * len(fields)))
     for draw, block in zip(draws, figure.subfigures(len(draws), 1, squeeze=False)[:, 0], strict=True):
         draw(block, fields, times, u_ref, predictions)
@@ -123,10 +126,14 @@ def _draw_lines(
 
 
 def _draw_space_time(
-    block: SubFigure, fields: tuple[str, ...], times: np.ndarray, u_ref: np.ndarray, predictions: Arrays
+    scores: Arrays,
+    block: SubFigure,
+    fields: tuple[str, ...],
+    times: np.ndarray,
+    u_ref: np.ndarray,
+    predictions: Arrays,
 ) -> None:
     panels = block.subplots(len(fields), 1 + len(predictions), sharex=True, sharey=True, squeeze=False)
-    scores = {method: _scores(u_pred, u_ref).mean(axis=0) for method, u_pred in predictions.items()}
     place = {"aspect": "auto", "extent": (0, 1, times[0], times[-1])}
     for row, field in enumerate(fields):
         truth = u_ref[:, row]
@@ -143,12 +150,11 @@ def _draw_space_time(
         panel.set_xlabel("x / L", fontsize=SMALL)
 
 
-def _images_and_errors(fields: tuple[str, ...], u_ref: np.ndarray, predictions: Arrays) -> Figure:
+def _images_and_errors(fields: tuple[str, ...], u_ref: np.ndarray, predictions: Arrays, scores: Arrays) -> Figure:
     """Two rows per field: truth and predictions, then the error below each prediction."""
     num_columns = 1 + len(predictions)
     figure = new_figure(1.2 + 1.7 * num_columns, 0.7 + 3.6 * len(fields))
     panels = figure.subplots(2 * len(fields), num_columns, squeeze=False)
-    scores = {method: _scores(u_pred[-1:], u_ref[-1:])[0] for method, u_pred in predictions.items()}
     for channel, field in enumerate(fields):
         above, below = panels[2 * channel], panels[2 * channel + 1]
         truth = _last_plane(u_ref, channel)
@@ -252,11 +258,6 @@ def _last_plane(u: np.ndarray, channel: int) -> np.ndarray:
     return (field[..., field.shape[-1] // 2] if field.ndim == 3 else field).T
 
 
-def _scores(u_pred: np.ndarray, u_ref: np.ndarray) -> np.ndarray:
-    """(T, C, *grid) -> the nRMSE (T, C)."""
-    return nRMSE(torch.tensor(u_pred)[None], torch.tensor(u_ref)[None])[0].numpy()
-
-
 def draw_figures(folder: Path, datasets: dict[str, str]) -> dict[str, bytes]:
     """File name -> PNG, from the arrays in `folder`; `datasets` maps the name of each dataset to its family."""
     arrays = {name: dict(np.load(folder / f"{name}.npz")) for name in datasets}
@@ -265,8 +266,9 @@ def draw_figures(folder: Path, datasets: dict[str, str]) -> dict[str, bytes]:
         curves = {name: _part(arrays[name], "curve") for name in transient}
         figures["errors.png"] = plot_errors(curves, {name: arrays[name]["times"][1:] for name in transient})
     for name, content in arrays.items():
-        rollouts, fields = _part(content, "rollout"), FAMILIES[datasets[name]].fields
-        figure = plot_snapshots(name, fields, content["times"], rollouts.pop("truth"), rollouts)
+        rollouts, errors = _part(content, "rollout"), _part(content, "nRMSE")
+        fields, truth = FAMILIES[datasets[name]].fields, rollouts.pop("truth")
+        figure = plot_snapshots(name, fields, content["shown"], truth, rollouts, errors)
         figures[f"snapshots_{name}.png"] = figure
     return {name: png(figure) for name, figure in figures.items()}
 

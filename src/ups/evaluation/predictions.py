@@ -1,19 +1,52 @@
 """Predictions of every method for a batch of trajectories: one step from each snapshot, and whole rollouts."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ups.config import EvaluationConfig
+from ups.config import LaunchConfig
 from ups.data.pdebench import FAMILIES
-from ups.diffusion.samplers import Normal, antithetic
+from ups.data.trajectories import TrajectoryReader
+from ups.diffusion.samplers import Normal
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
-from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout
+from ups.runs.machine import device as device_of
+from ups.runs.memory import memory_bytes
+from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout_steps
 from ups.surrogate.trained import OFF
 
 HORIZONS = ("one_step", "rollout")
+MAX_PIECE = 2**28  # bytes of fields at once: larger pieces are no faster
+COPIES, COPIES_PER_MEMBER = 14, 2  # of a snapshot, that scoring holds at once
+SHARE = 4  # part of the memory for these, and as much for the models
+BYTES_PER_TOKEN = 24_000  # that a model holds of its input: 15,000 to 23,000 for 64 to 256 hidden channels
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where models run, and the bytes that this process may use."""
+
+    device: torch.device
+    memory: int
+
+    @classmethod
+    def of(cls, launch: LaunchConfig) -> "Compute":
+        """The device of a launch, and the memory of one of its processes."""
+        device = torch.device(device_of(launch))
+        return cls(device, memory_bytes(launch, device))
+
+    def limited(self, surrogate: Surrogate) -> Surrogate:
+        """The surrogate with models that take as many tokens at once as the memory allows."""
+        return replace(surrogate, max_tokens=self.memory // (SHARE * BYTES_PER_TOKEN))
+
+    def num_snapshots(self, snapshot_bytes: int, num_members: int) -> int:
+        """How many snapshots may be predicted, decoded and scored at once; 0 if no single one with all its members."""
+        piece = min(MAX_PIECE, self.memory // SHARE)
+        return piece // (snapshot_bytes * (COPIES + COPIES_PER_MEMBER * num_members))
 
 
 @dataclass(frozen=True)
@@ -28,8 +61,73 @@ class Prediction:
     ensemble: EnsembleErrors | None = None
 
 
-Predictions = dict[tuple[str, str], Prediction]
-"""(method, horizon) -> the T - 1 snapshots after the first, or the one snapshot of a steady family."""
+@dataclass(frozen=True)
+class Slab:
+    """Snapshots `target` (B, T, C, *grid) to predict, the T steps after the first `start` ones of their trajectories.
+
+    Before them comes the snapshot `last` (B, 1, C, *grid); rollouts start from u_0 (B, C, *grid). A steady family has
+    neither. `z_ref` (B, T + 1, N, D) are the latents of `last` and the targets, where a steady solution starts from 0.
+    """
+
+    start: int
+    target: Tensor
+    u_0: Tensor | None
+    last: Tensor | None
+    z_ref: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B trajectories that are predicted together, of which `num_steps` snapshots are read at once.
+
+    `rows` are the trajectories that are decoded and scored at once, `members_at_once` the members of an ensemble.
+    """
+
+    reader: TrajectoryReader
+    indices: tuple[int, ...]
+    setting: Setting
+    device: torch.device
+    num_steps: int
+    rows: list[slice]
+    members_at_once: int
+
+    @property
+    def num_times(self) -> int:
+        """Snapshots of a trajectory."""
+        return len(self.reader.dataset.times)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Snapshots `start` to `stop` of all trajectories, (B, T, C, *grid)."""
+        u = [self.reader.read(index, start, stop) for index in self.indices]
+        return torch.from_numpy(np.stack(u)).to(self.device)
+
+    def slabs(self, surrogate: Surrogate) -> Iterator[Slab]:
+        """All that is to predict: every snapshot after the first, or a steady solution."""
+        family, num_times = self.setting.family, self.num_times
+        last = self.read(0, 1)
+        z_last = surrogate.encode(last, family)
+        if FAMILIES[family].steady:
+            yield Slab(0, last, None, None, torch.cat([torch.zeros_like(z_last), z_last], 1))
+            return
+        u_0 = last[:, 0]
+        for start in range(1, num_times, self.num_steps):
+            target = self.read(start, min(start + self.num_steps, num_times))
+            z_ref = torch.cat([z_last, surrogate.encode(target, family)], 1)
+            yield Slab(start - 1, target, u_0, last, z_ref)
+            last, z_last = target[:, -1:], z_ref[:, -1:]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predictions of one method for a slab: `of(rows)` are those of some trajectories.
+
+    They hold for all `horizons`, and are of the slab's steps `times`.
+    """
+
+    method: str
+    horizons: tuple[str, ...]
+    times: slice
+    of: Callable[[slice], Prediction]
 
 
 @dataclass(frozen=True)
@@ -44,37 +142,78 @@ class Stepper:
         return self.step_of(setting.repeated(self.num_members))
 
 
-def predict(
-    surrogate: Surrogate, u_ref: Tensor, setting: Setting, config: EvaluationConfig, generator: torch.Generator
-) -> Predictions:
-    """Predictions of every method for trajectories u_ref (B, T, C, *grid); a corrector that is off adds nothing.
+class Forecast:
+    """Single steps and rollout of one method along a batch of trajectories, a slab of time steps after the other.
 
-    Besides the trained models: `codec` decodes the encoded reference, `persistence` repeats the snapshot before.
+    `steppers` by horizon have noise of their own, so that the lengths of the slabs change no number. Only every
+    `stride`-th single step is made.
     """
-    family = setting.family
-    z_ref, target = latent_states(surrogate, u_ref, family), targets(u_ref, family)
-    decoded = Prediction(surrogate.decode(z_ref[:, 1:], family))
-    methods = {"codec": dict.fromkeys(HORIZONS, decoded)}
-    if not FAMILIES[family].steady:
-        first = Prediction(u_ref[:, :1].expand_as(target))
-        methods["persistence"] = {"one_step": Prediction(u_ref[:, :-1]), "rollout": first}
-    if surrogate.model(family) is not None:
-        active = steppers(surrogate, family, config.ensemble_size, antithetic(generator))
-        predicted = {name: predict_horizons(surrogate, each, setting, target, z_ref) for name, each in active.items()}
-        plain = plain_method(family)
-        methods |= {m: predicted.get(m, predicted[plain]) for m in (plain, *trained_correctors(surrogate))}
-    return {(method, horizon): both[horizon] for method, both in methods.items() for horizon in HORIZONS}
+
+    def __init__(self, steppers: dict[str, Stepper], setting: Setting, stride: int = 1) -> None:
+        self.num_members = steppers["rollout"].num_members
+        self.stride = stride
+        self._step, self._rollout_step = (steppers[horizon].start(setting) for horizon in HORIZONS)
+        self._rollout: Iterator[Tensor] = iter(())
+
+    def advance(self, slab: Slab) -> Iterator[tuple[str, slice, Tensor]]:
+        """For each horizon the predicted times of the next slab, and their latents (M, B, T, N, D)."""
+        if slab.start == 0:
+            self._rollout = rollout_steps(self._rollout_step, self._members_of(slab.z_ref[:, 0]))
+        times = slice(-slab.start % self.stride, None, self.stride)
+        if before := slab.z_ref[:, :-1][:, times].unbind(1):
+            yield "one_step", times, self._stacked([self._step(self._members_of(z)) for z in before])
+        yield "rollout", slice(None), self._stacked(list(islice(self._rollout, slab.target.shape[1])))
+
+    def _members_of(self, z: Tensor) -> Tensor:
+        return z.repeat(self.num_members, 1, 1)
+
+    def _stacked(self, states: list[Tensor]) -> Tensor:
+        return torch.stack(states, 1).unflatten(0, (self.num_members, -1))
 
 
-def targets(u_ref: Tensor, family: str) -> Tensor:
-    """The snapshots to predict of trajectories u_ref (B, T, C, *grid): all after the first, or a steady solution."""
-    return u_ref if FAMILIES[family].steady else u_ref[:, 1:]
+Forecasts = dict[str, Forecast]
 
 
-def latent_states(surrogate: Surrogate, u_ref: Tensor, family: str) -> Tensor:
-    """Latents (B, T, N, D) of trajectories u_ref (B, T, C, *grid); a steady solution is one step from z = 0."""
-    z_ref = surrogate.encode(u_ref, family)
-    return torch.cat([torch.zeros_like(z_ref), z_ref], 1) if FAMILIES[family].steady else z_ref
+def predict(surrogate: Surrogate, batch: Batch, forecasts: Forecasts, slab: Slab) -> Iterator[Predicted]:
+    """Predictions of a slab by models, one method and horizon after the other."""
+    for method, forecast in forecasts.items():
+        for horizon, times, z in forecast.advance(slab):
+            yield Predicted(method, (horizon,), times, partial(_predicted, surrogate, batch, z, slab.target[:, times]))
+
+
+def _predicted(surrogate: Surrogate, batch: Batch, z: Tensor, target: Tensor, rows: slice) -> Prediction:
+    """From latents (M, B, T, N, D), whose halves are decoded one after the other."""
+    family, target = batch.setting.family, target[rows]
+    if len(z) == 1:
+        return Prediction(surrogate.decode(z[0, rows], family))
+    means, errors = [], []
+    for half in z[:, rows].chunk(2):
+        members = decoded(surrogate, half, family, batch.members_at_once)
+        means.append(members.mean(0))
+        errors.append(ensemble_errors(members, target))
+        del members  # before those of the other half
+    return Prediction((means[0] + means[1]) / 2, EnsembleErrors.mean(errors))
+
+
+def predict_trivially(surrogate: Surrogate, family: str, slab: Slab) -> Iterator[Predicted]:
+    """What models are compared with: `codec` decodes the reference as it is stored in the latent cache.
+
+    `persistence` repeats the snapshot before, in rollouts the initial one; a steady family has none.
+    """
+
+    def decoded(rows: slice) -> Prediction:
+        return Prediction(surrogate.decode(surrogate.as_stored(slab.z_ref[rows, 1:]), family))
+
+    every, target, last, u_0 = slice(None), slab.target, slab.last, slab.u_0
+    yield Predicted("codec", HORIZONS, every, decoded)
+    if last is not None and u_0 is not None:
+
+        def snapshots_before(rows: slice) -> Prediction:
+            return Prediction(torch.cat([last[rows], target[rows, :-1]], 1))
+
+        kept = u_0[:, None].expand_as(target)
+        yield Predicted("persistence", ("one_step",), every, snapshots_before)
+        yield Predicted("persistence", ("rollout",), every, lambda rows: Prediction(kept[rows]))
 
 
 def plain_method(family: str) -> str:
@@ -96,12 +235,19 @@ def corrector_mode(surrogate: Surrogate, method: str, family: str) -> str | None
     return OFF if correction is None else correction.mode
 
 
-def steppers(surrogate: Surrogate, family: str, num_members: int, normal: Normal) -> dict[str, Stepper]:
-    """The steps of a family's methods: without corrector, and with each corrector that is trained and not off."""
+def steppers(
+    surrogate: Surrogate, family: str, num_members: int, normal_of: Callable[[str], Normal]
+) -> dict[str, Stepper]:
+    """The steps of a family's methods: without corrector, and with each corrector that is trained and not off.
+
+    `normal_of` gives the noise of a method.
+    """
+    if surrogate.model(family) is None:
+        return {}
     found = {plain_method(family): Stepper(surrogate.plain_step, 1)}
     for method in trained_correctors(surrogate):
         if correction := surrogate.corrections.get((method, family)):
-            found[method] = corrected_stepper(surrogate, method, correction, num_members, normal)
+            found[method] = corrected_stepper(surrogate, method, correction, num_members, normal_of(method))
     return found
 
 
@@ -113,34 +259,16 @@ def corrected_stepper(
     return Stepper(lambda setting: make(setting, correction, normal), num_members)
 
 
-def ensemble_rollouts(step: Callable[[Tensor], Tensor], z_0: Tensor, num_steps: int, num_members: int) -> Tensor:
-    """Rollouts (M, B, num_steps + 1, ...) of M members from the same z_0 (B, ...), which they begin with."""
-    z = rollout(step, torch.cat([z_0] * num_members), num_steps)
-    return z.unflatten(0, (num_members, -1))
-
-
-def predict_horizons(
-    surrogate: Surrogate, stepper: Stepper, setting: Setting, target: Tensor, z_ref: Tensor, stride: int = 1
-) -> dict[str, Prediction]:
-    """From latents z_ref (B, T + 1, N, D) a rollout over target (B, T, C, *grid), and every `stride`-th single step."""
-
-    def predicted(step: NoisyStep, z_0: Tensor, u_ref: Tensor) -> Prediction:
-        z_pred = ensemble_rollouts(step, z_0, u_ref.shape[1], stepper.num_members)[:, :, 1:]
-        return _prediction(surrogate.decode(z_pred, setting.family), u_ref)
-
-    step, times = stepper.start(setting), range(0, target.shape[1], stride)
-    # One snapshot at a time, of all members, bounds the memory.
-    parts = [predicted(step, z_ref[:, t], target[:, t : t + 1]) for t in times]
-    errors = [part.ensemble for part in parts if part.ensemble is not None]
-    joined = EnsembleErrors.joined(errors) if errors else None
-    one_step = Prediction(torch.cat([part.u for part in parts], 1), joined)
-    return {"one_step": one_step, "rollout": predicted(stepper.start(setting), z_ref[:, 0], target)}
-
-
-def _prediction(members: Tensor, target: Tensor) -> Prediction:
-    """From members (M, B, T, C, *grid), which are compared with the target (B, T, C, *grid) one snapshot at a time."""
-    if len(members) == 1:
-        return Prediction(members[0])
-    halves, times = members.chunk(2), [slice(t, t + 1) for t in range(target.shape[1])]
-    parts = [EnsembleErrors.mean([ensemble_errors(half[:, :, t], target[:, t]) for half in halves]) for t in times]
-    return Prediction(members.mean(0), EnsembleErrors.joined(parts))
+def decoded(surrogate: Surrogate, z: Tensor, family: str, at_once: int) -> Tensor:
+    """Snapshots (M, ..., C, *grid) of latents (M, ..., N, D), `at_once` rows at a time."""
+    parts = z.split(at_once)
+    first = surrogate.decode(parts[0], family)
+    if len(parts) == 1:
+        return first
+    members = first.new_empty(len(z), *first.shape[1:])
+    places = members.split(at_once)
+    places[0].copy_(first)
+    del first  # as large as a member
+    for place, part in zip(places[1:], parts[1:], strict=True):
+        place.copy_(surrogate.decode(part, family))
+    return members

@@ -4,8 +4,10 @@ import logging
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,17 +15,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.config import EvaluationConfig
+from ups.config import EvaluationConfig, LaunchConfig
 from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
 from ups.data.trajectories import TrajectoryReader
-from ups.evaluation.predictions import Predictions, corrector_mode, predict, targets, trained_correctors
+from ups.diffusion.samplers import Normal, antithetic
+from ups.evaluation.predictions import (
+    HORIZONS,
+    Batch,
+    Compute,
+    Forecast,
+    Predicted,
+    Slab,
+    Stepper,
+    corrector_mode,
+    plain_method,
+    predict,
+    predict_trivially,
+    steppers,
+    trained_correctors,
+)
 from ups.evaluation.tables import finite
+from ups.evaluation.violations import conserved_channels
 from ups.metrics.errors import EPS
 from ups.metrics.spectra import radial_spectrum
-from ups.metrics.suite import ScoreSuite, Truth
+from ups.metrics.suite import OF_ROLLOUTS, Reductions, ScoreSuite, Timeline, Truth, joined
 from ups.models.sizes import Domain
 from ups.runs.progress import ProgressBar
 from ups.surrogate.surrogate import Setting, Surrogate
@@ -31,8 +49,12 @@ from ups.surrogate.trained import OFF, Trained
 
 log = logging.getLogger(__name__)
 
+MAX_POINTS = 256  # points per axis, and times of a 1D dataset, in the arrays for figures
+
 Suites = dict[tuple[str, str], ScoreSuite]
 """(method, horizon) -> its running metrics."""
+
+Predictor = Callable[[Slab], Iterable[Predicted]]
 
 
 @dataclass(frozen=True)
@@ -64,19 +86,19 @@ def held_out(cache: LatentCache, raw: Path, split: Literal["valid", "test"] = "t
 
 
 def score_test_split(
-    folder: Path, trained: Trained, config: EvaluationConfig, device: str, raw: Path
+    folder: Path, trained: Trained, config: EvaluationConfig, launch: LaunchConfig, raw: Path
 ) -> dict[str, Any]:
     """Records of the trained models on the test split; arrays for the figures are written into `folder`."""
-    sets = held_out(trained.cache(), raw, "test")
+    sets, compute = held_out(trained.cache(), raw, "test"), Compute.of(launch)
     return {
-        "records": score_sets(folder, trained.surrogate(device), sets, config, device),
+        "records": score_sets(folder, trained.surrogate(compute.device), sets, config, compute),
         "datasets": {each.dataset.name: each.dataset.family for each in sets},
     }
 
 
 @torch.no_grad()
 def score_sets(
-    folder: Path, surrogate: Surrogate, sets: list[TrajectorySet], config: EvaluationConfig, device: str
+    folder: Path, surrogate: Surrogate, sets: list[TrajectorySet], config: EvaluationConfig, compute: Compute
 ) -> list[dict[str, Any]]:
     """Score every method on every set; write `folder/<dataset>.npz` for the figures.
 
@@ -90,77 +112,158 @@ def score_sets(
     records = []
     with ProgressBar("evaluate", sum(len(each.indices) for each in sets), "trajectories") as bar:
         for each in sets:
-            records += _score_set(folder, surrogate, each, config, device, bar)
+            suites, example = _score_set(compute.limited(surrogate), each, config, compute, bar)
+            arrays = example.arrays() | _curves_and_ranks(suites)
+            np.savez_compressed(folder / f"{each.dataset.name}.npz", **arrays)
+            records += _records_of_methods(surrogate, each.dataset, suites)
     return records
 
 
 def _score_set(
-    folder: Path, surrogate: Surrogate, scored: TrajectorySet, config: EvaluationConfig, device: str, bar: ProgressBar
-) -> list[dict[str, Any]]:
+    surrogate: Surrogate, scored: TrajectorySet, config: EvaluationConfig, compute: Compute, bar: ProgressBar
+) -> tuple[Suites, "Example"]:
     dataset, family = scored.dataset, FAMILIES[scored.dataset.family]
     num_dims, conserved = len(dataset.grid), conserved_channels(dataset)
     suites: Suites = defaultdict(lambda: ScoreSuite(num_dims, family.pdebench_batch_size, conserved, config.seed))
-    example: dict[str, np.ndarray] = {}
-    modes = {m: corrector_mode(surrogate, m, family.name) for m in trained_correctors(surrogate)}
-    off = [m for m, mode in modes.items() if mode == OFF]  # not in the figures: their curves equal the operator's
-    # The dataset's name is part of the seed: its samples do not depend on which other datasets are scored.
-    generator = torch.Generator(device).manual_seed(config.seed + zlib.crc32(dataset.name.encode()))
-    on_grid = replace(surrogate, codec=surrogate.codec.on_grid(dataset.family, dataset.grid))
-    for u_ref, setting in batches(on_grid, scored, config.batch_tokens, torch.device(device)):
-        predictions = predict(on_grid, u_ref, setting, config, generator)
-        truth = Truth(targets(u_ref, dataset.family))
-        for (method, horizon), prediction in predictions.items():
-            u_0 = u_ref[:, 0] if horizon == "rollout" and not family.steady else None
-            suites[method, horizon].update(prediction.u, truth, u_0, prediction.ensemble)
-        example = example or _example(u_ref, {key: predictions[key] for key in predictions if key[0] not in off})
-        bar.advance(len(u_ref))
+    on_grid = replace(surrogate, codec=surrogate.codec.on_grid(family.name, dataset.grid))
+
+    def normal_of(horizon: str, method: str) -> Normal:
+        # The dataset's name is part of the seed: its samples do not depend on which other datasets are scored.
+        seed = config.seed + zlib.crc32(f"{dataset.name}/{horizon}/{method}".encode())
+        return antithetic(torch.Generator(compute.device).manual_seed(seed))
+
+    active = {h: steppers(on_grid, family.name, config.ensemble_size, partial(normal_of, h)) for h in HORIZONS}
+    example = Example(dataset)
+    for batch in batches(on_grid, scored, config.batch_tokens, compute, num_members(active["rollout"])):
+        forecasts = {m: Forecast({h: active[h][m] for h in HORIZONS}, batch.setting) for m in active["rollout"]}
+        trivial, by_models = (
+            partial(predict_trivially, on_grid, family.name),
+            partial(predict, on_grid, batch, forecasts),
+        )
+        is_first = batch.indices[0] == scored.indices[0]
+        score_batch(on_grid, batch, [trivial, by_models], suites, example if is_first else None)
+        bar.advance(len(batch.indices))
     if clamped := suites["codec", "rollout"].metrics.clamped:
         message = "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there"
         log.warning(message, dataset.name, clamped, EPS, EPS)
-    arrays = example | _curves_and_ranks({key: suite for key, suite in suites.items() if key[0] not in off})
-    np.savez_compressed(folder / f"{dataset.name}.npz", times=np.array(dataset.times), **arrays)
-    return [
-        record | ({"mode": modes[method]} if method in modes else {})
-        for (method, horizon), suite in suites.items()
-        for record in _records(dataset, method, horizon, suite)
-    ]
+    return suites, example
 
 
-def conserved_channels(dataset: Dataset) -> list[int]:
-    """Channels whose integral over space is constant; none where a boundary condition is not the family's own."""
-    family = FAMILIES[dataset.family]
-    is_closed = all(boundary == family.boundary for boundary in dataset.boundary)
-    return [family.fields.index(name) for name in family.conserved] if is_closed else []
+def num_members(of_methods: dict[str, Stepper]) -> int:
+    """Members of the largest ensemble of these methods."""
+    return max((stepper.num_members for stepper in of_methods.values()), default=1)
 
 
 def batches(
-    surrogate: Surrogate, trajectory_set: TrajectorySet, batch_tokens: int, device: torch.device
-) -> Iterator[tuple[Tensor, Setting]]:
-    """Batches of trajectories (B, T, C, *grid) with their setting, of about `batch_tokens` tokens each."""
+    surrogate: Surrogate, trajectory_set: TrajectorySet, batch_tokens: int, compute: Compute, num_members: int
+) -> Iterator[Batch]:
+    """Batches of about `batch_tokens` tokens, scored in pieces that fit into memory with `num_members` members."""
     dataset, family = trajectory_set.dataset, FAMILIES[trajectory_set.dataset.family]
-    size = max(1, batch_tokens // trajectory_set.num_tokens)
+    size = min(max(1, batch_tokens // trajectory_set.num_tokens), len(trajectory_set.indices))
+    snapshot_bytes = 4 * len(family.fields) * math.prod(dataset.grid)
+    fitting = compute.num_snapshots(snapshot_bytes, num_members)
+    num_rows, members_at_once = min(max(1, fitting), size), num_members if fitting else 1
     with TrajectoryReader(trajectory_set.folder, dataset) as reader:
         for start in range(0, len(trajectory_set.indices), size):
             indices = trajectory_set.indices[start : start + size]
-            u_ref = torch.from_numpy(np.stack([reader.read(index) for index in indices])).to(device)
-            condition = torch.tensor(trajectory_set.condition, device=device).expand(len(indices), -1)
-            coefficients = torch.zeros(len(indices), math.prod(trajectory_set.domain.grid), 0, device=device)
+            condition = torch.tensor(trajectory_set.condition, device=compute.device).expand(len(indices), -1)
+            coefficients = torch.zeros(len(indices), math.prod(trajectory_set.domain.grid), 0, device=compute.device)
             if family.coefficients:
                 given = torch.from_numpy(np.stack([reader.read_coefficients(index) for index in indices]))
-                coefficients = surrogate.encode(given.to(device), family.name, "coefficients")
-            yield u_ref, Setting(family.name, trajectory_set.domain, coefficients, condition)
+                coefficients = surrogate.encode(given.to(compute.device), family.name, "coefficients")
+            setting = Setting(family.name, trajectory_set.domain, coefficients, condition)
+            rows = [slice(first, first + num_rows) for first in range(0, len(indices), num_rows)]
+            yield Batch(reader, indices, setting, compute.device, max(1, fitting // size), rows, members_at_once)
 
 
-def _example(u_ref: Tensor, predictions: Predictions) -> dict[str, np.ndarray]:
-    """The first trajectory: reference, rollouts with their initial state, spectra of the last snapshot."""
-    first = {"truth": u_ref[:1]}
-    for (method, horizon), prediction in predictions.items():
-        if horizon == "rollout":
-            initial = u_ref[:1, : u_ref.shape[1] - prediction.u.shape[1]]
-            first[method] = torch.cat([initial, prediction.u[:1]], 1)
-    arrays = {f"rollout/{name}": u[0] for name, u in first.items()}
-    arrays |= {f"spectrum/{name}": radial_spectrum(u[:, -1:])[0, 0].sum(0) for name, u in first.items()}
-    return {name: values.cpu().numpy() for name, values in arrays.items()}
+def score_batch(
+    surrogate: Surrogate,
+    batch: Batch,
+    predictors: list[Predictor],
+    suites: Suites,
+    example: "Example | None" = None,
+) -> None:
+    """Add the scores of all predictors on a batch to `suites`; its first trajectory is the `example` for figures."""
+    timelines: dict[tuple[str, str], Timeline] = defaultdict(lambda: Timeline(batch.num_times))
+    for slab in batch.slabs(surrogate):
+        truths = [Truth(slab.target[rows]) for rows in batch.rows]
+        if example is not None:
+            example.add("truth", slab, slab.target[0])
+        for each in chain.from_iterable(predictor(slab) for predictor in predictors):
+            found = _reduced(suites[each.method, each.horizons[0]], each, slab, truths, batch.rows, example)
+            for horizon in each.horizons:
+                left_out = () if horizon == "rollout" else OF_ROLLOUTS
+                timelines[each.method, horizon].append({k: v for k, v in found.items() if k not in left_out})
+    for (method, horizon), timeline in timelines.items():
+        whole = timeline.whole
+        suites[method, horizon].add(whole)
+        if example is not None and horizon == "rollout":
+            example.errors[method] = (whole["rms"] / whole["rms_ref"].clamp_min(EPS))[0].cpu().numpy()
+
+
+def _reduced(
+    suite: ScoreSuite,
+    predicted: Predicted,
+    slab: Slab,
+    truths: list[Truth],
+    places: list[slice],
+    example: "Example | None",
+) -> Reductions:
+    """Reductions of a method's predictions for a slab, made a few trajectories at a time."""
+    parts, is_rollout = [], "rollout" in predicted.horizons
+    for rows, truth in zip(places, truths, strict=True):
+        prediction = predicted.of(rows)
+        u_0 = slab.u_0[rows] if slab.u_0 is not None and is_rollout else None
+        part = truth if predicted.times == slice(None) else Truth(truth.u[:, predicted.times])
+        parts.append(suite.reduce(prediction.u, part, u_0, prediction.ensemble))
+        if example is not None and rows.start == 0 and is_rollout:
+            example.add(predicted.method, slab, prediction.u[0])
+    return joined(parts)
+
+
+class Example:
+    """A trajectory for the figures: truth and rollouts at some times and points, spectra and errors.
+
+    Of a 1D dataset there are up to 256 times, else the first, the middle and the last; of a volume the middle plane
+    of z.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self.errors: dict[str, np.ndarray] = {}
+        count = min(MAX_POINTS if len(dataset.grid) == 1 else 3, len(dataset.times))
+        self._shown = np.unique(np.linspace(0, len(dataset.times) - 1, count).astype(int))
+        self._snapshots: dict[str, list[np.ndarray]] = defaultdict(list)
+        self._spectra: dict[str, np.ndarray] = {}
+
+    def add(self, name: str, slab: Slab, u: Tensor) -> None:
+        """Add snapshots u (T, C, *grid) of the truth or of a rollout, those of a slab."""
+        start = slab.start
+        if slab.u_0 is not None:
+            start += 1
+            if slab.start == 0:
+                self._snapshots[name].append(_thinned(slab.u_0[0]))
+        stop = start + len(u)
+        self._snapshots[name] += [_thinned(u[index - start]) for index in self._shown if start <= index < stop]
+        if stop == len(self.dataset.times):
+            self._spectra[name] = radial_spectrum(u[None, -1:])[0, 0].sum(0).cpu().numpy()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The `times` of all snapshots, those `shown`, and by `<kind>/<name>` fields, spectra and nRMSE (steps, C)."""
+        times = np.array(self.dataset.times)
+        arrays = {"times": times, "shown": times[self._shown]}
+        arrays |= {f"rollout/{name}": np.stack(u) for name, u in self._snapshots.items()}
+        arrays |= {f"spectrum/{name}": energy for name, energy in self._spectra.items()}
+        return arrays | {f"nRMSE/{name}": errors for name, errors in self.errors.items()}
+
+
+def _thinned(u: Tensor) -> np.ndarray:
+    """A snapshot (C, *grid) at no more points per axis than are drawn; of a volume the middle plane of z."""
+    if u.ndim == 4:
+        u = u.narrow(3, u.shape[3] // 2, 1)
+    for axis in range(1, u.ndim):
+        u = u[(slice(None),) * axis + (slice(None, None, -(-u.shape[axis] // MAX_POINTS)),)]
+    return u.cpu().numpy().copy()
 
 
 def _curves_and_ranks(suites: Suites) -> dict[str, np.ndarray]:
@@ -169,6 +272,18 @@ def _curves_and_ranks(suites: Suites) -> dict[str, np.ndarray]:
     curves = {f"curve/{method}": suite.metrics.curve() for method, suite in rollouts.items()}
     ranks = {f"ranks/{method}": suite.ranks() for method, suite in rollouts.items()}
     return {name: values.cpu().numpy() for name, values in (curves | ranks).items() if values is not None}
+
+
+def _records_of_methods(surrogate: Surrogate, dataset: Dataset, suites: Suites) -> list[dict[str, Any]]:
+    """Records of the scored methods, and of correctors that are off, which predict what the plain model does."""
+    modes = {method: corrector_mode(surrogate, method, dataset.family) for method in trained_correctors(surrogate)}
+    records = []
+    for (method, horizon), suite in suites.items():
+        mode = {"mode": modes[method]} if method in modes else {}
+        records += [record | mode for record in _records(dataset, method, horizon, suite)]
+    plain = [record for record in records if record["method"] == plain_method(dataset.family)]
+    off = [method for method, mode in modes.items() if mode == OFF]
+    return records + [record | {"method": method, "mode": OFF} for method in off for record in plain]
 
 
 def _records(dataset: Dataset, method: str, horizon: str, suite: ScoreSuite) -> Iterator[dict[str, Any]]:

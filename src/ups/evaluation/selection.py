@@ -14,13 +14,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ups.config import SelectionConfig
+from ups.config import LaunchConfig, SelectionConfig
+from ups.data.families import base_of
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader
 from ups.evaluation.figures import common_legend, panel_grid
-from ups.evaluation.predictions import corrector_mode
+from ups.evaluation.predictions import Batch, Compute, corrector_mode
 from ups.evaluation.scores import TrajectorySet, batches, held_out
-from ups.evaluation.search import Batch, DatasetSearch, Key, SearchResults
+from ups.evaluation.search import DatasetSearch, Key, SearchResults
 from ups.evaluation.tables import number, table
 from ups.evaluation.violations import PhysicsScore
 from ups.metrics.bootstrap import MIN_TRAJECTORIES, bootstrap_interval
@@ -37,7 +38,7 @@ DatasetErrors = tuple[list[InitialCondition], dict[Key, Tensor]]  # N initial co
 
 
 @torch.no_grad()
-def select_all(trained: Trained, config: SelectionConfig, device: str, raw: Path) -> dict[str, Any]:
+def select_all(trained: Trained, config: SelectionConfig, launch: LaunchConfig, raw: Path) -> dict[str, Any]:
     """Error over cost of every search method, the decision of every family, and the test of each decision to search.
 
     Left out are families without a residual of their equation, and steady ones, whose solution is no rollout.
@@ -45,13 +46,14 @@ def select_all(trained: Trained, config: SelectionConfig, device: str, raw: Path
     Returns:
         {"families": {family: decision}, "datasets": {dataset: quality of the score}, "records": [...]}
     """
-    surrogate, cache = trained.surrogate(device), trained.cache()
+    compute, cache = Compute.of(launch), trained.cache()
+    surrogate = compute.limited(trained.surrogate(compute.device))
     valid, test = (_transient(held_out(cache, raw, split), config.max_trajectories) for split in ("valid", "test"))
     errors, test_errors = defaultdict(list), defaultdict(list)
     scores, datasets, records = {}, {}, []
     with ProgressBar("select", len(valid) + len(test), "datasets") as bar:
         for each in valid:
-            name, family, search = each.dataset.name, each.dataset.family, _search(each, surrogate, config, device)
+            name, family, search = each.dataset.name, each.dataset.family, _search(each, surrogate, config, compute)
             scores[name], ratios = search.fit(_batches(each, search))
             results = search.run(_batches(each, search), scores[name])
             errors[family].append((initial_conditions(each), results.errors))
@@ -61,7 +63,7 @@ def select_all(trained: Trained, config: SelectionConfig, device: str, raw: Path
             bar.advance(1)
         families = {family: decide(by_initial_condition(some), config.seed) for family, some in errors.items()}
         for each in test:
-            name, family, search = each.dataset.name, each.dataset.family, _search(each, surrogate, config, device)
+            name, family, search = each.dataset.name, each.dataset.family, _search(each, surrogate, config, compute)
             if families[family]["is_on"]:
                 results = search.run(_batches(each, search), scores[name])
                 test_errors[family].append((initial_conditions(each), results.errors))
@@ -146,20 +148,24 @@ def _interval(values: Tensor, seed: int) -> dict[str, float]:
 
 
 def _transient(sets: list[TrajectorySet], max_trajectories: int) -> list[TrajectorySet]:
-    known = [s for s in sets if s.dataset.family in SIMULATED_FAMILIES and not FAMILIES[s.dataset.family].steady]
+    transient = [each for each in sets if not FAMILIES[each.dataset.family].steady]
+    known = [each for each in transient if base_of(each.dataset.family) in SIMULATED_FAMILIES]
     return [replace(each, indices=each.indices[:max_trajectories]) for each in known]
 
 
-def _search(trajectory_set: TrajectorySet, surrogate: Surrogate, config: SelectionConfig, device: str) -> DatasetSearch:
+def _search(
+    trajectory_set: TrajectorySet, surrogate: Surrogate, config: SelectionConfig, compute: Compute
+) -> DatasetSearch:
     """A search whose members are sampled with the family's correction, or as configured if the corrector is off."""
     start = config.if_corrector_off
     otherwise = Correction("sample", start.sigma, config.sigma_min, start.num_steps, 1.0, 0.0)
     correction = surrogate.corrections.get((config.sampler, trajectory_set.dataset.family), otherwise)
-    return DatasetSearch(surrogate, trajectory_set.dataset, correction, config, torch.device(device))
+    return DatasetSearch(surrogate, trajectory_set.dataset, correction, config, compute)
 
 
 def _batches(trajectory_set: TrajectorySet, search: DatasetSearch) -> Iterator[Batch]:
-    return batches(search.surrogate, trajectory_set, search.config.batch_tokens // search.num_members, search.device)
+    batch_tokens, compute = search.config.batch_tokens // search.num_members, search.compute
+    return batches(search.surrogate, trajectory_set, batch_tokens, compute, search.num_members)
 
 
 def _score_quality(

@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import fmean, mean, stdev
 from typing import Any
 
-from ups.config import EvaluationConfig
+from ups.config import EvaluationConfig, LaunchConfig
 from ups.config.studies import BASE
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation.comparison import HORIZON_TITLES, STRONG, WITHOUT_SAMPLING, Errors, best, errors_of
-from ups.evaluation.predictions import HORIZONS
+from ups.evaluation.predictions import HORIZONS, Compute
 from ups.evaluation.scores import held_out, score_sets
 from ups.evaluation.tables import geometric_mean, number, ratio, table
 from ups.files import read_json
@@ -26,12 +26,15 @@ ABLATION_NOTE = (
 )
 
 
-def score_variant(folder: Path, trained: Trained, config: EvaluationConfig, device: str, raw: Path) -> dict[str, Any]:
+def score_variant(
+    folder: Path, trained: Trained, config: EvaluationConfig, launch: LaunchConfig, raw: Path
+) -> dict[str, Any]:
     """{"row": {"one_step", "rollout": {family: nRMSE}, "parameters"}} of one operator on the validation split."""
     transient = [s for s in held_out(trained.cache(), raw, "valid") if not FAMILIES[s.dataset.family].steady]
-    surrogate = trained.surrogate(device)
+    compute = Compute.of(launch)
+    surrogate = trained.surrogate(compute.device)
     assert surrogate.operator is not None
-    records = score_sets(folder, surrogate, transient, config, device)
+    records = score_sets(folder, surrogate, transient, config, compute)
     row: dict[str, Any] = {horizon: _by_family(records, horizon) for horizon in HORIZONS}
     row["parameters"] = sum(parameter.numel() for parameter in surrogate.operator.parameters())
     return {"row": row}

@@ -11,14 +11,20 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from ups.data.families import Dataset
+from ups.data.families import Dataset, base_of
 from ups.data.pdebench import FAMILIES
-from ups.evaluation.scores import conserved_channels
 from ups.evaluation.tables import finite
 from ups.metrics.errors import EPS, conservation_drift, rms
 from ups.solvers.families import equation_of
 from ups.solvers.numerics import wall_divergence
 from ups.solvers.reaction import INFLOW, D
+
+
+def conserved_channels(dataset: Dataset) -> list[int]:
+    """Channels whose integral over space is constant; none where a boundary condition is not the family's own."""
+    family = FAMILIES[dataset.family]
+    is_closed = all(boundary == family.boundary for boundary in dataset.boundary)
+    return [family.fields.index(name) for name in family.conserved] if is_closed else []
 
 
 def violations(dataset: Dataset, u: Tensor, u_0: Tensor) -> dict[str, Tensor]:
@@ -42,7 +48,7 @@ def violations(dataset: Dataset, u: Tensor, u_0: Tensor) -> dict[str, Tensor]:
         found["positivity"] = (-u[:, 1:, non_negative]).clamp(min=0).flatten(3).mean(-1) / _size(u_0[:, non_negative])
     if any(boundary != "periodic" for boundary in dataset.boundary):
         found["boundary"] = boundary_mismatch(dataset, u[:, 1:]) / _size(u_0)
-    equation = equation_of(dataset.family, dataset.parameters, spacing, dataset.boundary[0])
+    equation = equation_of(base_of(dataset.family), dataset.parameters, spacing, dataset.boundary[0])
     if equation is not None:
         found["residual"] = dt * rms(equation.residual(u, dt)) / _size(equation.quantity(u_0))
     if velocity:

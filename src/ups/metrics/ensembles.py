@@ -1,6 +1,6 @@
 """Scores of ensembles: accuracy, and calibration (whether the reference is distributed as the members are)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +23,6 @@ class EnsembleErrors:
     ranks: Tensor
 
     @classmethod
-    def joined(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
-        """Join consecutive times."""
-        return cls(*(torch.cat(values, dim=1) for values in zip(*(vars(part).values() for part in parts), strict=True)))
-
-    @classmethod
     def mean(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
         """Average the reductions of ensembles of the same size and with the same reference."""
         columns = zip(*(vars(part).values() for part in parts), strict=True)
@@ -38,9 +33,12 @@ def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
     """Reduce M > 1 members (M, B, T, C, *grid) and their reference (B, T, C, *grid) over space."""
     axes = tuple(range(3, u_ref.ndim))
     mean = members.mean(dim=0)
-    variance = sum((member - mean).square() for member in members) / (len(members) - 1)
-    crps, squared_error = fair_crps(members, u_ref), (mean - u_ref).square()
-    return EnsembleErrors(*(u.mean(dim=axes) for u in (crps, variance, squared_error)), rank_histogram(members, u_ref))
+    variance = (_sum((member - mean).square_() for member in members) / (len(members) - 1)).mean(dim=axes)
+    squared_error = (mean - u_ref).square().mean(dim=axes)
+    del mean  # as large as a member
+    return EnsembleErrors(
+        fair_crps(members, u_ref).mean(dim=axes), variance, squared_error, rank_histogram(members, u_ref)
+    )
 
 
 def fair_crps(members: Tensor, u_ref: Tensor) -> Tensor:
@@ -49,8 +47,8 @@ def fair_crps(members: Tensor, u_ref: Tensor) -> Tensor:
     Unbiased in M: its expectation is the CRPS of the distribution of the members, whatever their number (Ferro 2014).
     """
     num_members = len(members)
-    error = sum((member - u_ref).abs() for member in members) / num_members
-    difference = sum((members[i] - members[j]).abs() for i in range(1, num_members) for j in range(i))
+    error = _sum((member - u_ref).abs_() for member in members) / num_members
+    difference = _sum((members[i] - members[j]).abs_() for i in range(1, num_members) for j in range(i))
     return error - difference / (num_members * (num_members - 1))
 
 
@@ -60,14 +58,22 @@ def rank_histogram(members: Tensor, u_ref: Tensor) -> Tensor:
     A reference that equals some members counts in equal parts for every rank it could have: the expectation of ties
     broken at random. Snapshots with a value that is not finite have NaN.
     """
-    below = sum((member < u_ref).to(torch.int16) for member in members)
-    highest = below + sum((member == u_ref).to(torch.int16) for member in members)
+    below = _sum((member < u_ref).to(torch.int16) for member in members)
+    highest = below + _sum((member == u_ref).to(torch.int16) for member in members)
     weight = 1 / (highest - below + 1).to(u_ref.dtype)
     axes = tuple(range(3, u_ref.ndim))
     ranks = range(len(members) + 1)
     shares = [torch.where((below <= rank) & (rank <= highest), weight, 0).mean(dim=axes) for rank in ranks]
     is_finite = (members.sum(dim=0) + u_ref).isfinite().flatten(3).all(dim=-1)
     return torch.stack(shares, dim=-1).masked_fill(~is_finite[..., None], torch.nan)
+
+
+def _sum(terms: Iterator[Tensor]) -> Tensor:
+    """The sum in place of the first term: `sum` would hold two more tensors of the size of a member."""
+    total = next(terms)
+    for term in terms:
+        total += term
+    return total
 
 
 class EnsembleSuite:

@@ -32,12 +32,12 @@ def VRMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
     return rms(u_pred - u_ref) / (rms(centred(u_ref)).square() + 1e-7).sqrt()
 
 
-def L2RE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
-    """||u_pred - u_ref|| / ||u_ref|| over space and time together: (B, T, C, *grid) -> (B, C).
+def L2RE(error: Tensor, reference: Tensor) -> Tensor:  # noqa: N802
+    """||u_pred - u_ref|| / ||u_ref|| over space and time together, from the `rms` of both: (B, T, C) -> (B, C).
 
     DPOT (arXiv:2403.03542). The RMS of the reference is at least EPS, as in nRMSE.
     """
-    error, reference = (rms(u).square().mean(dim=1).sqrt() for u in (u_pred - u_ref, u_ref))
+    error, reference = (values.square().mean(dim=1).sqrt() for values in (error, reference))
     return error / reference.clamp_min(EPS)
 
 
@@ -57,15 +57,14 @@ def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     return torch.where(std.isfinite().all(-1), rho, torch.nan)
 
 
-def correlation_time(u_pred: Tensor, u_ref: Tensor, threshold: float = 0.8) -> Tensor:
-    """First time step, counted from 1, whose correlation is below `threshold`: (B, T, C, *grid) -> (B,).
+def correlation_time(rho: Tensor, threshold: float = 0.8) -> Tensor:
+    """First time step, counted from 1, whose `correlation` rho is below `threshold`: (B, T) -> (B,).
 
     The unit is the time between two stored snapshots. A rollout that stays correlated gets T, a lower bound.
     """
-    rho = correlation(u_pred, u_ref)
     has_fallen = ~(rho >= threshold)  # true for NaN too: a diverged rollout is not correlated
     first = has_fallen.int().argmax(dim=1) + 1
-    return torch.where(has_fallen.any(dim=1), first, rho.shape[1]).to(u_ref.dtype)
+    return torch.where(has_fallen.any(dim=1), first, rho.shape[1]).to(rho.dtype)
 
 
 def conservation_drift(u: Tensor, u_0: Tensor) -> Tensor:

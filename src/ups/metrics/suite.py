@@ -1,9 +1,10 @@
-"""All metrics of one method and horizon, over a stream of batches."""
+"""All metrics of one method and horizon, over a stream of batches, each of them reduced a slab of times at a time."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,11 +12,18 @@ from torch import Tensor
 
 from ups.metrics.bootstrap import bootstrap_interval
 from ups.metrics.ensembles import EnsembleErrors, EnsembleSuite
-from ups.metrics.errors import L2RE, MAE, VRMSE, SampleMeans, conservation_drift, correlation_time
-from ups.metrics.pdebench import CompatSuite, MetricSuite, snapshot_errors
+from ups.metrics.errors import L2RE, MAE, VRMSE, SampleMeans, conservation_drift, correlation, correlation_time
+from ups.metrics.pdebench import CompatSuite, MetricSuite, SnapshotErrors, snapshot_errors
 from ups.metrics.spectra import band_scores, radial_spectrum
 
+Reductions = dict[str, Tensor]
+"""Name -> (B, T, ...): what remains of B trajectories at T times, reduced over space; SPECTRA have (B, 1, C, K)."""
+
+Record = TypeVar("Record", SnapshotErrors, EnsembleErrors)
+
 COMPAT = "pdebench_compat/"
+SPECTRA = ("prediction_spectrum", "reference_spectrum")  # summed over times
+OF_ROLLOUTS = ("correlation", "conservation_drift")
 MEDIANS = ("correlation_time",)  # its mean would depend on the length of rollouts that never lose correlation
 
 
@@ -38,6 +46,40 @@ class Truth:
         return radial_spectrum(self.u)
 
 
+def joined(parts: Sequence[Reductions]) -> Reductions:
+    """Join the reductions of different trajectories."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+class Timeline:
+    """Reductions of whole trajectories of at most `num_times` steps, filled in a slab of times after the other.
+
+    They are written in place: small tensors made between the snapshots that they outlive would scatter the free memory,
+    which then grew with the length of the trajectories.
+    """
+
+    def __init__(self, num_times: int) -> None:
+        self._num_times, self._stop = num_times, 0
+        self._whole: Reductions = {}
+
+    def append(self, part: Reductions) -> None:
+        """Add the times that follow."""
+        start, self._stop = self._stop, self._stop + next(iter(part.values())).shape[1]
+        for name, values in part.items():
+            if name not in self._whole:
+                num_times = 1 if name in SPECTRA else self._num_times
+                self._whole[name] = values.new_zeros(len(values), num_times, *values.shape[2:])
+            if name in SPECTRA:
+                self._whole[name].add_(values)
+            else:
+                self._whole[name][:, start : self._stop] = values
+
+    @property
+    def whole(self) -> Reductions:
+        """The reductions of all times so far."""
+        return {name: values[:, : self._stop] for name, values in self._whole.items()}
+
+
 class ScoreSuite:
     """All metrics of one method and horizon (one step, or whole rollouts).
 
@@ -57,33 +99,38 @@ class ScoreSuite:
         self._ensemble = EnsembleSuite()
         self._trajectories: dict[str, list[Tensor]] = defaultdict(list)
 
-    def update(
+    def reduce(
         self, u_pred: Tensor, truth: Truth, u_0: Tensor | None = None, ensemble: EnsembleErrors | None = None
-    ) -> None:
-        """Add a batch of predictions (B, T, C, *grid).
+    ) -> Reductions:
+        """Reduce predictions (B, T, C, *grid) of some trajectories at some times over space.
 
         Metrics over time need the initial state u_0 (B, C, *grid) of the rollouts; ensemble scores need `ensemble`, the
         reductions of the members whose mean is u_pred.
         """
-        errors = snapshot_errors(u_pred, truth.u)
+        found = vars(snapshot_errors(u_pred, truth.u)) | {"MAE": MAE(u_pred, truth.u), "VRMSE": VRMSE(u_pred, truth.u)}
+        spectra = zip(SPECTRA, (radial_spectrum(u_pred), truth.spectrum), strict=True)
+        found |= {name: energy.double().sum(dim=1, keepdim=True) for name, energy in spectra}
+        if u_0 is not None:
+            found["correlation"] = correlation(u_pred, truth.u)
+            if self.conserved:
+                found["conservation_drift"] = conservation_drift(u_pred[:, :, self.conserved], u_0[:, self.conserved])
+        return found if ensemble is None else found | vars(ensemble)
+
+    def add(self, reductions: Reductions) -> None:
+        """Add the reductions of whole trajectories."""
+        errors = _record(SnapshotErrors, reductions)
         self.metrics.add(errors)
         self._compat.add(errors)
-        self._spectra.add({"error": errors.radial, "prediction": radial_spectrum(u_pred), "reference": truth.spectrum})
-        scores = {
-            "nRMSE": errors.nRMSE,
-            "RMSE": errors.rms,
-            "MAE": MAE(u_pred, truth.u),
-            "bRMSE": errors.boundary_rms,
-            "L2RE": L2RE(u_pred, truth.u),
-            "VRMSE": VRMSE(u_pred, truth.u),
-        }
-        if u_0 is not None:
-            scores["correlation_time"] = correlation_time(u_pred, truth.u)
-            if self.conserved:
-                scores["conservation_drift"] = conservation_drift(u_pred[:, :, self.conserved], u_0[:, self.conserved])
-        if ensemble is not None:
-            self._ensemble.add(ensemble)
-            scores["CRPS"] = ensemble.crps
+        energies = {"error_spectrum": errors.radial} | {name: reductions[name] for name in SPECTRA}
+        self._spectra.add({name: energy.double().sum(dim=1) for name, energy in energies.items()})
+        scores = {name: reductions[name] for name in ("MAE", "VRMSE", "conservation_drift") if name in reductions}
+        scores |= {"nRMSE": errors.nRMSE, "RMSE": errors.rms, "bRMSE": errors.boundary_rms}
+        scores["L2RE"] = L2RE(errors.rms, errors.rms_ref)
+        if "correlation" in reductions:
+            scores["correlation_time"] = correlation_time(reductions["correlation"])
+        if "crps" in reductions:
+            self._ensemble.add(_record(EnsembleErrors, reductions))
+            scores["CRPS"] = reductions["crps"]
         for name, values in scores.items():
             # One number per trajectory: its snapshots are not independent, so that intervals resample trajectories.
             self._trajectories[name].append(values.double().reshape(len(values), -1).mean(dim=1))
@@ -95,7 +142,7 @@ class ScoreSuite:
             each, is_median = self.of_trajectories(name), name in MEDIANS
             values[name] = float(each.quantile(0.5) if is_median else each.mean())
             intervals[name] = bootstrap_interval(each, statistic=np.median if is_median else np.mean, seed=self.seed)
-        spectra = [self._spectra[name].sum(dim=0) for name in ("error", "prediction", "reference")]
+        spectra = [self._spectra[name] for name in ("error_spectrum", *SPECTRA)]
         values |= self.metrics.compute() | band_scores(*spectra)
         values |= {f"{COMPAT}{name}": value for name, value in self._compat.compute().items()}
         if "CRPS" in self._trajectories:
@@ -109,3 +156,7 @@ class ScoreSuite:
     def ranks(self) -> Tensor | None:
         """Return the rank histogram of each channel, (C, M + 1); None without an ensemble."""
         return self._ensemble.ranks() if "CRPS" in self._trajectories else None
+
+
+def _record(kind: type[Record], reductions: Reductions) -> Record:
+    return kind(**{field.name: reductions[field.name] for field in fields(kind)})

@@ -3,19 +3,14 @@
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ups.config.training import TrainingSection
-from ups.data.families import Dataset
-from ups.data.pdebench import FAMILIES
-from ups.data.samples import LatentBatch, LatentSamples, domains
-from ups.data.trajectories import TrajectoryReader
+from ups.data.samples import LatentSamples
 from ups.evaluation.timing import now
-from ups.models.codec import Codec, codec_from, group_name
+from ups.models.codec import codec_from
 from ups.models.weights import load_model
 from ups.performance.profile import events_of, peak_bytes, record
 from ups.runs.run import CHECKPOINTS, Run, append_metrics
@@ -24,6 +19,7 @@ from ups.training.checkpoints import Checkpoints
 from ups.training.distributed import Ranks
 from ups.training.history import TrainingHistory
 from ups.training.injection import Injection
+from ups.training.inputs import encoder
 from ups.training.stages import STAGES
 from ups.training.update import StepResult, Update
 
@@ -70,7 +66,7 @@ class TimedTraining:
         assert isinstance(stage.train, LatentSamples)
         samples = stage.train.only(*setup.families)
         tokens = {family: stage.num_tokens[family] for family in samples.families}
-        train = _encoded_on_the_fly(samples, run) if setup.encode_on_the_fly else samples
+        train = encoded_on_the_fly(samples, run) if setup.encode_on_the_fly else samples
         own = replace(run, launch=run.launch.model_copy(update=setup.launch))
         parts = (replace(stage, train=train, num_tokens=tokens), self.config, own, self.ranks, Injection(run.folder, 0))
         self.update, self.batches = Update(*parts), Batches(*parts)
@@ -174,31 +170,7 @@ class CheckpointInterval:
             append_metrics(training.run.folder, share.step, metrics)
 
 
-class RawSteps:
-    """The samples of `steps`, but read from raw files, normalized and encoded when a batch is loaded."""
-
-    def __init__(self, steps: LatentSamples, codec: Codec, raw: Path, datasets: dict[str, Any]) -> None:
-        self.steps, self.codec = steps, codec
-        self.num_samples, self.draw, self.dataset = steps.num_samples, steps.draw, steps.dataset
-        self._readers = {name: TrajectoryReader(raw, Dataset.from_json(entry)) for name, entry in datasets.items()}
-        self._domains = domains(steps.cache)
-
-    @torch.no_grad()
-    def load(self, family: str, samples: np.ndarray) -> LatentBatch:
-        """Read, normalize and encode; all snapshots of the batch pass through the codec at once."""
-        places = [self.steps.find(family, sample) for sample in samples]
-        u = np.stack([self._readers[name].read(trajectory, time, time + 2) for name, trajectory, time in places])
-        z = self.codec.encode(torch.from_numpy(u).flatten(0, 1), group_name(family, "fields"))
-        z = z.unflatten(0, (len(places), 2))
-        coefficients = z[:, 0, :, :0]
-        if FAMILIES[family].coefficients:
-            given = np.stack([self._readers[name].read_coefficients(trajectory) for name, trajectory, _ in places])
-            coefficients = self.codec.encode(torch.from_numpy(given), group_name(family, "coefficients"))
-        conditions = [self.steps.cache.datasets[name]["condition"] for name, _, _ in places]
-        return LatentBatch(self._domains[family], z[:, 0], z[:, 1], coefficients, torch.tensor(conditions))
-
-
-def _encoded_on_the_fly(steps: LatentSamples, run: Run) -> RawSteps:
-    assert run.raw is not None
-    codec = load_model(codec_from, run.data_root, run.inputs["codec"])
-    return RawSteps(steps, codec, run.raw, run.inputs["datasets"]["datasets"])
+def encoded_on_the_fly(samples: LatentSamples, run: Run) -> LatentSamples:
+    """The same samples, but read from raw files, normalized and encoded when a batch is loaded."""
+    codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
+    return samples.reading(samples.cache.encoded_by(encoder(codec, torch.device("cpu"))))

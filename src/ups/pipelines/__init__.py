@@ -1,5 +1,6 @@
 """The Kedro pipelines, one module each: first the functions that list nodes, then the functions of the nodes.
 
+`plan`: sizes and times of a run before it starts; its check of sizes is part of `data`.
 `data`: raw files to checked, split and normalized datasets.
 `training`: codec, latents, operator, steady model, diffusion, consistency.
 `evaluation`: corrector, scores, figures, gates.

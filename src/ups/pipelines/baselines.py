@@ -147,8 +147,7 @@ def evaluate_baselines(
 
     def work(folder: Path) -> Receipt:
         cache = LatentCache.open(place_of(data_root, fields), fields["key"])
-        where = device(launch)
-        return {"records": score_baselines(folder, cache, baselines, identity_codec, config, where, raw, data_root)}
+        return {"records": score_baselines(folder, cache, baselines, identity_codec, config, launch, raw, data_root)}
 
     return cached("evaluate_baselines", data_root, "07_model_output/baselines", module, config, inputs)(work)["records"]
 
@@ -213,4 +212,4 @@ def compare(
 
 
 def _families(fields: Receipt) -> list[str]:
-    return [family for family in FAMILIES if family in fields["transient"] + fields["steady"]]
+    return FAMILIES.in_order(fields["transient"] + fields["steady"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kedro.pipeline import Pipeline
 
-from ups.config import DownloadConfig, SimulateConfig, SplitConfig
+from ups.config import DownloadConfig, SimulateConfig, SplitConfig, SubsampleConfig
 from ups.data.families import Dataset
 from ups.data.inspection import inspect
 from ups.data.layouts import digests_of
@@ -15,6 +15,8 @@ from ups.pipelines import cached, step
 from ups.runs.progress import ProgressBar, TransferBars
 from ups.runs.stage_cache import Receipt, code_digest
 
+FILES = ("simulated_files", "downloaded_files", "listed_files")
+
 
 def create_pipeline() -> Pipeline:
     """Of the three nodes that provide raw files only the one named by `source` works; the others return no files."""
@@ -22,7 +24,7 @@ def create_pipeline() -> Pipeline:
         step(simulate_pdebench, ["params:source", "params:simulate"], "simulated_files"),
         step(download_pdebench, ["params:source", "params:download"], "downloaded_files"),
         step(list_folder, ["params:source"], "listed_files"),
-        step(describe_datasets, ["simulated_files", "downloaded_files", "listed_files", "params:split"], "datasets"),
+        step(describe_datasets, [*FILES, "params:split", "params:subsample"], "datasets"),
         step(fit_normalization, ["datasets"], "normalization"),
         step(draw_cards, ["params:source", "datasets", "normalization"], ["data_cards", "data_cards_text"]),
     ]
@@ -57,14 +59,22 @@ def list_folder(source: str, raw: Path, data_root: Path) -> Files:
 
 
 def describe_datasets(
-    simulated: Files, downloaded: Files, listed: Files, config: SplitConfig, raw: Path, data_root: Path
+    simulated: Files,
+    downloaded: Files,
+    listed: Files,
+    config: SplitConfig,
+    subsample: SubsampleConfig,
+    raw: Path,
+    data_root: Path,
 ) -> Receipt:
-    """Open and check every file; hold out trajectories by initial condition."""
+    """Open and check every file, choose points, snapshots and trajectories; hold some out by initial condition."""
     files = simulated | downloaded | listed
-    inputs = {"sources": files, "families": digests_of(sorted(files))}
+    families = digests_of(sorted(files))
+    inputs = {"sources": files, "families": families, "subsample": subsample.of(families)}
 
     def work(folder: Path) -> Receipt:
-        return inputs | inspect("describe", folder=raw, names=sorted(files), **config.model_dump())
+        described = {"subsample": inputs["subsample"], **config.model_dump()}
+        return inputs | inspect("describe", folder=raw, names=sorted(files), **described)
 
     return cached("describe_datasets", data_root, "04_feature/datasets", "ups.data.splits", config, inputs)(work)
 

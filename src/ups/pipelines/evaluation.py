@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 from kedro.pipeline import Pipeline
 from rich import get_console
 
-from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig
+from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig, SubsampleConfig
+from ups.data.layouts import digests_of
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import list_files
 from ups.data.trajectories import find_files
 from ups.errors import GateFailed
 from ups.files import place_of
 from ups.pipelines import cached, step
-from ups.runs.machine import device, limit_threads
+from ups.runs.machine import limit_threads
 from ups.runs.stage_cache import Receipt, trained_receipts
 
 if TYPE_CHECKING:
@@ -35,7 +36,11 @@ def create_pipeline() -> Pipeline:
             tags=["diffusion", "consistency"],
         ),
         step(evaluate, SURROGATE | {"config": "params:evaluation"}, ["metrics", "rollouts"]),
-        step(evaluate_external, SURROGATE | {"config": "params:evaluation"}, "external_metrics"),
+        step(
+            evaluate_external,
+            SURROGATE | {"config": "params:evaluation", "subsample": "params:subsample"},
+            "external_metrics",
+        ),
         step(plot, ["rollouts"], "figures"),
         step(judge, ["metrics", "latent_cache", "params:judge"], "verdict"),
         step(require_pass, ["verdict", "metrics", "figures"], None),
@@ -67,7 +72,7 @@ def choose_corrector(
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     chosen = cached("choose_corrector", data_root, "06_models/corrector", "ups.evaluation.corrector", config, inputs)
-    receipt = chosen(lambda _: choose(trained, config, device(launch), raw))
+    receipt = chosen(lambda _: choose(trained, config, launch, raw))
     return {key: receipt[key] for key in ("path", "fingerprint", "families")}, receipt["report"]
 
 
@@ -80,14 +85,19 @@ def evaluate(
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     scored = cached("evaluate", data_root, "07_model_output", "ups.evaluation.scores", config, inputs)
-    receipt = scored(lambda folder: score_test_split(folder, trained, config, device(launch), raw))
+    receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw))
     return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
 
 
 def evaluate_external(
-    latent_cache: Receipt, config: EvaluationConfig, launch: LaunchConfig, data_root: Path, **stages: Receipt
+    latent_cache: Receipt,
+    config: EvaluationConfig,
+    subsample: SubsampleConfig,
+    launch: LaunchConfig,
+    data_root: Path,
+    **stages: Receipt,
 ) -> list[dict[str, Any]]:
-    """Score all trajectories of the files in `evaluation.folder`; no records if no folder is named."""
+    """Score what `subsample` leaves of the files in `evaluation.folder`; no records if no folder is named."""
     if config.folder is None:
         return []
     from ups.evaluation.external import external_sets, score_external
@@ -98,11 +108,13 @@ def evaluate_external(
         stages = {name: stages[name] for name in PLAIN_STAGES}
     inputs = {"latent_cache": latent_cache, **stages}
     folder, trained = Path(config.folder).resolve(), trained_stages(inputs, launch, data_root)
-    sets = external_sets(folder, find_files(folder), trained)
+    names = find_files(folder)
+    inputs["subsample"] = subsample.of(digests_of(names))
+    sets = external_sets(folder, names, inputs["subsample"], trained)
     inputs["files"] = list_files(folder, data_root / "01_raw" / "checksums.json")
     module = "ups.evaluation.external"
     scored = cached("evaluate_external", data_root, "07_model_output/external", module, config, inputs)
-    records = scored(lambda place: score_external(place, trained, sets, config, device(launch)))["records"]
+    records = scored(lambda place: score_external(place, trained, sets, config, launch))["records"]
     get_console().print(score_table(records, "nRMSE", f"all of {folder}"))
     return records
 

@@ -7,6 +7,7 @@ from typing import Any
 from kedro.pipeline import Pipeline
 
 from ups.config import (
+    WHOLE,
     BenchmarkConfig,
     CodecConfig,
     ConsistencyConfig,
@@ -116,7 +117,8 @@ def _tune(
     section = config.model_dump(mode="json")
     run = Run(folder, stage, "tuning", section, trained_receipts(inputs), launch, where, data_root, raw)
     found = run_query(TUNE_WORKER, run, {})
-    machine.save_micro_batch(launch, stage, where, data_root, found["tokens"])
+    # A whole share that fits is remembered as well: without a number the launcher would cut it by an estimate.
+    machine.save_micro_batch(launch, stage, where, data_root, found["tokens"] or found["whole"])
     return {"stage": stage, "place": machine.tuning_key(launch, stage, where), **found}
 
 
@@ -157,7 +159,7 @@ def prepare_benchmark(
     launch = launch.model_copy(update={"num_processes": 1, "num_nodes": 1})
     simulated = SimulateConfig(seed=config.seed, datasets=[*config.datasets, config.loading_dataset])
     files = simulate_pdebench("simulate", simulated, raw)
-    datasets = describe_datasets(files, {}, {}, split, raw, root)
+    datasets = describe_datasets(files, {}, {}, split, WHOLE, raw, root)
     normalization = fit_normalization(datasets, raw, root)
     short = codec.model_copy(update={"steps": config.codec_steps})
     trained = train_codec(datasets, normalization, short, launch, raw, root)

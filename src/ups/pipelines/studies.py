@@ -20,7 +20,6 @@ from ups.errors import ConfigFault
 from ups.pipelines import cached, step
 from ups.pipelines.evaluation import SURROGATE, trained_stages
 from ups.runs.launcher import train_stage
-from ups.runs.machine import device
 from ups.runs.stage_cache import Receipt
 
 
@@ -105,7 +104,7 @@ def score_variants(
         name, inputs = f"score_{variant['variant']}", shared | {"operator": variant["operator"]}
         trained = trained_stages(inputs, launch, data_root)
         scored = cached(name, data_root, "07_model_output/ablation", "ups.evaluation.studies", config, inputs)
-        receipt = scored(lambda folder, trained=trained: score_variant(folder, trained, config, device(launch), raw))
+        receipt = scored(lambda folder, trained=trained: score_variant(folder, trained, config, launch, raw))
         rows.append({key: variant[key] for key in ("variant", "seed", "overrides")} | receipt["row"])
     return rows
 
@@ -153,7 +152,7 @@ def score_finetuned(
     sets = [each for each in held_out(before.cache(), raw) if each.dataset.family == chosen.family]
     inputs, module = shared | {"operator": operator, "finetune": finetune}, "ups.evaluation.external"
     scored = cached("score_finetuned", data_root, "07_model_output/finetune", module, config, inputs)
-    records = scored(lambda folder: score_operators(folder, operators, sets, config, device(launch)))["records"]
+    records = scored(lambda folder: score_operators(folder, operators, sets, config, launch))["records"]
     get_console().print(score_table(records, "nRMSE", f"the test split of {chosen.family}"))
     return records
 
@@ -167,7 +166,7 @@ def select(
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     selected = cached("select", data_root, "07_model_output", "ups.evaluation.selection", config, inputs)
-    receipt = selected(lambda _: select_all(trained, config, device(launch), raw))
+    receipt = selected(lambda _: select_all(trained, config, launch, raw))
     return {name: receipt[name] for name in ("families", "datasets", "records")}
 
 

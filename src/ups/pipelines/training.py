@@ -18,7 +18,9 @@ from ups.pipelines import cached, step
 from ups.runs.launcher import train_stage
 from ups.runs.machine import device, limit_threads
 from ups.runs.progress import ProgressBar
+from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, trained_receipts, untrained_receipt
+from ups.runs.torchrun import run_query
 
 
 def create_pipeline() -> Pipeline:
@@ -48,19 +50,28 @@ def train_codec(
 def encode_latents(
     datasets: Receipt, codec: Receipt, config: LatentsConfig, launch: LaunchConfig, raw: Path, data_root: Path
 ) -> Receipt:
-    """Encode every trajectory once; the later stages are trained on latents alone."""
-    from ups.data.latent_cache import encode_datasets
+    """Encode every trajectory once, on this node's processes; the later stages are trained on latents alone."""
+    import torch
+
+    from ups.training import encoding
+    from ups.training.distributed import Ranks
 
     limit_threads(launch)
+    launch = launch.model_copy(update={"num_nodes": 1, "rendezvous": None})
     inputs = {"datasets": datasets, "codec": codec}
-    num_trajectories = sum(sum(entry["counts"]) for entry in datasets["datasets"].values())
 
     def encode(folder: Path) -> Receipt:
-        with ProgressBar("encode_latents", num_trajectories, "trajectories") as bar:
-            how = {"dtype": config.dtype, "device": device(launch), "advance": bar.advance}
-            return encode_datasets(folder, datasets, codec, raw=raw, data_root=data_root, **how)
+        where = device(launch)
+        run = Run(folder, "encode_latents", "", config.model_dump(), inputs, launch, where, data_root, raw)
+        cache, model = encoding.prepare(run)
+        with ProgressBar("encode_latents", len(cache.shards), "shards") as bar:
+            if launch.num_processes > 1:
+                run_query(encoding.MODULE, run, {}, lambda: bar.reach(encoding.count_shards(cache)))
+            else:
+                encoding.encode_share(cache, model, run, Ranks(0, 1, torch.device(where)), bar.advance)
+        return encoding.finish(cache, model, run)
 
-    return cached("encode_latents", data_root, "04_feature/latents", "ups.data.latent_cache", config, inputs)(encode)
+    return cached("encode_latents", data_root, "04_feature/latents", "ups.training.encoding", config, inputs)(encode)
 
 
 def train_operator(config: OperatorConfig, launch: LaunchConfig, data_root: Path, **inputs: Receipt) -> Receipt:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import PositiveInt
 
 from ups.config import LaunchConfig
 from ups.errors import ConfigFault
@@ -18,6 +19,8 @@ from ups.files import read_json, write_json
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 TUNING = "tuning.json"
 GIBIBYTE = 2**30
+Tuning = dict[str, PositiveInt | None]
+"""Contents of `tuning.json`: key of a place -> tokens of a micro-batch, None for the whole batch."""
 
 
 def refuse_under_torchrun() -> None:
@@ -64,14 +67,14 @@ def with_tuned_micro_batch(launch: LaunchConfig, stage: str, device: str, data_r
     path = data_root / "06_models" / TUNING
     if launch.micro_batch_tokens is not None or not path.is_file():
         return launch
-    found: dict[str, Any] = read_json(path)
+    found: Tuning = read_json(path, Tuning)
     return launch.model_copy(update={"micro_batch_tokens": found.get(tuning_key(launch, stage, device))})
 
 
-def save_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: Path, tokens: int | None) -> None:
-    """Save the largest micro-batch that fits into memory, in tokens; None: the whole batch fits."""
+def save_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: Path, tokens: int) -> None:
+    """Save the largest micro-batch that fits into memory, in tokens."""
     path = data_root / "06_models" / TUNING
-    found = read_json(path) if path.is_file() else {}
+    found = read_json(path, Tuning) if path.is_file() else {}
     write_json(path, found | {tuning_key(launch, stage, device): tokens})
 
 

@@ -6,7 +6,7 @@ Training code imports this module, so that a change here, or in a module importe
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ups.files import plain, read_json, storage_faults, write_json
 
 RUN, STATUS, METRICS, LOG, CHECKPOINTS = "run.json", "status.json", "metrics.jsonl", "train.log", "checkpoints"
 ALIVE, FAULTS, STARTED, SAMPLING = "alive.rank*", "fault.rank*.json", "started.json", "sampling.json"
-PATHS = ("data_root", "raw")  # kept relative to the run folder, so that a data root can be moved
+PATHS = ("folder", "data_root", "raw")  # kept relative to the run folder, so that a data root can be moved
 RANK_STORE = "UPS_RANK_STORE"
 """Environment variable: the file through which the ranks of a job on one node find each other."""
 
@@ -49,16 +49,14 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> "Run":
         """Read `folder/run.json`."""
-        content = read_json(folder / RUN)
-        paths = {name: (folder / content.pop(name)).resolve() for name in PATHS if content[name] is not None}
-        launch = LaunchConfig(**content.pop("launch"))
-        return cls(folder=folder, launch=launch, **content | paths)
+        run: Run = read_json(folder / RUN, cls)
+        raw = None if run.raw is None else (folder / run.raw).resolve()
+        return replace(run, folder=folder, data_root=(folder / run.data_root).resolve(), raw=raw)
 
     def write(self) -> None:
         """Write `run.json`."""
         content = asdict(self) | {"launch": self.launch.model_dump(mode="json")}
         content |= {name: os.path.relpath(content[name], self.folder) for name in PATHS if content[name] is not None}
-        del content["folder"]
         write_json(self.folder / RUN, content)
 
     def alive(self, rank: int) -> Path:

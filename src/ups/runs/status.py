@@ -5,17 +5,49 @@ Separate from `ups.runs.run`, which training imports: a change there trains ever
 
 import re
 import signal
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from ups import errors
-from ups.errors import Fault, LostWorker
+from ups.errors import Fault, LostWorker, OutOfMemory
 from ups.files import read_json, write_json
 from ups.runs.run import ALIVE, CHECKPOINTS, FAULTS, LOG, STARTED, STATUS
 
 # A line of the summary that torchrun prints for each failed worker.
 SUMMARY = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+)")
+KINDS = {kind.__name__: kind for kind in (Fault, *Fault.__subclasses__())}
+LOST_PEER = "LostPeer"
 CONSEQUENCES = {"Fault": 1, "Preempted": 2}  # kinds of reports that count only if no rank has reported a known cause
+
+
+@dataclass(frozen=True)
+class Details:
+    """What a fault has beside its message."""
+
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Contents of the fault file of a rank."""
+
+    kind: str
+    what: str
+    rank: int
+    time: float
+    details: Details = field(default_factory=Details)
+
+    def __post_init__(self) -> None:
+        if self.kind not in (*KINDS, LOST_PEER):
+            raise ValueError("unknown kind of fault")
+
+
+@dataclass(frozen=True)
+class Started:
+    """Contents of `started.json`: how the last training process of rank 0 began."""
+
+    step: int = 0
+    refused: list[str] = field(default_factory=list)
+    eager_because: str | None = None
 
 
 def find_fault(folder: Path, world_size: int, returncode: int, log_start: int) -> Fault:
@@ -26,13 +58,16 @@ def find_fault(folder: Path, world_size: int, returncode: int, log_start: int) -
     which the job's output begins in the log.
     """
     stage = folder.parent.name
-    reports = sorted(map(read_json, folder.glob(FAULTS)), key=lambda report: report["time"])
-    causes = [report for report in reports if report["kind"] != "LostPeer"]
+    reports: list[Report] = sorted(
+        (read_json(path, Report) for path in folder.glob(FAULTS)), key=lambda report: report.time
+    )
+    causes = [report for report in reports if report.kind != LOST_PEER]
     if causes:
-        first = min(causes, key=lambda report: CONSEQUENCES.get(report["kind"], 0))  # of equal kinds the earliest
-        fault: Fault = getattr(errors, first["kind"])(first["what"])
-        fault.rank = first["rank"]
-        vars(fault).update(first.get("details", {}))
+        first = min(causes, key=lambda report: CONSEQUENCES.get(report.kind, 0))  # of equal kinds the earliest
+        fault = KINDS[first.kind](first.what)
+        fault.rank = first.rank
+        if isinstance(fault, OutOfMemory):
+            fault.tokens = first.details.tokens
         return fault
     output = (folder / LOG).read_bytes()[log_start:].decode(errors="replace")
     if not any(folder.glob(ALIVE)):
@@ -40,10 +75,10 @@ def find_fault(folder: Path, world_size: int, returncode: int, log_start: int) -
             return LostWorker(f"{stage}: the nodes did not find each other at launch.rendezvous; see {folder / LOG}")
         return Fault(f"{stage}: no training process could start (torchrun: {returncode}); see {folder / LOG}")
     exit_codes = {int(rank): int(code) for rank, code in SUMMARY.findall(output)}
-    without_report = sorted(set(range(world_size)) - {report["rank"] for report in reports})
+    without_report = sorted(set(range(world_size)) - {report.rank for report in reports})
     if without_report and (reports or any(code < 0 for code in exit_codes.values())):
         return _killed(stage, folder, without_report, exit_codes)
-    lost_peer = reports[0]["what"].splitlines()[0] if reports else ""
+    lost_peer = reports[0].what.partition("\n")[0] if reports else ""
     return LostWorker(
         f"{stage}: the job ended without a fault report (torchrun: {returncode}) {lost_peer}; its output is in "
         f"{folder / LOG}, the same command resumes from the last checkpoint"
@@ -74,7 +109,7 @@ def write_status(folder: Path, state: str, fault: Fault | None, restarts: list[s
         restarts: One line per restart: the fault before it.
         tracking: ok, degraded or off, see `ups.runs.tracking.StageRun`.
     """
-    started: dict[str, Any] = read_json(folder / STARTED) if (folder / STARTED).is_file() else {}
+    started: Started = read_json(folder / STARTED, Started) if (folder / STARTED).is_file() else Started()
     content = {
         "stage": folder.parent.name,
         "state": state,
@@ -83,9 +118,9 @@ def write_status(folder: Path, state: str, fault: Fault | None, restarts: list[s
         "what": str(fault) if fault else "",
         "rank": fault.rank if fault else None,
         "signal": fault.signal if fault else None,
-        "resumed_at_step": started.get("step", 0),
-        "refused_checkpoints": started.get("refused", []),
-        "eager_because": started.get("eager_because"),
+        "resumed_at_step": started.step,
+        "refused_checkpoints": started.refused,
+        "eager_because": started.eager_because,
         "checkpoints": sorted(path.name for path in (folder / CHECKPOINTS).glob("step_*.pt")),
         "restarts": restarts,
         "tracking": tracking,

@@ -239,8 +239,8 @@ def _is_stopped(process: psutil.Process) -> bool:
     return False
 
 
-def run_query(module: str, run: Run, request: dict[str, Any]) -> Any:
-    """Run a job that measures something: `module` reads `request.json`, its rank 0 writes the returned `result.json`.
+def run_query(module: str, run: Run, request: dict[str, Any], on_poll: Callable[[], None] = lambda: None) -> Any:
+    """Run a job that trains nothing: `module` reads `request.json`, its rank 0 writes the returned `result.json`.
 
     Raises:
         Fault: the job ended without a result.
@@ -250,7 +250,7 @@ def run_query(module: str, run: Run, request: dict[str, Any]) -> Any:
     result.unlink(missing_ok=True)
     run.write()
     write_json(run.folder / REQUEST, request)
-    ended = run_job(module, run, lambda: None)
+    ended = run_job(module, run, on_poll)
     if not result.is_file():
         raise find_fault(run.folder, run.launch.world_size, *ended)
     return read_json(result)

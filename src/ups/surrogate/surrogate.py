@@ -1,7 +1,8 @@
 """The trained models as one surrogate: encode fields, advance latents with or without a corrector, decode them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -32,12 +33,17 @@ class NoisyStep(Protocol):
         ...
 
 
+def rollout_steps(step: Callable[[Tensor], Tensor], u_0: Tensor) -> Iterator[Tensor]:
+    """Apply `step` repeatedly from u_0 (B, ...), one prediction (B, ...) after the other without end."""
+    u = u_0
+    while True:
+        u = step(u)
+        yield u
+
+
 def rollout(step: Callable[[Tensor], Tensor], u_0: Tensor, num_steps: int) -> Tensor:
     """Apply `step` repeatedly from u_0 (B, ...); returns u_0 and the predictions, (B, num_steps + 1, ...)."""
-    states = [u_0]
-    for _ in range(num_steps):
-        states.append(step(states[-1]))
-    return torch.stack(states, 1)
+    return torch.stack([u_0, *islice(rollout_steps(step, u_0), num_steps)], 1)
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,10 @@ class Setting:
         """The setting of an ensemble of `times` members, (times B, ...): all rows of one member after the other."""
         coefficients, condition = self.coefficients.repeat(times, 1, 1), self.condition.repeat(times, 1)
         return replace(self, coefficients=coefficients, condition=condition)
+
+    def of(self, rows: slice) -> "Setting":
+        """The setting of some of the rows."""
+        return replace(self, coefficients=self.coefficients[rows], condition=self.condition[rows])
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,9 @@ class Surrogate:
 
     `denoiser` is the diffusion model, `student` the consistency model distilled from it. `corrections` has the key
     (method, family), with the method `diffusion` or `consistency`. Without an entry the corrector is off: the method
-    predicts what the operator or the steady model predicts.
+    predicts what the operator or the steady model predicts. Models were trained on latents rounded to multiples of
+    `latent_scale`; None: not rounded. The models take at most `max_tokens` tokens at once, but at least one state;
+    None: all.
     """
 
     codec: Codec
@@ -88,6 +100,8 @@ class Surrogate:
     student: Denoiser | None
     steady: SteadyModel | None
     corrections: dict[tuple[str, str], Correction]
+    latent_scale: float | None = None
+    max_tokens: int | None = None
 
     def compile(self) -> None:
         """Compile operator and steady model as a whole, in place.
@@ -106,6 +120,10 @@ class Surrogate:
         lead = u.shape[: u.ndim - 1 - len(group.grid)]
         return self.codec.encode(u.flatten(0, len(lead) - 1), group_name(family, kind)).unflatten(0, lead)
 
+    def as_stored(self, z: Tensor) -> Tensor:
+        """Latents as the latent cache keeps them, rounded to multiples of `latent_scale`."""
+        return z if self.latent_scale is None else z.div(self.latent_scale).round() * self.latent_scale
+
     def decode(self, z: Tensor, family: str) -> Tensor:
         """Latents (..., N, D) to snapshots (..., C, *grid)."""
         return self.codec.decode(z.flatten(0, -3), group_name(family, "fields")).unflatten(0, z.shape[:-2])
@@ -118,7 +136,12 @@ class Surrogate:
         """Map z -> z_next (B, N, D) without corrector."""
         model = self.model(setting.family)
         assert model is not None
-        return lambda z: model(z, setting.coefficients, setting.condition, setting.domain)
+
+        def step(z: Tensor) -> Tensor:
+            parts = ((z[rows], setting.of(rows)) for rows in self._rows(z))
+            return torch.cat([model(z, part.coefficients, part.condition, part.domain) for z, part in parts])
+
+        return step
 
     def diffusion_step(self, setting: Setting, correction: Correction, normal: Normal) -> NoisyStep:
         """Map z -> z_next with a residual that the diffusion model samples."""
@@ -146,12 +169,22 @@ class Surrogate:
         self, denoiser: Denoiser, setting: Setting, step_noise: StepNoise, sample: Callable[[Denoise, Tensor], Tensor]
     ) -> NoisyStep:
         """z_next = limit_step(z_pred + residual_unit * y); `sample` maps denoiser and noise to y (B, N, D)."""
-        model, condition, domain = self.model(setting.family), setting.condition, setting.domain
+        model = self.model(setting.family)
         assert model is not None
 
-        def corrected_step(z: Tensor, origins: Tensor | None = None) -> Tensor:
-            context = predict_step(model, z, setting.coefficients, condition, domain)
-            y = sample(lambda x, sigma: denoiser(x, sigma, context, condition, domain), step_noise(z, origins))
+        def advance(z: Tensor, noises: Tensor, part: Setting) -> Tensor:
+            condition, domain = part.condition, part.domain
+            context = predict_step(model, z, part.coefficients, condition, domain)
+            y = sample(lambda x, sigma: denoiser(x, sigma, context, condition, domain), noises)
             return model.statistics.limit_step(context.z_pred + denoiser.residual_unit(context, domain) * y, z, domain)
 
+        def corrected_step(z: Tensor, origins: Tensor | None = None) -> Tensor:
+            noises = step_noise(z, origins)
+            return torch.cat([advance(z[rows], noises[:, rows], setting.of(rows)) for rows in self._rows(z)])
+
         return corrected_step
+
+    def _rows(self, z: Tensor) -> list[slice]:
+        """Rows of states z (B, N, D) that the models take at once."""
+        size = len(z) if self.max_tokens is None else max(1, self.max_tokens // z.shape[1])
+        return [slice(start, start + size) for start in range(0, len(z), size)]

@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ups.data.latent_cache import LatentCache
+from ups.data.latent_shards import scale_of
 from ups.files import place_of
 from ups.models.codec import codec_from
 from ups.models.denoiser import Denoiser
@@ -39,7 +42,7 @@ class Trained:
         """The latents on which the stages were trained."""
         return LatentCache.open(place_of(self.data_root, self.latent_cache), self.latent_cache["key"])
 
-    def surrogate(self, device: str) -> Surrogate:
+    def surrogate(self, device: str | torch.device) -> Surrogate:
         """All trained models on `device`; None where the run has no such stage."""
         models = {
             stage: load_model(make, self.data_root, self.stages[stage]).to(device)
@@ -53,6 +56,7 @@ class Trained:
             student=models.get("consistency"),
             steady=models.get("steady"),
             corrections=corrections(self.stages["corrector"]) if "corrector" in self.stages else {},
+            latent_scale=scale_of(self.latent_cache["key"]["options"]["tolerance"]),
         )
 
 

@@ -3,23 +3,64 @@
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.profiler import record_function
 
 from ups.config.training import TrainingSection
 from ups.data.samples import Batch
 from ups.errors import ConfigFault, LostWorker, OutOfMemory
-from ups.runs.run import Run
+from ups.files import read_json
+from ups.runs.memory import GIGABYTE, memory_bytes
+from ups.runs.run import STARTED, Run
 from ups.training.distributed import Ranks
 from ups.training.injection import Injection
 from ups.training.stage import Samples, Stage
 
+Result = TypeVar("Result")
 NUM_READ_AHEAD = 2
+MICRO_BATCH_SHARE, DATA_SHARE = 1 / 2, 1 / 4  # of the memory of a process; the rest is for model and optimizer
+
+
+def with_agreed_memory(run: Run, ranks: Ranks) -> Run:
+    """`run` with a `launch.memory_gigabytes` that is the same on all ranks, so that they cut batches alike.
+
+    Where none is set it is the least of what the ranks may use now. A job that resumes on the same processes keeps that
+    of its first start: other micro-batches would change its results by rounding.
+    """
+    launch, place = run.launch, {"world_size": ranks.world_size, "device": run.device}
+    if launch.memory_gigabytes is not None:
+        return run
+    started = read_json(run.folder / STARTED) if (run.folder / STARTED).is_file() else {}
+    sharing = 1 if run.device == "cuda" else launch.num_processes
+    if place.items() <= started.items():
+        own = started["memory_gigabytes"]
+    else:
+        own = memory_bytes(launch, ranks.device) * sharing / GIGABYTE
+    return replace(run, launch=launch.model_copy(update={"memory_gigabytes": min(ranks.all_gather(own))}))
+
+
+def micro_batch_size(stage: Stage, key: str, run: Run) -> int:
+    """The most samples in one forward pass: `launch.micro_batch_tokens`, or what is estimated to fit into memory."""
+    limit = run.launch.micro_batch_tokens
+    if limit is not None:
+        return max(1, limit // stage.num_tokens[key])
+    allowed = MICRO_BATCH_SHARE * memory_bytes(run.launch, torch.device(run.device))
+    return max(1, int(allowed) // stage.sample_bytes[key])
+
+
+def cut(place: slice, count: int) -> list[slice]:
+    """`count` slices of nearly equal lengths, one after the other."""
+    edges = [place.start + part * (place.stop - place.start) // count for part in range(count + 1)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
 
 
 class BatchSampler:
@@ -43,10 +84,10 @@ class BatchSampler:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The batch of one forward and backward pass, and its slice of the samples of the global batch."""
+    """The batch of one forward and backward pass, read by `load`, and its slice of the samples of the global batch."""
 
     place: slice
-    batch: Batch
+    load: Callable[[], Batch]
 
 
 @dataclass(frozen=True)
@@ -71,7 +112,11 @@ class Share:
 
 
 class Batches:
-    """One rank's shares, read ahead by a thread; raises `ConfigFault` if processes cannot share a batch equally."""
+    """One rank's shares, read ahead by a thread; raises `ConfigFault` if processes cannot share a batch equally.
+
+    Of shares that are large for the memory only the first micro-batch is read ahead; while one is used, the next is
+    read.
+    """
 
     def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks, inject: Injection) -> None:
         self.stage, self.run, self.ranks, self.inject = stage, run, ranks, inject
@@ -83,6 +128,8 @@ class Batches:
                     f"make batch_multiple a multiple of {ranks.world_size}, or choose launch.num_processes to divide it"
                 )
         self.sampler = BatchSampler(stage.train, sizes, stage.weights(config), config.seed)
+        self.largest = {key: micro_batch_size(stage, key, run) for key in sizes}
+        self.data_bytes = DATA_SHARE * memory_bytes(run.launch, ranks.device)
         self.next_step, self.last_step = 0, config.steps
         self._reader = ThreadPoolExecutor(1)
         self._ahead: deque[Future[Share]] = deque()
@@ -101,13 +148,7 @@ class Batches:
     @record_function("data")
     def next(self) -> Share:
         """The next share; `LostWorker` after half of `launch.timeout_seconds`, before the launcher ends the job."""
-        seconds = self.run.launch.timeout_seconds / 2
-        try:
-            share = self._ahead.popleft().result(seconds)
-        except TimeoutError:
-            raise LostWorker(
-                f"no data for {seconds:.0f} s: check the disk of {self.run.data_root}, then run the same command again"
-            ) from None
+        share = self._wait(self._ahead.popleft())
         self._read_ahead()
         return share
 
@@ -118,11 +159,9 @@ class Batches:
         mine = self.ranks.share(len(samples))
         places = self._places(key, mine)
         tokens = self.stage.num_tokens[key] * max(place.stop - place.start for place in places)
-        loaded = [self.stage.train.load(key, samples[place]) for place in places]
-        if self.ranks.device.type == "cuda":
-            loaded = [batch.pinned() for batch in loaded]
+        loads = self._loads(key, [samples[place] for place in places])
         seen = Counter(self.stage.train.dataset(key, sample) for sample in samples[mine])
-        return Share(step, key, len(samples), tokens, list(map(MicroBatch, places, loaded)), seen)
+        return Share(step, key, len(samples), tokens, list(map(MicroBatch, places, loads)), seen)
 
     def first_of_each_key(self, start: int) -> list[int]:
         """For each key the first step at or after `start` in which it is sampled."""
@@ -137,8 +176,42 @@ class Batches:
             self.next_step += 1
 
     def _places(self, key: str, mine: slice) -> list[slice]:
-        size, limit = mine.stop - mine.start, self.run.launch.micro_batch_tokens
-        largest = size if limit is None else max(1, limit // self.stage.num_tokens[key])
-        count = math.ceil(size / largest)
-        edges = [mine.start + part * size // count for part in range(count + 1)]
-        return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
+        return cut(mine, math.ceil((mine.stop - mine.start) / self.largest[key]))
+
+    def _loads(self, key: str, parts: list[np.ndarray]) -> list[Callable[[], Batch]]:
+        """For each part a function that returns its batch: read already, or if all are too large one before its use."""
+        first = self._read_part(key, parts[0])
+        if _num_bytes(first) * len(parts) * (1 + NUM_READ_AHEAD) <= self.data_bytes:
+            batches = [first, *(self._read_part(key, part) for part in parts[1:])]
+            return [partial(_itself, batch) for batch in batches]
+        reading: dict[int, Future[Batch]] = {0: Future()}
+        reading[0].set_result(first)
+
+        def load(number: int) -> Batch:
+            if number + 1 < len(parts):
+                reading[number + 1] = self._reader.submit(self._read_part, key, parts[number + 1])
+            return self._wait(reading.pop(number))
+
+        return [partial(load, number) for number in range(len(parts))]
+
+    def _read_part(self, key: str, samples: np.ndarray) -> Batch:
+        batch = self.stage.train.load(key, samples)
+        return batch.pinned() if self.ranks.device.type == "cuda" else batch
+
+    def _wait(self, reading: Future[Result]) -> Result:
+        seconds = self.run.launch.timeout_seconds / 2
+        try:
+            return reading.result(seconds)
+        except TimeoutError:
+            raise LostWorker(
+                f"no data for {seconds:.0f} s: check the disk of {self.run.data_root}, then run the same command again"
+            ) from None
+
+
+def _itself(batch: Batch) -> Batch:
+    return batch
+
+
+def _num_bytes(batch: Batch) -> int:
+    values = [getattr(batch, field.name) for field in fields(batch)]  # type: ignore[arg-type]
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))

@@ -1,7 +1,7 @@
 """Shared by all stages that are trained on latents: latent cache, model sizes, state statistics, RMS per field."""
 
 from collections import Counter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,18 +11,49 @@ from ups.data.families import NUM_CONDITIONS
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.files import place_of
+from ups.models.codec import Codec, codec_from, group_name
 from ups.models.sizes import row_of
 from ups.models.state_statistics import StateStatistics
+from ups.models.weights import load_model
+from ups.runs.memory import free_memory_bytes
 from ups.runs.run import Run
+
+if TYPE_CHECKING:
+    from ups.data.encoding import Encode  # imports h5py
 
 SMALLEST_STATISTIC = 1e-3  # latents have about unit variance; fields that are constant in the data have 0
 
 
 def open_cache(run: Run, *kinds: Literal["transient", "steady"]) -> LatentCache:
-    """A run's latent cache, limited to families of these kinds; raises `DataFault` if the receipt has another key."""
+    """A run's latent cache, limited to families of these kinds.
+
+    Latents on disk are read ahead into the page cache if they fit into half of the free memory, or if
+    `launch.preload_latents` says so; latents that are not on disk are encoded from the raw files.
+
+    Raises:
+        DataFault: the receipt has another key.
+    """
     receipt = run.inputs["latent_cache"]
     cache = LatentCache.open(place_of(run.data_root, receipt), receipt["key"])
-    return cache.only(*(family for kind in kinds for family in receipt[kind]))
+    cache = cache.only(*(family for kind in kinds for family in receipt[kind]))
+    if not cache.on_disk:
+        codec = load_model(codec_from, run.data_root, receipt["codec"])
+        return cache.encoded_by(encoder(codec, torch.device("cpu")))
+    preload = run.launch.preload_latents
+    if preload or (preload is None and cache.num_bytes < free_memory_bytes(torch.device("cpu")) / 2):
+        cache.preload()
+    return cache
+
+
+def encoder(codec: Codec, device: torch.device) -> "Encode":
+    """Snapshots (T, C, *grid) to latents (T, N, D) on the CPU, by a codec on `device`."""
+    codec = codec.to(device)
+
+    @torch.no_grad()
+    def encode(u: Tensor, family: str, kind: str) -> Tensor:
+        return codec.encode(u.to(device), group_name(family, kind)).cpu()
+
+    return encode
 
 
 def entries_of(cache: LatentCache, family: str) -> list[dict[str, Any]]:
@@ -47,6 +78,24 @@ def model_settings(cache: LatentCache, model: Backbone) -> dict[str, Any]:
         "num_conditions": NUM_CONDITIONS,
     }
     return {"sizes": sizes, "backbone": model.model_dump()}
+
+
+# Floats that training keeps per token: for each hidden channel of each block 22 to 50 on CPU (1D to 3D, Fourier mixing,
+# attention, U-shape, float32), and up to 20 for each latent channel. Without activation checkpointing.
+FLOATS_PER_HIDDEN_CHANNEL, FLOATS_PER_LATENT_CHANNEL = 50, 20
+
+
+def network_bytes(settings: dict[str, Any], num_tokens: dict[str, int], horizon: int = 1) -> dict[str, int]:
+    """Estimated memory of forward and backward pass of a sample of each family, over `horizon` unrolled steps."""
+    sizes, backbone = settings["sizes"], settings["backbone"]
+    hidden = max(backbone["hidden_channels"]) * backbone["num_layers"]
+    estimates = {}
+    for family, tokens in num_tokens.items():
+        row = sizes["families"].index(family)
+        rows = sizes["num_fields"][row] if backbone["separate_fields"] else 1
+        floats = FLOATS_PER_HIDDEN_CHANNEL * hidden * rows + FLOATS_PER_LATENT_CHANNEL * sizes["latent_channels"][row]
+        estimates[family] = 4 * tokens * floats * horizon
+    return estimates
 
 
 def set_statistics(statistics: StateStatistics, cache: LatentCache) -> None:

@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import math
 import signal
 from statistics import mean
 
@@ -13,7 +14,7 @@ from ups.config.training import TrainingSection
 from ups.errors import Preempted
 from ups.files import WEIGHTS, publish, write_json
 from ups.runs.run import CHECKPOINTS, METRICS, SAMPLING, STARTED, Run, append_metrics, metric_lines
-from ups.training.batches import Batches
+from ups.training.batches import Batches, cut, micro_batch_size
 from ups.training.checkpoints import Checkpoints, publish_tensors
 from ups.training.distributed import Draw, Ranks
 from ups.training.history import StepTimer, TrainingHistory
@@ -106,13 +107,16 @@ def validate(stage: Stage, model: torch.nn.Module, config: TrainingSection, run:
     """Mean loss of one fixed batch of the validation split per key, over all ranks."""
     losses = {}
     for position, (key, samples) in enumerate(fixed_batches(stage.valid.num_samples, stage.batch_sizes(config))):
-        run.alive(ranks.rank).touch()
-        share = ranks.share(len(samples))
-        # A rank without a sample computes one with weight 0, because forward passes of sharded models are collective.
-        place = share if share.start < share.stop else slice(0, 1)
-        batch = stage.valid.load(key, samples[place]).to(ranks.device)
-        draw = Draw((config.seed, 3, position), len(samples), place, ranks.device)
-        total = stage.loss(model, batch, draw).sum() * (share.start < share.stop)
+        total = torch.zeros((), device=ranks.device)
+        largest_share = math.ceil(len(samples) / ranks.world_size)
+        count = math.ceil(largest_share / micro_batch_size(stage, key, run))
+        for part in cut(ranks.share(len(samples)), count):
+            run.alive(ranks.rank).touch()
+            # A rank without a sample computes one with weight 0: forward passes of sharded models are collective.
+            place = part if part.start < part.stop else slice(0, 1)
+            batch = stage.valid.load(key, samples[place]).to(ranks.device)
+            draw = Draw((config.seed, 3, position), len(samples), place, ranks.device)
+            total += stage.loss(model, batch, draw).sum() * (part.start < part.stop)
         losses[key] = ranks.all_reduce(total).item() / len(samples)
     return losses
 
@@ -135,7 +139,8 @@ def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks) ->
     if ranks.rank == 0:
         _drop_metrics_after(run, history.step)
         start = {"step": history.step, "refused": checkpoints.refused, "eager_because": update.eager_because}
-        write_json(run.folder / STARTED, start)
+        place = {"world_size": ranks.world_size, "device": run.device}
+        write_json(run.folder / STARTED, start | place | {"memory_gigabytes": run.launch.memory_gigabytes})
     return history
 
 

@@ -43,9 +43,11 @@ class Stage:
     """A training stage, ready for the training loop.
 
     `loss(model, batch, draw)` returns one value per sample, (B,), and uses the model only by calling it. `settings` are
-    the model's constructor arguments as plain values, `num_tokens` the tokens of one snapshot of each key. A loss with
-    further terms keeps the latest value of each in `terms` (0-d tensors) for logging. `after_validation` gets the model
-    and the validation loss of each key; it may only change buffers of the model, which checkpoints contain.
+    the model's constructor arguments as plain values, `num_tokens` the tokens of one snapshot of each key,
+    `sample_bytes` an estimate of the memory of forward and backward pass for one sample of each key, from which the
+    sizes of micro-batches are derived. A loss with further terms keeps the latest value of each in `terms` (0-d
+    tensors) for logging. `after_validation` gets the model and the validation loss of each key; it may only change
+    buffers of the model, which checkpoints contain.
     """
 
     model: nn.Module
@@ -54,6 +56,7 @@ class Stage:
     train: Samples
     valid: Samples
     num_tokens: dict[str, int]
+    sample_bytes: dict[str, int]
     terms: dict[str, Tensor] | None = None
     after_validation: Callable[[nn.Module, dict[str, float]], None] | None = None
 

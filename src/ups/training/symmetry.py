@@ -62,7 +62,8 @@ class Symmetries:
 
     def __init__(self, cache: LatentCache, codec: Codec) -> None:
         self.codec = copy.deepcopy(codec).double()
-        self.transforms = {name: axis_transforms(f, cubic=_is_cubic(cache, name)) for name, f in FAMILIES.items()}
+        names = {entry["dataset"]["family"] for entry in cache.datasets.values()}
+        self.transforms = {n: axis_transforms(FAMILIES[n], cubic=_is_cubic(cache, n)) for n in names}
         self._maps: dict[tuple[str, AxisTransform, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, batch: LatentBatch, draw: Draw) -> LatentBatch:
@@ -126,10 +127,11 @@ def set_conserved(operator: Operator, cache: LatentCache, codec: Codec) -> None:
         family, boundaries = FAMILIES[name], [entry["dataset"]["boundary"] for entry in entries_of(cache, name)]
         if any(boundary != family.boundary for axes in boundaries for boundary in axes):
             continue
-        group = codec.groups[group_name(name, "fields")]
+        key = group_name(name, "fields")
+        bases, group = codec.bases(key), codec.groups[key]
         for field in family.conserved:
             index = family.fields.index(field)
             if not group.log[index]:
-                direction = codec.bases(group)[index].sum(-1)
+                direction = bases[index].sum(-1)
                 channels = slice(index * group.components, (index + 1) * group.components)
                 operator.conserved[row, channels] = direction / direction.norm()

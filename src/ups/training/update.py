@@ -147,7 +147,7 @@ class Update:
     def _loss(self, share: Share, micro: MicroBatch, position: int) -> Tensor:
         seed = (self.config.seed, 2, share.step)
         torch.manual_seed(seed_of((*seed, position, self.ranks.rank)))
-        batch = micro.batch.to(self.ranks.device)
+        batch = micro.load().to(self.ranks.device)
         draw = Draw(seed, share.size, micro.place, self.ranks.device, share.step)
         if self.dropping:  # stochastic depth: each sample skips the same blocks on any number of ranks
             kept = Draw((self.config.seed, 4, share.step), share.size, micro.place, self.ranks.device)

@@ -25,6 +25,7 @@ from ups.config.training import TrainingSection
 from ups.errors import Fault
 from ups.files import plain, write_json
 from ups.runs.run import Run
+from ups.training.batches import with_agreed_memory
 from ups.training.distributed import Ranks, is_lost_peer
 from ups.training.loop import train
 from ups.training.stage import Stage
@@ -35,7 +36,19 @@ COLLECTIVE_EXTRA_SECONDS = 10
 
 
 def main(work: Callable[[Stage, TrainingSection, Run, Ranks], object]) -> None:
-    """Call `work` with the stage that `RUN_DIR/run.json` describes, on every rank, and exit; never returns.
+    """Call `work` with the stage that `RUN_DIR/run.json` describes, on every rank, and exit; never returns."""
+
+    def build(run: Run, ranks: Ranks) -> None:
+        entry = STAGES[run.stage]
+        config = entry.config(**run.config)
+        torch.manual_seed(config.seed)
+        work(entry.build(config, run), config, run, ranks)
+
+    run_rank(build)
+
+
+def run_rank(work: Callable[[Run, Ranks], object]) -> None:
+    """Call `work` with the job that `RUN_DIR/run.json` describes, on every rank, and exit; never returns.
 
     The run folder is the last argument of the command line. A rank that fails writes its error into its fault file.
     """
@@ -47,10 +60,7 @@ def main(work: Callable[[Stage, TrainingSection, Run, Ranks], object]) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(message)s")
     ranks = Ranks.join(run.device, run.launch.timeout_seconds + COLLECTIVE_EXTRA_SECONDS)
-    entry = STAGES[run.stage]
-    config = entry.config(**run.config)
-    torch.manual_seed(config.seed)
-    work(entry.build(config, run), config, run, ranks)
+    work(with_agreed_memory(run, ranks), ranks)
     _exit(0)
 
 

@@ -20,14 +20,17 @@ from ups.training.stages import baseline
 def fields(tmp_path: Path) -> Receipt:
     """Latents of the identity codec below the test's folder."""
     root = make_root_of(tmp_path, ("advection_1d",), count=5)
-    datasets, options = receipt(root, "datasets"), (LatentsConfig(dtype="float32"), launched(num_processes=1))
+    datasets, options = (
+        receipt(root, "datasets"),
+        (LatentsConfig(tolerance=None, on_disk=True), launched(num_processes=1)),
+    )
     codec = make_identity_codec(datasets, receipt(root, "normalization"), root)
     return encode_latents(datasets, codec, *options, root / "01_raw", root)
 
 
 @pytest.mark.parametrize("horizon", [1, 3])
 def test_a_baseline_is_unrolled_as_the_operator_is(horizon: int, fields: Receipt, tmp_path: Path):
-    """Training windows have as many steps as the baselines unroll, validation samples have one."""
+    """Training windows have as many steps as the baselines unroll, and need their memory; validation samples one."""
     config = typed().baselines
     config = config.model_copy(update={"unroll": config.unroll.model_copy(update={"horizon": horizon})})
     section, inputs = config.section("linear", "advection_1d", 10, 0.1), {"latent_cache": fields}
@@ -35,3 +38,4 @@ def test_a_baseline_is_unrolled_as_the_operator_is(horizon: int, fields: Receipt
     stage, first = baseline.build(section, run), np.zeros(2, int)
     assert len(stage.train.load("advection_1d", first).states(9)) == horizon + 1
     assert len(stage.valid.load("advection_1d", first).states(9)) == 2
+    assert stage.sample_bytes["advection_1d"] == 4 * stage.num_tokens["advection_1d"] * 20 * 4 * horizon

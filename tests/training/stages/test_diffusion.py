@@ -47,6 +47,13 @@ def test_residuals_complete_what_a_familys_own_model_says(run: Run, family: str)
     assert medians.tolist() == pytest.approx([1.0] * len(FAMILIES[family].fields), rel=1e-3)
 
 
+def test_residual_scales_do_not_depend_on_memory(run: Run):
+    """Measured on one sample at a time they are those of all validation samples at once."""
+    little = replace(run, launch=run.launch.model_copy(update={"memory_gigabytes": 1e-6}))
+    expected, found = (diffusion.build(section("diffusion"), own).model.residual_rms for own in (run, little))
+    assert expected.count_nonzero() and torch.allclose(found, expected, rtol=1e-4)
+
+
 def test_losses_are_relative_to_large_residuals_only():
     """A residual of mean square 4 counts by its quarter; one of 1e-6, which is noise, is not blown up."""
     y = torch.stack([torch.full((3, 2), 2.0), torch.full((3, 2), 1e-3)])
@@ -56,8 +63,9 @@ def test_losses_are_relative_to_large_residuals_only():
 def test_student_is_trained_at_the_adjacent_noise_level(run: Run, monkeypatch: pytest.MonkeyPatch):
     """Easy consistency tuning at stage 0 of its schedule: the target has the level (1 - n(sigma) / q) sigma."""
     levels, config = [], section("consistency")
-    monkeypatch.setattr(consistency, "load_settings", lambda *_: {})
-    denoiser = diffusion.build(section("diffusion"), run).model
+    teacher = diffusion.build(section("diffusion"), run)
+    monkeypatch.setattr(consistency, "load_settings", lambda *_: teacher.settings)
+    denoiser = teacher.model
     monkeypatch.setattr(consistency, "load_model", lambda *_: denoiser)
     monkeypatch.setattr(consistency, "consistency_loss", lambda *inputs: levels.extend(inputs[-2:]) or torch.ones(2))
     inputs = run.inputs | {"diffusion": {}}

@@ -1,5 +1,8 @@
 """Stage `baseline`: an FNO, a U-Net or a linear stencil of one family on its grid, trained like our models."""
 
+from dataclasses import replace
+from typing import Any
+
 from ups.config.baselines import BaselineConfig
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
@@ -33,7 +36,16 @@ def build(config: BaselineConfig, run: Run) -> Stage:
     loss = steady_loss if family.steady else step_loss(model.statistics, config)
     loss = augmented(loss, cache, run) if config.symmetries else loss
     train, valid = LatentSamples(cache, "train", horizon=config.unroll.horizon), LatentSamples(cache, "valid")
-    return Stage(model, settings, loss, train, valid, train.num_tokens, after_validation=store_validation_error)
+    num_tokens, horizon = train.num_tokens, config.unroll.horizon
+    sample_bytes = {name: 4 * points * _floats_per_point(settings) * horizon for name, points in num_tokens.items()}
+    stage = Stage(model, settings, loss, train, valid, num_tokens, sample_bytes)
+    return replace(stage, after_validation=store_validation_error)
+
+
+def _floats_per_point(settings: dict[str, Any]) -> int:
+    """What training keeps: 11 to 17 for each hidden channel of each of an FNO's layers, and as for 4 of a U-Net's."""
+    sizes = settings["model"]
+    return 20 * sizes.get("hidden_channels", settings["out_channels"]) * sizes.get("num_layers", 4)
 
 
 def _varying_conditions(cache: LatentCache) -> list[int]:

@@ -11,6 +11,7 @@ from ups.models.denoiser import Denoiser
 from ups.models.weights import from_settings, load_model, load_settings
 from ups.runs.run import Run
 from ups.training.distributed import Draw
+from ups.training.inputs import network_bytes
 from ups.training.stage import Stage
 from ups.training.stages.diffusion import Residuals, residual_power
 
@@ -35,4 +36,5 @@ def build(config: ConsistencyConfig, run: Run) -> Stage:
         return consistency_loss(denoise, y, noise, sigma, sigma_next) / residual_power(y)
 
     train, valid = (LatentSamples(residuals.cache, split) for split in ("train", "valid"))
-    return Stage(model=student, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)
+    sizes = {"num_tokens": train.num_tokens, "sample_bytes": network_bytes(settings, train.num_tokens)}
+    return Stage(model=student, settings=settings, loss=loss, train=train, valid=valid, **sizes)

@@ -1,7 +1,9 @@
 """Stage `diffusion`: the denoiser of residuals, which are truth minus prediction of the operator or steady model."""
 
+import math
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,8 +16,9 @@ from ups.models.operator import Operator, SteadyModel
 from ups.models.sizes import row_of
 from ups.models.weights import from_settings, load_model
 from ups.runs.run import Run
+from ups.training.batches import micro_batch_size
 from ups.training.distributed import Draw
-from ups.training.inputs import field_rms, model_settings, open_cache
+from ups.training.inputs import field_rms, model_settings, network_bytes, open_cache
 from ups.training.stage import Stage, fixed_batches
 
 SMALLEST_RESIDUAL = 1e-3
@@ -43,18 +46,21 @@ class Residuals:
         return (batch.z_next - prediction.z_pred) / denoiser.residual_unit(prediction, batch.domain), prediction
 
     @torch.no_grad()
-    def set_residual_rms(self, denoiser: Denoiser, valid: LatentSamples, sizes: dict[str, int]) -> None:
-        """Set `denoiser.residual_rms`: RMS of the residual over `change_rms` per family and field, median over samples.
+    def set_residual_rms(self, stage: Stage, config: DiffusionConfig, run: Run) -> None:
+        """Set `residual_rms` of the denoiser: RMS of residual / `change_rms` per family and field, median over samples.
 
         Measured on validation samples, because residuals of training samples are too small where the model overfits;
         the median, because a mean would be dominated by the few samples on which the model fails.
         """
-        for family, samples in fixed_batches(valid.num_samples, sizes):
-            batch = valid.load(family, samples)
-            prediction = self._predict(batch)
-            error = (batch.z_next - prediction.z_pred) / prediction.change_rms
-            rms = field_rms(error, batch.domain.family).median(0).values.clamp(min=SMALLEST_RESIDUAL)
-            row, channels = row_of(denoiser.rows, batch.domain.family), batch.z.shape[-1]
+        denoiser = stage.model
+        for family, samples in fixed_batches(stage.valid.num_samples, stage.batch_sizes(config)):
+            found = []
+            for part in np.array_split(samples, math.ceil(len(samples) / micro_batch_size(stage, family, run))):
+                batch = stage.valid.load(family, part)
+                prediction = self._predict(batch)
+                found.append(field_rms((batch.z_next - prediction.z_pred) / prediction.change_rms, family))
+            rms = torch.cat(found).median(0).values.clamp(min=SMALLEST_RESIDUAL)
+            row, channels = row_of(denoiser.rows, family), batch.z.shape[-1]
             denoiser.residual_rms[row, :channels] = rms.repeat_interleave(channels // len(rms))
 
     def _predict(self, batch: LatentBatch) -> PredictedStep:
@@ -78,8 +84,9 @@ def build(config: DiffusionConfig, run: Run) -> Stage:
         denoise = partial(model, context=context, condition=batch.condition, domain=batch.domain)
         return denoising_loss(denoise, y, noise, sigma) / residual_power(y)
 
-    stage = Stage(model=denoiser, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)
-    residuals.set_residual_rms(denoiser, valid, stage.batch_sizes(config))
+    sizes = {"num_tokens": train.num_tokens, "sample_bytes": network_bytes(settings, train.num_tokens)}
+    stage = Stage(model=denoiser, settings=settings, loss=loss, train=train, valid=valid, **sizes)
+    residuals.set_residual_rms(stage, config, run)
     return stage
 
 

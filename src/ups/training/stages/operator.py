@@ -17,7 +17,7 @@ from ups.models.state_statistics import StateStatistics
 from ups.models.weights import from_settings, load_model
 from ups.runs.run import Run
 from ups.training.distributed import Draw
-from ups.training.inputs import field_rms, model_settings, open_cache, set_statistics
+from ups.training.inputs import field_rms, model_settings, network_bytes, open_cache, set_statistics
 from ups.training.losses import TermSum, Transition
 from ups.training.stage import Loss, Stage
 from ups.training.symmetry import augmented, set_conserved
@@ -36,7 +36,9 @@ def build(config: OperatorConfig, run: Run) -> Stage:
     loss = step_loss(operator.statistics, config, terms)
     loss = augmented(loss, cache, run) if config.symmetries else loss
     train, valid = LatentSamples(cache, "train", horizon=config.unroll.horizon), LatentSamples(cache, "valid")
-    stage = Stage(model=operator, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)
+    num_tokens = train.num_tokens
+    sample_bytes = network_bytes(settings, num_tokens, config.unroll.horizon)
+    stage = Stage(operator, settings, loss, train, valid, num_tokens, sample_bytes)
     return replace(stage, terms=terms.values if terms.configs else None, after_validation=store_validation_error)
 
 

@@ -8,7 +8,7 @@ from ups.models.operator import SteadyModel
 from ups.models.weights import from_settings
 from ups.runs.run import Run
 from ups.training.distributed import Draw
-from ups.training.inputs import field_rms, model_settings, open_cache, set_statistics
+from ups.training.inputs import field_rms, model_settings, network_bytes, open_cache, set_statistics
 from ups.training.stage import Stage
 from ups.training.symmetry import augmented
 
@@ -21,7 +21,8 @@ def build(config: SteadyConfig, run: Run) -> Stage:
     set_statistics(model.statistics, cache)
     loss = augmented(steady_loss, cache, run) if config.symmetries else steady_loss
     train, valid = (LatentSamples(cache, split) for split in ("train", "valid"))
-    return Stage(model=model, settings=settings, loss=loss, train=train, valid=valid, num_tokens=train.num_tokens)
+    sizes = {"num_tokens": train.num_tokens, "sample_bytes": network_bytes(settings, train.num_tokens)}
+    return Stage(model=model, settings=settings, loss=loss, train=train, valid=valid, **sizes)
 
 
 def steady_loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:

@@ -1,0 +1,89 @@
+"""Encoding of the latent cache by one process, or by the ranks of `torchrun ... -m ups.training.encoding RUN_DIR`.
+
+The job's folder is that of the cache.
+"""
+
+from ups.runs.processes import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent()
+
+from collections.abc import Callable
+from typing import Any
+
+from ups.data.encoding import Encoding
+from ups.data.families import Dataset
+from ups.data.latent_cache import write_manifest
+from ups.data.latent_shards import scale_of
+from ups.data.pdebench import FAMILIES
+from ups.files import write_json
+from ups.models.codec import Codec, codec_from, group_name
+from ups.models.weights import load_model
+from ups.runs.memory import memory_bytes
+from ups.runs.run import Run
+from ups.runs.torchrun import RESULT
+from ups.training.distributed import Ranks
+from ups.training.inputs import encoder
+from ups.training.worker import run_rank
+
+MODULE = "ups.training.encoding"
+
+
+def prepare(run: Run) -> tuple[Encoding, Codec]:
+    """The cache that a run's codec makes of its datasets, with the arrays' metadata written."""
+    codec: Codec = load_model(codec_from, run.data_root, run.inputs["codec"])
+    described = run.inputs["datasets"]["datasets"]
+    datasets = {name: Dataset.from_json(entry) for name, entry in described.items()}
+    encoding = Encoding(
+        run.folder, datasets, codec.groups, scale_of(run.config["tolerance"]), on_disk=run.config["on_disk"]
+    )
+    encoding.prepare()
+    return encoding, codec
+
+
+def count_shards(encoding: Encoding) -> int:
+    """How many shards are published."""
+    return sum(encoding.path(shard).is_file() for shard in encoding.shards)
+
+
+def encode_share(encoding: Encoding, codec: Codec, run: Run, ranks: Ranks, advance: Callable[[int], None]) -> None:
+    """Write this rank's share of the shards."""
+    assert run.raw is not None
+    memory = memory_bytes(run.launch, ranks.device)
+    share = {"rank": ranks.rank, "world_size": ranks.world_size}
+    encoding.write_share(run.raw, encoder(codec, ranks.device), advance, memory_bytes=memory, **share)
+
+
+def finish(encoding: Encoding, codec: Codec, run: Run) -> dict[str, Any]:
+    """Write the manifest of a cache whose shards are all written; returns its receipt."""
+    datasets, receipt = run.inputs["datasets"], run.inputs["codec"]
+    key = {
+        "codec weights": receipt["weights"],
+        "normalization": {name: [group.log, group.mean, group.std] for name, group in codec.groups.items()},
+        "source files": {name: file["md5"] for name, file in datasets["sources"].items()},
+        "splits": datasets["fingerprint"],
+        "options": run.config,
+    }
+    families = sorted({dataset.family for dataset in encoding.datasets.values()})
+    token_grids = {family: list(codec.groups[group_name(family, "fields")].token_grid) for family in families}
+    assert run.raw is not None
+    write_manifest(run.folder, key, encoding, datasets["splits"], token_grids, run.raw)
+    return {
+        "key": key,
+        "codec": receipt,
+        "steady": [family for family in families if FAMILIES[family].steady],
+        "transient": [family for family in families if not FAMILIES[family].steady],
+    }
+
+
+def encode_on_rank(run: Run, ranks: Ranks) -> None:
+    """The work of one rank."""
+    encoding, codec = prepare(run)
+    encode_share(encoding, codec, run, ranks, lambda _: run.alive(ranks.rank).touch())
+    ranks.barrier()
+    if ranks.rank == 0:
+        write_json(run.folder / RESULT, {"shards": count_shards(encoding)})
+
+
+if __name__ == "__main__":
+    run_rank(encode_on_rank)

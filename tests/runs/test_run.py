@@ -1,0 +1,32 @@
+"""Files of a run folder."""
+
+from pathlib import Path
+
+from tests.contents import expect_one_line
+from tests.training.jobs import launched
+from ups.runs.run import Run
+
+
+def written(folder: Path) -> Run:
+    """The description of a run, as it was written into its folder."""
+    folder.mkdir(parents=True)
+    run = Run(folder, "codec", "0" * 64, {"steps": 3}, {"datasets": {}}, launched(), "cpu", folder.parents[2])
+    run.write()
+    return run
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path: Path):
+    """What `run.json` describes is the same after its data root was moved, but for its place."""
+    written(tmp_path / "a/06_models/codec/0")
+    (tmp_path / "a").rename(tmp_path / "b")
+    folder = tmp_path / "b/06_models/codec/0"
+    assert Run.read(folder) == Run(
+        folder, "codec", "0" * 64, {"steps": 3}, {"datasets": {}}, launched(), "cpu", tmp_path / "b"
+    )
+
+
+def test_a_wrong_description_is_one_line(tmp_path: Path):
+    """Whatever stands in `run.json`, its reader says what is wrong in one line."""
+    folder = written(tmp_path / "06_models/codec/0").folder
+    fields = ("stage", "fingerprint", "config", "inputs", "launch", "device", "data_root")
+    expect_one_line(folder / "run.json", lambda: Run.read(folder), fields)

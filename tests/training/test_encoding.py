@@ -1,0 +1,65 @@
+"""The latent cache is the same for every number of processes, also after one of them was killed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.training.jobs import launched
+from ups.config import LatentsConfig
+from ups.errors import LostWorker
+from ups.files import read_json
+from ups.pipelines.training import encode_latents
+from ups.training import encoding
+
+
+def _encode(root: Path, num_processes: int) -> Path:
+    """Encode anew; returns the folder of the cache."""
+    shutil.rmtree(root / "04_feature/latents", ignore_errors=True)
+    inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
+    launch = launched(num_processes=num_processes)
+    return (
+        root
+        / encode_latents(*inputs, LatentsConfig(tolerance=1e-3, on_disk=True), launch, root / "01_raw", root)["path"]
+    )
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    """Shards, statistics and manifest."""
+    files = [*folder.rglob("c/*/*/0/0"), *folder.glob("statistics/*"), folder / "manifest.json"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_writes(root: Path):
+    """All files of the cache are equal byte for byte."""
+    one = _contents(_encode(root, 1))
+    assert _contents(_encode(root, 2)) == one and len(one) > 6
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_one_line_and_the_next_command_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """After a rank was killed the whole shards stay, and the same command completes the cache."""
+    expected = _contents(_encode(root, 1))
+    folder = root / "04_feature/latents"
+    killer = root / "killer.py"
+    killer.write_text(
+        "import os, signal\nfrom ups.training import encoding\nfrom ups.data.encoding import Encoding\n"
+        "from ups.training.worker import run_rank\n"
+        "write = Encoding.write_share\n"
+        "def killed(self, raw, encode, advance, **share):\n"
+        "    write(self, raw, encode, lambda _: os.kill(os.getpid(), signal.SIGKILL), **share)\n"
+        "Encoding.write_share = killed\nrun_rank(encoding.encode_on_rank)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{root}:{Path(encoding.__file__).parents[2]}")
+    monkeypatch.setattr(encoding, "MODULE", "killer")
+    with pytest.raises(LostWorker, match="killed"):
+        _encode(root, 2)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("c/*/*/0/0")}
+    monkeypatch.undo()
+    inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
+    receipt = encode_latents(
+        *inputs, LatentsConfig(tolerance=1e-3, on_disk=True), launched(num_processes=2), root / "01_raw", root
+    )
+    assert 1 <= len(before) < 4 and all(path.stat().st_mtime_ns == time for path, time in before.items())
+    assert _contents(root / receipt["path"]) == expected
