@@ -20,7 +20,8 @@ SCORE = """
 import json, sys
 from pathlib import Path
 import torch
-from ups.config import EvaluationConfig
+from ups.config import WHOLE, EvaluationConfig
+from ups.data.pdebench import FAMILIES
 from ups.evaluation.external import external_sets
 from ups.evaluation.predictions import Compute
 from ups.evaluation.scores import score_sets
@@ -29,7 +30,8 @@ torch.set_num_threads(1)
 folder, name, root, latent_cache, stages = sys.argv[1:]
 trained = Trained(json.loads(latent_cache), json.loads(stages), Path(root))
 config = EvaluationConfig(folder=None, folder_correctors=True, seed=0, batch_tokens=4096, ensemble_size=4)
-sets, compute = external_sets(Path(folder), [name], trained), Compute(torch.device("cpu"), memory=10**8)
+sets = external_sets(Path(folder), [name], WHOLE.of(FAMILIES), trained)
+compute = Compute(torch.device("cpu"), memory=10**8)
 records = score_sets(Path(folder) / "scores", trained.surrogate("cpu"), sets, config, compute)
 assert any(record["metric"] == "CRPS" for record in records)
 print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
