@@ -80,3 +80,7 @@ class Preempted(Fault):
     """The run was asked to stop; the same command resumes it."""
 
     exit_code, kind = 75, "preempted"
+
+
+KINDS = {kind.__name__: kind for kind in (Fault, *Fault.__subclasses__())}
+"""Every kind of fault by the name of its class, under which processes report it to each other."""

@@ -185,12 +185,11 @@ class _ShardWriter:
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         """Numbers and contents of the pieces; `statistics` is complete after the last."""
-        per_trajectory = self.layout.shard[1] // self.layout.piece
         for index, start, z in self.slabs():
             column = (start - self.snapshots.start) // self.layout.piece
             for row, trajectory in enumerate(z, index - self.trajectories.start):
                 for number, values in enumerate(trajectory.split(self.layout.piece), column):
-                    yield row * per_trajectory + number, self.layout.pack(values.numpy())
+                    yield row * self.layout.pieces_per_trajectory + number, self.layout.pack(values.numpy())
 
     def slabs(self) -> Iterator[tuple[int, int, Tensor]]:
         """First trajectory, first snapshot and latents (k, t, N, D) as they will be read, slab by slab."""

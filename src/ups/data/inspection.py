@@ -20,11 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ups import errors
 from ups.data import hdf5
 from ups.data.families import Dataset, Subsample
 from ups.data.hdf5 import file_fault
-from ups.errors import Fault
+from ups.errors import KINDS, Fault
 
 CPU_SECONDS = 5  # from one access to a file to the next
 MEMORY_BYTES = 5 * 2**30  # address space of the child
@@ -59,7 +58,7 @@ def inspect(task: str, advance: Advance | None = None, fetch: Fetch | None = Non
         if "result" in answer:
             return answer["result"]
         if "fault" in answer:
-            raise getattr(errors, answer["kind"])(answer["fault"])
+            raise KINDS[answer["kind"]](answer["fault"])
         if "no_memory" in answer:
             raise file_fault(path, f"needs more than {MEMORY_BYTES / 2**30:g} GiB of memory to be read")
         if child.returncode > 0:  # a Python error: a defect of this project

@@ -1,4 +1,4 @@
-"""The latent cache: encoded trajectories with statistics, which training reads through memory maps.
+"""The latent cache: encoded trajectories with statistics, which training reads.
 
 Arrays are those of `ups.data.latent_shards`. The manifest is written last; a cache without it is unfinished, and
 reading it is refused. The manifest holds the key of the cache: codec weights, source files and options from which the
@@ -113,7 +113,7 @@ class _Manifest(BaseModel):
 
 
 class LatentCache:
-    """Latents of every dataset, read through memory maps; the checksum of a piece is verified before its first use.
+    """Latents of every dataset; the checksum of a piece is verified before its first use.
 
     `datasets` has an entry per dataset with its description, array shapes, token grid, condition, split and
     statistics; `families` are all families of the cache, in the order of the models' rows. Unless `on_disk`, there are

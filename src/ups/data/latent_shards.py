@@ -63,8 +63,13 @@ class Layout:
         return min(self.shape[0], SHARD_BYTES // (per_trajectory * piece_bytes)), self.piece * per_trajectory
 
     @cached_property
+    def pieces_per_trajectory(self) -> int:
+        """Pieces of one trajectory in a shard."""
+        return self.shard[1] // self.piece
+
+    @cached_property
     def pieces_per_shard(self) -> int:
-        return self.shard[0] * self.shard[1] // self.piece
+        return self.shard[0] * self.pieces_per_trajectory
 
     @property
     def num_shards(self) -> tuple[int, int]:
@@ -98,9 +103,8 @@ class Layout:
             return content.view("<f4").reshape(t, n, d)
         from numcodecs import blosc
 
-        if (
-            int.from_bytes(content[4:8].tobytes(), "little") != 4 * t * n * d
-        ):  # Blosc's header: bytes before compression
+        num_bytes = int.from_bytes(content[4:8].tobytes(), "little")  # before compression, in Blosc's header
+        if num_bytes != 4 * t * n * d:
             raise ValueError("wrong size")
         try:
             multiples = np.frombuffer(blosc.decompress(content), "<i4").reshape(d, t, n)
@@ -200,7 +204,7 @@ class LatentArray:
         """
         layout = self.layout
         (k, t), piece = layout.shard, layout.piece
-        row, place = index // k, index % k * (t // piece)
+        row, place = index // k, index % k * layout.pieces_per_trajectory
         self._open(row, start // t)  # before memory is taken for a shape that may be wrong
         z = np.empty((stop - start, *layout.shape[2:]), np.float32)
         for first in range(start - start % piece, stop, piece):
@@ -275,8 +279,8 @@ class LatentArray:
             raise self._damaged(row, column, "wrong checksum of the index of")
         index = content[:-CHECKSUM_BYTES].view("<u8").reshape(-1, 2)
         trajectories, snapshots = self.layout.spans(row, column)
-        per_trajectory = self.layout.shard[1] // self.layout.piece
-        present = index.reshape(-1, per_trajectory, 2)[: len(trajectories), : -(-len(snapshots) // self.layout.piece)]
+        by_trajectory = index.reshape(-1, self.layout.pieces_per_trajectory, 2)
+        present = by_trajectory[: len(trajectories), : -(-len(snapshots) // self.layout.piece)]
         if (present > status.st_size).any() or (present.sum(-1) > status.st_size - index_bytes).any():
             raise self._damaged(row, column, "pieces are missing in")
         return file, index, status.st_ctime_ns

@@ -8,13 +8,12 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ups.errors import Fault, LostWorker, OutOfMemory
+from ups.errors import KINDS, Fault, LostWorker, OutOfMemory
 from ups.files import read_json, write_json
 from ups.runs.run import ALIVE, CHECKPOINTS, FAULTS, LOG, STARTED, STATUS
 
 # A line of the summary that torchrun prints for each failed worker.
 SUMMARY = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+)")
-KINDS = {kind.__name__: kind for kind in (Fault, *Fault.__subclasses__())}
 LOST_PEER = "LostPeer"
 CONSEQUENCES = {"Fault": 1, "Preempted": 2}  # kinds of reports that count only if no rank has reported a known cause
 
