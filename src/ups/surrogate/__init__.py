@@ -1,5 +1,9 @@
 """The trained models as one object that predicts solutions of the PDEs.
 
+- `model`: `load` and `Model`, which takes and gives arrays in physical units
+- `problem`, `arrays`: checks of what the caller gives; numpy, torch and xarray
+- `description`: what a model says about a family
+- `bundle`: models with their card on disk
 - `surrogate`: `Surrogate` encodes fields, predicts rollouts with or without a sampled correction, and decodes them
 - `trained`: the receipts of a run's trained stages, and the surrogate loaded from them
 """

@@ -2,18 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from ups.data.latent_cache import LatentCache
-from ups.data.latent_shards import scale_of
 from ups.files import place_of
 from ups.models.codec import codec_from
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator, SteadyModel
 from ups.models.weights import from_settings, load_model
 from ups.surrogate.surrogate import Correction, Surrogate
+
+if TYPE_CHECKING:
+    from ups.data.latent_cache import LatentCache  # imports pydantic, which a bundle does without
 
 OFF = "off"  # the mode of a method that samples no residuals for a family
 PLAIN_STAGES = ("codec", "operator", "steady")  # all that a prediction without corrector needs
@@ -38,26 +40,38 @@ class Trained:
     stages: dict[str, dict[str, Any]]
     data_root: Path
 
-    def cache(self) -> LatentCache:
+    def cache(self) -> "LatentCache":
         """The latents on which the stages were trained."""
+        from ups.data.latent_cache import LatentCache
+
         return LatentCache.open(place_of(self.data_root, self.latent_cache), self.latent_cache["key"])
 
     def surrogate(self, device: str | torch.device) -> Surrogate:
         """All trained models on `device`; None where the run has no such stage."""
-        models = {
+        from ups.data.latent_shards import scale_of  # imports google_crc32c
+
+        models: dict[str, nn.Module] = {
             stage: load_model(make, self.data_root, self.stages[stage]).to(device)
             for stage, make in MODELS.items()
             if stage in self.stages
         }
-        return Surrogate(
-            codec=models["codec"],
-            operator=models.get("operator"),
-            denoiser=models.get("diffusion"),
-            student=models.get("consistency"),
-            steady=models.get("steady"),
-            corrections=corrections(self.stages["corrector"]) if "corrector" in self.stages else {},
-            latent_scale=scale_of(self.latent_cache["key"]["options"]["tolerance"]),
-        )
+        chosen = corrections(self.stages["corrector"]) if "corrector" in self.stages else {}
+        return surrogate_of(models, chosen, scale_of(self.latent_cache["key"]["options"]["tolerance"]))
+
+
+def surrogate_of(
+    models: dict[str, nn.Module], chosen: dict[tuple[str, str], Correction], latent_scale: float | None
+) -> Surrogate:
+    """The surrogate of models by stage, of which only the codec must be there."""
+    return Surrogate(
+        codec=models["codec"],
+        operator=models.get("operator"),
+        denoiser=models.get("diffusion"),
+        student=models.get("consistency"),
+        steady=models.get("steady"),
+        corrections=chosen,
+        latent_scale=latent_scale,
+    )
 
 
 def corrections(corrector: dict[str, Any]) -> dict[tuple[str, str], Correction]:

@@ -1,0 +1,197 @@
+"""Arrays of the caller, from numpy, torch or xarray, as tensors (B, C, *grid), and results as the caller's kind."""
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups.data.families import Dataset, Family
+from ups.data.pdebench import FAMILIES
+from ups.errors import ConfigFault
+
+Kind = Literal["numpy", "torch", "xarray"]
+Array = Any
+"""numpy.ndarray, torch.Tensor, xarray.DataArray or, with a variable per field, xarray.Dataset."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the caller's arrays look like, so that results look the same.
+
+    `batched`: there is an axis of trajectories, named `batch` in xarray; `channels`: there is an axis of fields.
+    `coordinates` are those of the caller's xarray objects.
+    """
+
+    kind: Kind
+    batched: bool
+    channels: bool
+    device: torch.device
+    batch: str = "trajectory"
+    coordinates: dict[str, Any] = field(default_factory=dict)
+
+
+def kind_of(array: Array) -> Kind:
+    """The library of an array; lists and numbers count as numpy."""
+    if isinstance(array, Tensor):
+        return "torch"
+    xarray = sys.modules.get("xarray")  # an xarray object exists only if xarray is imported
+    return "xarray" if xarray is not None and isinstance(array, xarray.DataArray | xarray.Dataset) else "numpy"
+
+
+def read_state(array: Array, family: Family, num_fields: int, device: torch.device) -> tuple[Tensor, Form]:
+    """An initial state u_0 as (B, C, *grid) float32.
+
+    Accepted are (C, *grid) and (B, C, *grid); without C for families of one field; in xarray a Dataset with a variable
+    per field, or a DataArray, whose dimensions are named after the axes of the family and, if there are several fields,
+    `field`; one more dimension is that of trajectories.
+
+    Raises:
+        ConfigFault: another shape or type, missing fields, NaN or infinite values, values <= 0 of a positive field.
+    """
+    if kind_of(array) == "xarray":
+        u, form = _from_xarray(array, family, device)
+    else:
+        u, form = _from_plain(array, family, num_fields, device)
+    check_finite(u, "u_0")
+    for name, values in zip(family.fields, u.unbind(1), strict=True):
+        if name in family.positive and not bool((values > 0).all()):
+            raise ConfigFault(f"u_0: {name} of {family.name} must be > 0; its smallest value is {values.min():.3g}")
+    return u, form
+
+
+def _from_plain(array: Array, family: Family, num_fields: int, device: torch.device) -> tuple[Tensor, Form]:
+    u, num_axes = as_tensor(array, "u_0", device), len(family.axes)
+    form = Form(kind_of(array), u.ndim == num_axes + 2, u.ndim > num_axes, _device_of(array))
+    if u.ndim == num_axes and num_fields == 1:
+        return u[None, None], form
+    grid = ", ".join("XYZ"[:num_axes])
+    expected = f"({num_fields}, {grid}) or (B, {num_fields}, {grid})" + f" or ({grid})" * (num_fields == 1)
+    if u.ndim not in (num_axes + 1, num_axes + 2) or u.shape[-num_axes - 1] != num_fields:
+        hint = "; for B states of one field use u_0[:, None]" if u.ndim == num_axes + 1 and num_fields == 1 else ""
+        fields = ", ".join(family.fields)
+        raise ConfigFault(f"u_0 of {family.name} ({fields}) must be {expected}, but has shape {tuple(u.shape)}{hint}")
+    return (u if form.batched else u[None]), form
+
+
+def _from_xarray(array: Array, family: Family, device: torch.device) -> tuple[Tensor, Form]:
+    named = _variables(array, family)
+    first = next(iter(named.values()))
+    others = [dim for dim in first.dims if dim not in family.axes]
+    missing = [axis for axis in family.axes if axis not in first.dims]
+    if missing or len(others) > 1:
+        found = ", ".join(map(str, first.dims))
+        expected = ", ".join(family.axes)
+        raise ConfigFault(f"u_0 of {family.name} must have the dimensions {expected} and at most one more, not {found}")
+    arrays = [as_tensor(named[name].transpose(*others, *family.axes).values, "u_0", device) for name in family.fields]
+    u = torch.stack(arrays, 1 if others else 0)
+    coordinates = {str(name): array[name] for name in (*family.axes, *others) if name in array.coords}
+    batch = str(others[0]) if others else "trajectory"
+    form = Form("xarray", bool(others), True, torch.device("cpu"), batch, coordinates)
+    return (u if others else u[None]), form
+
+
+def _variables(array: Array, family: Family) -> dict[str, Any]:
+    """The variable of each field."""
+    import xarray
+
+    if isinstance(array, xarray.DataArray):
+        if len(family.fields) == 1:
+            return {family.fields[0]: array.squeeze("field", drop=True) if "field" in array.dims else array}
+        if "field" not in array.dims or array.sizes["field"] != len(family.fields):
+            size = f"{len(family.fields)} ({', '.join(family.fields)})"
+            raise ConfigFault(f"u_0 of {family.name} must have a dimension `field` of size {size}, or be a Dataset")
+        return {name: array.isel(field=number, drop=True) for number, name in enumerate(family.fields)}
+    missing = [name for name in family.fields if name not in array.data_vars]
+    if missing:
+        found = ", ".join(map(str, array.data_vars))
+        raise ConfigFault(f"u_0 of {family.name} has no variable {', '.join(missing)}, but {found}")
+    return {name: array[name] for name in family.fields}
+
+
+def as_tensor(array: Array, name: str, device: torch.device) -> Tensor:
+    """Real numbers as float32 on `device`; gradients of a tensor are kept."""
+    if isinstance(array, Tensor):
+        tensor = array
+    else:
+        values = np.asarray(array)
+        if values.dtype.kind not in "fiub":
+            raise ConfigFault(f"{name} must hold real numbers, not {values.dtype}")
+        tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    if tensor.is_complex():
+        raise ConfigFault(f"{name} must hold real numbers, not {tensor.dtype}")
+    return tensor.to(device, torch.float32)
+
+
+def check_finite(tensor: Tensor, name: str) -> None:
+    """Raise `ConfigFault` where a tensor has NaN or infinite values."""
+    finite = tensor.isfinite()
+    if not bool(finite.all()):
+        number = int((~finite).sum())
+        raise ConfigFault(f"{name} has {number} values that are NaN or infinite: remove or repair those states")
+
+
+def _device_of(array: Array) -> torch.device:
+    return array.device if isinstance(array, Tensor) else torch.device("cpu")
+
+
+def as_given(u: Tensor, form: Form) -> Array:
+    """A result (B, ..., C, *grid) of numpy or torch as the caller's kind; axes that the input lacked are removed."""
+    u = u if form.batched else u[0]
+    return u.to(form.device) if form.kind == "torch" else u.detach().cpu().numpy()
+
+
+def labelled(
+    u: Tensor, times: Iterable[float] | None, parameters: dict[str, Tensor], dataset: Dataset, form: Form
+) -> Array:
+    """A result (B, T, C, *grid), or (B, C, *grid) without `times`, as an xarray.Dataset with a variable per field.
+
+    Coordinates are `time` and, unless the caller's are given, cell centres of a domain that starts at 0, in the units
+    of the PDE, and the parameters (B,) of the PDE.
+    """
+    try:
+        import xarray
+    except ModuleNotFoundError:
+        raise ConfigFault("labels need xarray: `pip install xarray`") from None
+    family = FAMILIES[dataset.family]
+    coordinates: dict[str, Any] = {
+        axis: (np.arange(n) + 0.5) * length / n
+        for axis, n, length in zip(family.axes, dataset.grid, dataset.lengths, strict=True)
+    }
+    if times is not None:
+        coordinates["time"] = np.asarray(list(times))
+    dims = (*[form.batch] * form.batched, *["time"] * (times is not None), *family.axes)
+    channel = u.ndim - len(family.axes) - 1
+    values = (u if form.batched else u[0]).detach().cpu()
+    fields = values.movedim(channel - (not form.batched), 0).numpy()
+    variables = {
+        name: (dims, own, {"long_name": family.meanings.get(name, name)})
+        for name, own in zip(family.fields, fields, strict=True)
+    }
+    coordinates |= {
+        name: (form.batch, known.cpu().numpy()) if form.batched else float(known[0])
+        for name, known in ((name, own.detach()) for name, own in parameters.items())
+    }
+    return xarray.Dataset(
+        variables, coordinates | form.coordinates, {"family": family.name, "equation": family.equation}
+    )
+
+
+def per_trajectory(values: Mapping[str, Any], batch: int, device: torch.device) -> dict[str, Tensor]:
+    """Parameters as (B,) float32: a number holds for all trajectories.
+
+    Raises:
+        ConfigFault: not a number or one number per trajectory, or NaN or infinite.
+    """
+    tensors = {}
+    for name, value in values.items():
+        tensor = as_tensor(value, name, device)
+        if tensor.ndim > 1 or (tensor.ndim == 1 and len(tensor) != batch):
+            shape = tuple(tensor.shape)
+            raise ConfigFault(f"{name} must be a number, or one for each of {batch} trajectories, not of shape {shape}")
+        check_finite(tensor, name)
+        tensors[name] = tensor.expand(batch)
+    return tensors

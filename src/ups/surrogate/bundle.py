@@ -1,0 +1,166 @@
+"""Trained models with their card: collected from a data root, written as a bundle folder, and read from one.
+
+A bundle is `model.json` (the card), `weights.safetensors` and `README.md`. Reading one imports torch, numpy and
+safetensors alone.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ups import __version__
+from ups.errors import ConfigFault, DataFault
+from ups.files import digest_of, publish, read_json, write_json
+from ups.models.weights import load_settings
+from ups.surrogate.surrogate import Correction, Surrogate
+from ups.surrogate.trained import MODELS, PLAIN_STAGES, Trained, surrogate_of
+
+CARD, TENSORS, TEXT = "model.json", "weights.safetensors", "README.md"
+FORMAT = 1  # of model.json
+NOT_IN_SCORES = ("trajectories", "family")
+REMEDY = "save the bundle again with `ups export` or `model.save`"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The models, and the card: plain values that say what they were trained on and how good they are.
+
+    The card has `format`, `ups` (version), `settings` (constructor arguments of each stage), `corrections`,
+    `latent_scale` and `families`: by name the `datasets` of training (each as `dataclasses.asdict(Dataset)`, with the
+    `split`), `token_grid`, `periodic` axes and `scores` (records as in metrics.json, without single trajectories).
+    """
+
+    surrogate: Surrogate
+    card: dict[str, Any]
+
+
+def from_data_root(root: Path, device: torch.device) -> Bundle:
+    """The models that the last run trained below a data root.
+
+    Raises:
+        DataFault: codec and latent cache are missing, no model is trained, or a file is damaged.
+    """
+    from ups.data.samples import domains
+
+    trained = _trained(root)
+    cache, surrogate = trained.cache(), trained.surrogate(device)
+    metrics, scores = root / "08_reporting" / "metrics.json", []
+    if metrics.is_file():  # models that were not evaluated have no scores
+        scores = read_json(metrics, list[dict[str, Any]])
+    families = {}
+    for name, domain in domains(cache).items():
+        if surrogate.model(name) is None:
+            continue
+        entries = [entry for entry in cache.datasets.values() if entry["dataset"]["family"] == name]
+        families[name] = {
+            "datasets": [entry["dataset"] | {"split": entry["split"]} for entry in entries],
+            "token_grid": list(domain.grid),
+            "periodic": list(domain.periodic),
+            "scores": [_without_trajectories(score) for score in scores if score["family"] == name],
+        }
+    card = {
+        "format": FORMAT,
+        "ups": __version__,
+        "settings": {stage: load_settings(root, trained.stages[stage]) for stage in MODELS if stage in trained.stages},
+        "corrections": [[*key, asdict(correction)] for key, correction in surrogate.corrections.items()],
+        "latent_scale": surrogate.latent_scale,
+        "families": families,
+    }
+    return Bundle(surrogate, card)
+
+
+def _trained(root: Path) -> Trained:
+    receipts = {}
+    for name in (*MODELS, "corrector"):
+        path = root / "06_models" / f"{name}.json"
+        if path.is_file() and "untrained" not in (receipt := read_json(path, dict[str, Any])):
+            receipts[name] = receipt
+    cache = root / "04_feature" / "latent_cache.json"
+    if not cache.is_file() or not receipts.keys() & set(PLAIN_STAGES[1:]):
+        raise DataFault(f"{root} holds no trained models: run `kedro run --pipeline full`, or name another folder")
+    return Trained(read_json(cache, dict[str, Any]), receipts, root)
+
+
+def _without_trajectories(score: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in score.items() if key not in NOT_IN_SCORES}
+
+
+def save(bundle: Bundle, folder: Path, text: str) -> None:
+    """Write a bundle, whose README is `text`; `model.json` is written last and holds the hash of the weights.
+
+    Raises:
+        ConfigFault: the folder holds other files.
+        StorageFault: the disk is full or read-only.
+    """
+    from safetensors.torch import save_file
+
+    if folder.exists() and {path.name for path in folder.iterdir()} - {CARD, TENSORS, TEXT}:
+        raise ConfigFault(f"{folder} is not empty: choose a new folder for the bundle")
+    tensors = {
+        f"{stage}/{name}": tensor.detach().cpu().contiguous()
+        for stage, model in models_of(bundle.surrogate).items()
+        for name, tensor in model.state_dict().items()
+    }
+    with publish(folder / TENSORS) as temporary:
+        save_file(tensors, temporary)
+    with publish(folder / TEXT) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    write_json(folder / CARD, bundle.card | {"weights": digest_of(folder / TENSORS)})
+
+
+def models_of(surrogate: Surrogate) -> dict[str, nn.Module]:
+    """The trained models by stage."""
+    models = (surrogate.codec, surrogate.operator, surrogate.denoiser, surrogate.student, surrogate.steady)
+    stages = ("codec", "operator", "diffusion", "consistency", "steady")
+    return {stage: model for stage, model in zip(stages, models, strict=True) if model is not None}
+
+
+def read(folder: Path, device: torch.device) -> Bundle:
+    """The bundle in a folder, on `device`.
+
+    Raises:
+        DataFault: a file is missing or damaged, or was written by a newer version.
+    """
+    card = _read_card(folder / CARD)
+    tensors = _read_tensors(folder / TENSORS, card["weights"])
+    models = {}
+    try:
+        for stage, settings in card["settings"].items():
+            model = MODELS[stage](**_tuples(settings))
+            weights = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{stage}/")}
+            model.load_state_dict({name.removeprefix(f"{stage}/"): tensor for name, tensor in weights.items()})
+            models[stage] = model.requires_grad_(False).eval().to(device)
+        chosen = {(method, family): Correction(**how) for method, family, how in card["corrections"]}
+    except (TypeError, RuntimeError, ValueError, KeyError) as fault:
+        raise DataFault(f"{folder} does not fit ups {__version__}, but ups {card['ups']}: {REMEDY}") from fault
+    return Bundle(surrogate_of(models, chosen, card["latent_scale"]), card)
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    card = read_json(path)
+    needed = {"format", "ups", "settings", "corrections", "latent_scale", "families", "weights"}
+    if not isinstance(card, dict) or not needed <= card.keys():
+        raise DataFault(f"{path} is not the card of a bundle: {REMEDY}")
+    if card["format"] != FORMAT:
+        raise DataFault(
+            f"{path} has format {card['format']}, this version of ups reads {FORMAT}: install ups {card['ups']}"
+        )
+    return card
+
+
+def _read_tensors(path: Path, expected: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    if not path.is_file() or digest_of(path) != expected:
+        raise DataFault(f"{path} is missing or differs from the hash in {CARD}: copy the bundle again")
+    return load_file(path)
+
+
+def _tuples(value: Any) -> Any:
+    """Plain values in which lists from JSON are tuples again."""
+    if isinstance(value, dict):
+        return {key: _tuples(entry) for key, entry in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,122 @@
+"""What a model says about a family: fields, grid, time step, trained parameters, scores; and the card of a bundle."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ups.surrogate.problem import FamilyCard
+
+HEADLINE = ("nRMSE", "one_step"), ("nRMSE", "rollout")  # metric and horizon of the scores that are shown
+
+
+@dataclass(frozen=True)
+class Description:
+    """One family of a trained model.
+
+    `fields` and `coefficients` have meanings by name, `parameters` the trained values, `boundary` one entry per axis;
+    `lengths` and `time_steps` are in the units of the PDE; `trajectories` counts those of the splits. `scores` are
+    mean errors in physical units on the test split by (method, metric, horizon); `ensembles` says whether `members` can
+    be predicted.
+    """
+
+    name: str
+    equation: str
+    fields: dict[str, str]
+    coefficients: dict[str, str]
+    grid: tuple[int, ...]
+    lengths: tuple[float, ...]
+    boundary: tuple[str, ...]
+    time_steps: tuple[float, ...]
+    parameters: dict[str, tuple[float, ...]]
+    trajectories: dict[str, int]
+    ensembles: bool
+    scores: dict[tuple[str, str, str], float | None]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values as text, as they are displayed."""
+        axes = [f"{n} points on length {length:g}" for n, length in zip(self.grid, self.lengths, strict=True)]
+        rows = [("equation", self.equation), ("fields", _named(self.fields))]
+        rows += [("coefficients", _named(self.coefficients))] * bool(self.coefficients)
+        rows += [("grid", " x ".join(axes)), ("boundary", ", ".join(self.boundary))]
+        rows += [("time step", _listed(self.time_steps))] * bool(self.time_steps)
+        rows += [(name, f"trained at {_listed(values)}") for name, values in self.parameters.items()]
+        rows += [("trajectories", ", ".join(f"{count} {split}" for split, count in self.trajectories.items()))]
+        rows += [("ensembles", "yes" if self.ensembles else "no: single predictions are as good")]
+        shown = [(key, value) for key, value in self.scores.items() if key[1:] in HEADLINE]
+        return rows + [
+            (f"{metric}, {horizon}, {method}", f"{value:.4g}")
+            for (method, metric, horizon), value in shown
+            if value is not None
+        ]
+
+    def __repr__(self) -> str:
+        rows = self.rows()
+        width = max(len(name) for name, _ in rows)
+        return "\n".join([self.name, *(f"  {name:{width}}  {value}" for name, value in rows)])
+
+    def _repr_markdown_(self) -> str:
+        return markdown(self)
+
+
+def markdown(description: Description) -> str:
+    """A heading and a table."""
+    rows = [f"| {name} | {value} |" for name, value in description.rows()]
+    return "\n".join([f"## {description.name}", "", "| | |", "| --- | --- |", *rows, ""])
+
+
+def describe(card: FamilyCard, entry: dict[str, Any], ensembles: bool) -> Description:
+    """The description of a family from its entry in the card of a model."""
+    family, first = card.family, card.datasets[0]
+    splits = [dataset["split"] for dataset in entry["datasets"]]
+    return Description(
+        name=card.name,
+        equation=family.equation,
+        fields={name: family.meanings.get(name, "") for name in family.fields},
+        coefficients={name: family.meanings.get(name, "") for name in family.coefficients},
+        grid=first.grid,
+        lengths=first.lengths,
+        boundary=first.boundary,
+        time_steps=tuple(card.time_steps),
+        parameters={name: tuple(card.values(name)) for name in family.parameters},
+        trajectories={name: sum(len(split[name]) for split in splits) for name in splits[0]},
+        ensembles=ensembles,
+        scores=_scores(entry["scores"]),
+    )
+
+
+def card_text(card: dict[str, Any], families: Mapping[str, FamilyCard]) -> str:
+    """The README of a bundle: what the models are, how to use them, and a description of every family."""
+    ensembles = {family for _, family, _ in card["corrections"]}
+    lines = [
+        "# Surrogates of PDEs",
+        "",
+        f"Trained with Universal Physics Stack {card['ups']}. Fields are in the units of the PDE; errors are on test",
+        "trajectories that training did not see, averaged over trajectories, fields and times. Grids are regular, time",
+        "steps uniform; outside the trained parameters, grids and amplitudes errors are larger than stated.",
+        "",
+        "```python",
+        "import ups",
+        "",
+        'model = ups.load("this folder")',
+        f'model.describe("{next(iter(families))}")',
+        "```",
+        "",
+    ]
+    described = [describe(each, card["families"][name], name in ensembles) for name, each in families.items()]
+    return "\n".join([*lines, *map(markdown, described)])
+
+
+def _scores(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], float | None]:
+    """Means over the datasets of a family; None where a score is not finite."""
+    grouped: dict[tuple[str, str, str], list[float | None]] = {}
+    for record in records:
+        grouped.setdefault((record["method"], record["metric"], record["horizon"]), []).append(record["value"])
+    return {key: None if None in values else sum(values) / len(values) for key, values in grouped.items()}  # type: ignore[arg-type]
+
+
+def _named(meanings: dict[str, str]) -> str:
+    return ", ".join(f"{name} ({meaning})" if meaning else name for name, meaning in meanings.items())
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

@@ -1,0 +1,243 @@
+"""`ups.load` and what it returns: trained models that predict solutions from arrays in physical units."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups.diffusion.samplers import antithetic
+from ups.errors import ConfigFault, DataFault
+from ups.surrogate import bundle
+from ups.surrogate.arrays import Array, Form, as_given, labelled
+from ups.surrogate.description import Description, card_text, describe
+from ups.surrogate.problem import FamilyCard, Problem, find_family, pose
+from ups.surrogate.surrogate import NoisyStep, Surrogate, rollout_steps
+
+MAX_TOKENS = 2**15  # that the models take at once: about 800 MB of memory
+CORRECTORS = ("consistency", "diffusion")  # the first that is on makes ensembles: one or two evaluations per step
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Members of an ensemble (M, ...), each of the shape that `Model.predict` returns without members."""
+
+    members: Array
+
+    @property
+    def mean(self) -> Array:
+        """Mean over the members."""
+        return self.members.mean(self._axis())
+
+    @property
+    def std(self) -> Array:
+        """Standard deviation over the members, with M in the denominator."""
+        return self.members.std(self._axis(), correction=0) if self._is_torch() else self.members.std(self._axis())
+
+    def quantile(self, q: float) -> Array:
+        """The value below which a share q in [0, 1] of the members lies, interpolated linearly."""
+        if self._is_torch():
+            return torch.quantile(self.members, q, 0)
+        if isinstance(self.members, np.ndarray):
+            return np.quantile(self.members, q, axis=0)
+        return self.members.quantile(q, "member")
+
+    def _is_torch(self) -> bool:
+        return isinstance(self.members, Tensor)
+
+    def _axis(self) -> Any:
+        return 0 if self._is_torch() or isinstance(self.members, np.ndarray) else "member"
+
+
+class Model:
+    """Trained models of several families. Make one with `ups.load`.
+
+    Arrays are in physical units: numpy, torch or xarray in, the same kind out. Tensors keep gradients, so that a
+    result can be differentiated by the initial state, the coefficients and the parameters.
+    """
+
+    def __init__(self, loaded: bundle.Bundle, device: torch.device) -> None:
+        self._bundle = loaded
+        self._device = device
+        self._cards = {name: FamilyCard.of(name, entry) for name, entry in loaded.card["families"].items()}
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Names of the families that the models can predict."""
+        return tuple(self._cards)
+
+    @property
+    def surrogate(self) -> Surrogate:
+        """The networks, for work on latents."""
+        return self._bundle.surrogate
+
+    def describe(self, family: str) -> Description:
+        """Fields, grid, time step, trained parameters and scores of a family."""
+        name = self._find(family, None)
+        return describe(self._cards[name], self._bundle.card["families"][name], self._corrector(name) is not None)
+
+    def predict(
+        self,
+        family: str,
+        u_0: Array | None = None,
+        *,
+        steps: int | None = None,
+        members: int | None = None,
+        seed: int = 0,
+        dt: float | None = None,
+        labels: bool = False,
+        **parameters: Any,
+    ) -> Any:
+        """Trajectories from initial states, or solutions of a steady family.
+
+        Args:
+            family: one of `families`.
+            u_0: initial states (C, *grid) or (B, C, *grid); (*grid) if there is one field. None for steady families.
+            steps: time steps to predict.
+            members: size of an ensemble, even; None: one prediction without samples.
+            seed: of the ensemble's noise.
+            dt: time between snapshots in units of the PDE; None: that of training. Multiples of it take several steps.
+            labels: return an xarray.Dataset with names and coordinates, whatever the kind of the input.
+            **parameters: parameters of the PDE by name, a number or (B,); those of which training had a single value
+                may be left out; coefficient fields by name, (*grid) or (B, *grid).
+
+        Returns:
+            u (steps + 1, C, *grid) or (B, steps + 1, C, *grid) with the initial state first, without C if `u_0` had
+            none; steady families have no axis of time. With `members` an `Ensemble`.
+
+        Raises:
+            ConfigFault: an argument is missing, unknown or does not suit the models; the message says what is expected.
+        """
+        problem = self._pose(family, u_0, dt, parameters)
+        if members is not None and (members < 2 or members % 2):
+            raise ConfigFault(f"members must be an even number of at least 2, not {members}")
+        _check_steps(problem, steps)
+        parts = list(self._advance(problem, 1 if steps is None else steps, members, seed))
+        u = parts[0] if problem.u_0 is None else torch.stack(parts, 2)  # (M, B, [T + 1,] C, *grid)
+        results = [_result(member, problem, steps, labels) for member in u]
+        return results[0] if members is None else Ensemble(_stacked(results))
+
+    def rollout(
+        self,
+        family: str,
+        u_0: Array,
+        *,
+        steps: int,
+        dt: float | None = None,
+        **parameters: Any,
+    ) -> Iterator[Array]:
+        """The predicted snapshots one after the other, each of the shape of `u_0`, in memory that `steps` do not raise.
+
+        Arguments are those of `predict`, which returns the same snapshots at once and the initial state before them.
+        """
+        problem = self._pose(family, u_0, dt, parameters)
+        _check_steps(problem, steps)
+        return self._snapshots(problem, steps)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the models as a bundle: a folder that `ups.load` reads with torch, numpy and safetensors alone."""
+        bundle.save(self._bundle, Path(folder), card_text(self._bundle.card, self._cards))
+
+    def _snapshots(self, problem: Problem, steps: int) -> Iterator[Array]:
+        snapshots = self._advance(problem, steps, None, 0)
+        next(snapshots)  # the initial state
+        for u in snapshots:
+            yield _result(u[0], problem, None, False)
+
+    def _find(self, family: str, grid: tuple[int, ...] | None) -> str:
+        return find_family(family, self.families, grid, {name: each.grid for name, each in self._cards.items()})
+
+    def _pose(self, family: str, u_0: Array | None, dt: float | None, arguments: dict[str, Any]) -> Problem:
+        given = u_0 if u_0 is not None else next(iter(arguments.values()), None)
+        shape = tuple(getattr(given, "shape", ()))
+        card = self._cards[self._find(family, shape)]
+        problem = pose(card, self.surrogate.codec, u_0, arguments, dt, self._device)
+        if problem.substeps > 1:
+            log.info("%s: dt = %g is %d steps of the operator", card.name, problem.dt, problem.substeps)
+        return problem
+
+    def _advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
+        """Snapshots (M, B, C, *grid), from the initial state on; of steady families the solution alone."""
+        name, count = problem.card.name, members or 1
+        codec = self.surrogate.codec.on_grid(name, problem.dataset.grid)
+        surrogate = replace(self.surrogate, codec=codec, max_tokens=MAX_TOKENS)
+        z_c = None if problem.coefficients is None else surrogate.encode(problem.coefficients, name, "coefficients")
+        if problem.u_0 is not None:
+            z = surrogate.encode(problem.u_0, name)
+            yield problem.u_0.expand(count, *problem.u_0.shape)
+        else:
+            group = codec.groups[f"{name}/fields"]
+            z = problem.condition.new_zeros(problem.batch, group.num_tokens, group.num_channels)
+        setting = problem.setting(z_c, z).repeated(count)
+        step = surrogate.plain_step(setting) if members is None else self._noisy_step(surrogate, name, setting, seed)
+        states = islice(rollout_steps(step, z.repeat(count, 1, 1)), steps * problem.substeps)
+        for z in islice(states, problem.substeps - 1, None, problem.substeps):
+            yield surrogate.decode(z, name).unflatten(0, (count, -1))
+
+    def _corrector(self, family: str) -> str | None:
+        corrections = self.surrogate.corrections
+        return next((method for method in CORRECTORS if (method, family) in corrections), None)
+
+    def _noisy_step(self, surrogate: Surrogate, family: str, setting: Any, seed: int) -> NoisyStep:
+        method = self._corrector(family)
+        if method is None:
+            able = [name for name in self.families if self._corrector(name)]
+            what = f"no ensembles of {family}: on validation data they were not better than single predictions"
+            raise ConfigFault(f"{what}; leave out members, or choose {', '.join(able) if able else 'another model'}")
+        make = surrogate.diffusion_step if method == "diffusion" else surrogate.consistency_step
+        normal = antithetic(torch.Generator(self._device).manual_seed(seed))
+        return make(setting, surrogate.corrections[method, family], normal)
+
+
+def load(place: str | Path, *, device: str | torch.device | None = None) -> Model:
+    """Trained models from a data root, a bundle folder or MLflow (`models:/ups@champion`).
+
+    Args:
+        place: see above.
+        device: where the models run; None: a GPU if there is one.
+
+    Raises:
+        DataFault: there are no trained models, or a file is damaged.
+    """
+    place = Path(place)
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if not place.is_dir():
+        raise DataFault(f"{place} is no folder: name a data root or a bundle")
+    read = bundle.read if (place / bundle.CARD).is_file() else bundle.from_data_root
+    return Model(read(place, device), device)
+
+
+def _check_steps(problem: Problem, steps: int | None) -> None:
+    name = problem.card.name
+    if problem.u_0 is None and steps is not None:
+        raise ConfigFault(f"{name} is steady and has no time steps: leave out steps")
+    if problem.u_0 is not None and not (isinstance(steps, Integral) and steps >= 1):
+        raise ConfigFault(f"steps of {name} must be a whole number of at least 1, not {steps}")
+
+
+def _result(u: Tensor, problem: Problem, steps: int | None, labels: bool) -> Array:
+    """Of one member (B, [T,] C, *grid), as the caller's kind."""
+    form: Form = problem.form
+    family = problem.card.family
+    if labels or form.kind == "xarray":
+        times = None if steps is None else [problem.dt * step for step in range(steps + 1)]
+        return labelled(u, times, problem.parameters, problem.dataset, form)
+    return as_given(u if form.channels else u.squeeze(-len(family.axes) - 1), form)
+
+
+def _stacked(results: list[Array]) -> Array:
+    if isinstance(results[0], Tensor):
+        return torch.stack(results)
+    if isinstance(results[0], np.ndarray):
+        return np.stack(results)
+    import xarray
+
+    return xarray.concat(results, "member")

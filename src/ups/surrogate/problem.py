@@ -1,0 +1,223 @@
+"""What the caller asks for, checked against what the models were trained on: family, grid, time step, parameters."""
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.data.families import Dataset, Family, base_of, condition_features
+from ups.data.pdebench import FAMILIES
+from ups.errors import ConfigFault
+from ups.models.codec import Codec, group_name
+from ups.models.sizes import Domain
+from ups.surrogate.arrays import Array, Form, as_tensor, check_finite, kind_of, per_trajectory, read_state
+from ups.surrogate.surrogate import Setting
+
+TOLERANCE = 1e-4  # relative, of time steps that count as equal
+
+
+@dataclass(frozen=True)
+class FamilyCard:
+    """What the card of a model says about one family."""
+
+    name: str
+    datasets: tuple[Dataset, ...]
+    domain: Domain
+
+    @classmethod
+    def of(cls, name: str, entry: dict[str, Any]) -> "FamilyCard":
+        """The family `name` of a card."""
+        datasets = [{key: value for key, value in each.items() if key != "split"} for each in entry["datasets"]]
+        domain = Domain(name, tuple(entry["token_grid"]), tuple(entry["periodic"]))
+        return cls(name, tuple(map(Dataset.from_json, datasets)), domain)
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.name]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Points per axis, the same in all datasets."""
+        return self.datasets[0].grid
+
+    @property
+    def time_steps(self) -> list[float]:
+        """Every dt of the datasets, in units of the PDE; none for steady families."""
+        return sorted({_dt(dataset) for dataset in self.datasets}) if not self.family.steady else []
+
+    def values(self, parameter: str) -> list[float]:
+        """The trained values of a parameter, ascending."""
+        return sorted({dataset.parameters[parameter] for dataset in self.datasets})
+
+
+def _dt(dataset: Dataset) -> float:
+    return float(f"{dataset.times[1] - dataset.times[0]:.7g}")  # times are stored as float32
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A batch of B initial-value or steady problems of one family, ready for the models.
+
+    `dataset` has the caller's grid and the operator's time step, and else what a dataset of training has; `u_0`
+    (B, C, *grid) is None for steady families, `parameters` are (B,) each. One step of `dt` is `substeps` steps of the
+    operator. `form` is that of the caller's arrays.
+    """
+
+    card: FamilyCard
+    dataset: Dataset
+    u_0: Tensor | None
+    coefficients: Tensor | None
+    parameters: dict[str, Tensor]
+    condition: Tensor
+    domain: Domain
+    dt: float
+    substeps: int
+    form: Form
+
+    @property
+    def batch(self) -> int:
+        return len(self.condition)
+
+    def setting(self, z: Tensor | None, like: Tensor) -> Setting:
+        """The setting of a rollout; `z` (B, N, D_c) are the latents of the coefficients."""
+        num_tokens = math.prod(self.domain.grid)
+        coefficients = like.new_zeros(self.batch, num_tokens, 0) if z is None else z
+        return Setting(self.card.name, self.domain, coefficients, self.condition)
+
+
+def find_family(name: str, families: Sequence[str], grid: tuple[int, ...] | None, grids: dict[str, tuple]) -> str:
+    """A family of the model by its name; of several grids or boundaries the variant with the caller's `grid`.
+
+    Raises:
+        ConfigFault: the model was not trained on it, or several variants fit.
+    """
+    if name in families:
+        return name
+    variants = [variant for variant in families if base_of(variant) == name]
+    if len(fitting := [variant for variant in variants if grids[variant] == grid]) == 1:
+        return fitting[0]
+    if variants:
+        raise ConfigFault(f"there are several models of {name}: choose {' or '.join(fitting or variants)}")
+    near = difflib.get_close_matches(name, families, 1, 0.5)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigFault(f"the model was not trained on {name!r}, only on {', '.join(families)}{hint}")
+
+
+def pose(
+    card: FamilyCard,
+    codec: Codec,
+    u_0: Array | None,
+    arguments: dict[str, Any],
+    dt: float | None,
+    device: torch.device,
+) -> Problem:
+    """Check what the caller gave for a family: initial state, parameters and coefficients by name, time step.
+
+    Raises:
+        ConfigFault: anything that is missing, unknown, or of another shape than the models take.
+    """
+    family = card.family
+    _check_names(family, arguments, u_0)
+    arguments = _only_values(card) | arguments
+    if missing := [name for name in (*family.parameters, *family.coefficients) if name not in arguments]:
+        raise ConfigFault(f"{', '.join(missing)} of {family.name} is missing: give it by name, as {missing[0]}=...")
+    u, form = (None, None) if u_0 is None else read_state(u_0, family, len(family.fields), device)
+    fields = {name: arguments[name] for name in family.coefficients}
+    coefficients, form = _read_coefficients(family, fields, u, form, device)
+    given = u if u is not None else coefficients
+    assert given is not None and form is not None
+    grid, batch = tuple(given.shape[2:]), len(given)
+    patch = codec.groups[group_name(card.name, "fields")].patch
+    _check_grid(card, grid, patch)
+    step, substeps = _time_step(card, dt)
+    parameters = per_trajectory({name: arguments[name] for name in family.parameters}, batch, device)
+    dataset = replace(card.datasets[0], grid=grid)
+    if not family.steady:
+        dataset = replace(dataset, times=(0.0, step / substeps))
+    rows = [
+        replace(dataset, parameters={name: float(v[row]) for name, v in parameters.items()}) for row in range(batch)
+    ]
+    condition = torch.tensor([condition_features(row) for row in rows], device=device)
+    domain = replace(card.domain, grid=tuple(n // patch for n in grid))
+    return Problem(card, dataset, u, coefficients, parameters, condition, domain, step, substeps, form)
+
+
+def _check_names(family: Family, arguments: dict[str, Any], u_0: Array | None) -> None:
+    if family.steady and u_0 is not None:
+        raise ConfigFault(f"{family.name} is steady and has no initial state: give {' and '.join(family.coefficients)}")
+    if not family.steady and u_0 is None:
+        raise ConfigFault(f"u_0 is missing: the initial state of {family.name} ({', '.join(family.fields)})")
+    needed = (*family.parameters, *family.coefficients)
+    for name in arguments:
+        if name not in needed:
+            near = difflib.get_close_matches(name, needed, 1, 0.5)
+            known = f"it has {', '.join(needed)}" if needed else "it has none"
+            hint = f"did you mean {near[0]}?" if near else known
+            raise ConfigFault(f"{family.name} has no parameter {name!r}: {hint}")
+
+
+def _only_values(card: FamilyCard) -> dict[str, float]:
+    """The parameters of which training had a single value: the caller may leave them out."""
+    values = {name: card.values(name) for name in card.family.parameters}
+    return {name: known[0] for name, known in values.items() if len(known) == 1}
+
+
+def _read_coefficients(
+    family: Family, fields: dict[str, Array], u: Tensor | None, form: Form | None, device: torch.device
+) -> tuple[Tensor | None, Form | None]:
+    """Coefficient fields (B, C, *grid) from arrays (*grid) or (B, *grid) by name."""
+    if not fields:
+        return None, form
+    num_axes, tensors = len(family.axes), []
+    for name, array in fields.items():
+        values = array.values if kind_of(array) == "xarray" else array
+        tensor = as_tensor(values, name, device)
+        if tensor.ndim not in (num_axes, num_axes + 1):
+            grid = ", ".join("XYZ"[:num_axes])
+            raise ConfigFault(f"{name} must be ({grid}) or (B, {grid}), but has shape {tuple(tensor.shape)}")
+        check_finite(tensor, name)
+        if name in family.positive_coefficients and not bool((tensor > 0).all()):
+            raise ConfigFault(f"{name} must be > 0; its smallest value is {tensor.min():.3g}")
+        if form is None:
+            place = tensor.device if kind_of(array) == "torch" else torch.device("cpu")
+            form = Form(kind_of(array), tensor.ndim > num_axes, len(family.fields) > 1, place)
+        tensors.append(tensor if tensor.ndim > num_axes else tensor[None])
+    shapes = {tuple(tensor.shape[1:]) for tensor in tensors} | ({tuple(u.shape[2:])} if u is not None else set())
+    if len(shapes) > 1:
+        raise ConfigFault(
+            f"u_0 and {', '.join(fields)} must be on the same grid, not on {' and '.join(map(str, shapes))}"
+        )
+    batch = max(len(tensor) for tensor in (*tensors, *([u] if u is not None else [])))
+    if u is not None and any(len(tensor) not in (1, len(u)) for tensor in tensors):
+        raise ConfigFault(f"{', '.join(fields)} must be given once or for each of {len(u)} initial states")
+    return torch.stack([tensor.expand(batch, *tensor.shape[1:]) for tensor in tensors], 1), form
+
+
+def _check_grid(card: FamilyCard, grid: tuple[int, ...], patch: int) -> None:
+    if any(n % patch or n < 2 * patch for n in grid):
+        found, known = (" x ".join(map(str, each)) for each in (grid, card.grid))
+        what = f"grid {found} does not suit the model of {card.name}, trained on {known}"
+        raise ConfigFault(f"{what}: each axis needs a multiple of {patch} points, at least {2 * patch}")
+
+
+def _time_step(card: FamilyCard, dt: float | None) -> tuple[float, int]:
+    """Time between results, and how many steps of the operator it takes."""
+    known = card.time_steps
+    if not known:
+        if dt is not None:
+            raise ConfigFault(f"{card.name} is steady and has no time step: leave out dt")
+        return 1.0, 1
+    listed = " or ".join(f"{each:g}" for each in known)
+    if dt is None:
+        if len(known) > 1:
+            raise ConfigFault(f"dt is missing: the model of {card.name} was trained with {listed}")
+        return known[0], 1
+    for each in reversed(known):
+        substeps = round(dt / each)
+        if substeps >= 1 and abs(dt - substeps * each) <= TOLERANCE * each:
+            return dt, substeps
+    raise ConfigFault(f"dt = {dt:g} of {card.name} must be {listed}, with which it was trained, or a multiple of it")
