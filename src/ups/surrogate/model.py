@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ups.diffusion.samplers import antithetic
 from ups.errors import ConfigFault, DataFault
+from ups.models.codec import FieldGroup, group_name
 from ups.surrogate import bundle
-from ups.surrogate.arrays import Array, Form, as_given, labelled
+from ups.surrogate.arrays import Array, Form, as_given, labelled, resampled
 from ups.surrogate.description import Description, card_text, describe
 from ups.surrogate.problem import FamilyCard, Problem, find_family, pose
 from ups.surrogate.surrogate import NoisyStep, Surrogate, rollout_steps
@@ -100,7 +101,8 @@ class Model:
 
         Args:
             family: one of `families`.
-            u_0: initial states (C, *grid) or (B, C, *grid); (*grid) if there is one field. None for steady families.
+            u_0: initial states (C, *grid) or (B, C, *grid); (*grid) if there is one field. None for steady families. On
+                another grid than that of training they are resampled to it, and the result back.
             steps: time steps to predict.
             members: size of an ensemble, even; None: one prediction without samples.
             seed: of the ensemble's noise.
@@ -159,28 +161,29 @@ class Model:
         given = u_0 if u_0 is not None else next(iter(arguments.values()), None)
         shape = tuple(getattr(given, "shape", ()))
         card = self._cards[self._find(family, shape)]
-        problem = pose(card, self.surrogate.codec, u_0, arguments, dt, self._device)
+        problem = pose(card, u_0, arguments, dt, self._device)
         if problem.substeps > 1:
             log.info("%s: dt = %g is %d steps of the operator", card.name, problem.dt, problem.substeps)
         return problem
 
     def _advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
         """Snapshots (M, B, C, *grid), from the initial state on; of steady families the solution alone."""
-        name, count = problem.card.name, members or 1
-        codec = self.surrogate.codec.on_grid(name, problem.dataset.grid)
-        surrogate = replace(self.surrogate, codec=codec, max_tokens=MAX_TOKENS)
-        z_c = None if problem.coefficients is None else surrogate.encode(problem.coefficients, name, "coefficients")
+        name, grid, count = problem.card.name, problem.card.grid, members or 1
+        surrogate = replace(self.surrogate, max_tokens=MAX_TOKENS)
+        z_c = None
+        if problem.coefficients is not None:
+            z_c = surrogate.encode(resampled(problem.coefficients, grid), name, "coefficients")
         if problem.u_0 is not None:
-            z = surrogate.encode(problem.u_0, name)
             yield problem.u_0.expand(count, *problem.u_0.shape)
+            z = surrogate.encode(resampled(problem.u_0, grid), name)
         else:
-            group = codec.groups[f"{name}/fields"]
-            z = problem.condition.new_zeros(problem.batch, group.num_tokens, group.num_channels)
+            z = _no_state(surrogate.codec.groups[group_name(name, "fields")], problem)
         setting = problem.setting(z_c, z).repeated(count)
         step = surrogate.plain_step(setting) if members is None else self._noisy_step(surrogate, name, setting, seed)
         states = islice(rollout_steps(step, z.repeat(count, 1, 1)), steps * problem.substeps)
         for z in islice(states, problem.substeps - 1, None, problem.substeps):
-            yield surrogate.decode(z, name).unflatten(0, (count, -1))
+            u = surrogate.decode(z, name).unflatten(0, (count, -1))
+            yield resampled(u, problem.dataset.grid)
 
     def _corrector(self, family: str) -> str | None:
         corrections = self.surrogate.corrections
@@ -213,6 +216,11 @@ def load(place: str | Path, *, device: str | torch.device | None = None) -> Mode
         raise DataFault(f"{place} is no folder: name a data root or a bundle")
     read = bundle.read if (place / bundle.CARD).is_file() else bundle.from_data_root
     return Model(read(place, device), device)
+
+
+def _no_state(group: FieldGroup, problem: Problem) -> Tensor:
+    """What a steady model takes for a state: zeros (B, N, D)."""
+    return problem.condition.new_zeros(problem.batch, group.num_tokens, group.num_channels)
 
 
 def _check_steps(problem: Problem, steps: int | None) -> None:

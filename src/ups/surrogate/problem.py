@@ -1,7 +1,6 @@
 """What the caller asks for, checked against what the models were trained on: family, grid, time step, parameters."""
 
 import difflib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,6 @@ from torch import Tensor
 from ups.data.families import Dataset, Family, base_of, condition_features
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
-from ups.models.codec import Codec, group_name
 from ups.models.sizes import Domain
 from ups.surrogate.arrays import Array, Form, as_tensor, check_finite, kind_of, per_trajectory, read_state
 from ups.surrogate.surrogate import Setting
@@ -63,8 +61,8 @@ class Problem:
     """A batch of B initial-value or steady problems of one family, ready for the models.
 
     `dataset` has the caller's grid and the operator's time step, and else what a dataset of training has; `u_0`
-    (B, C, *grid) is None for steady families, `parameters` are (B,) each. One step of `dt` is `substeps` steps of the
-    operator. `form` is that of the caller's arrays.
+    (B, C, *grid) is None for steady families, `parameters` are (B,) each. Models predict on the grid of training. One
+    step of `dt` is `substeps` steps of the operator. `form` is that of the caller's arrays.
     """
 
     card: FamilyCard
@@ -73,7 +71,6 @@ class Problem:
     coefficients: Tensor | None
     parameters: dict[str, Tensor]
     condition: Tensor
-    domain: Domain
     dt: float
     substeps: int
     form: Form
@@ -82,11 +79,10 @@ class Problem:
     def batch(self) -> int:
         return len(self.condition)
 
-    def setting(self, z: Tensor | None, like: Tensor) -> Setting:
-        """The setting of a rollout; `z` (B, N, D_c) are the latents of the coefficients."""
-        num_tokens = math.prod(self.domain.grid)
-        coefficients = like.new_zeros(self.batch, num_tokens, 0) if z is None else z
-        return Setting(self.card.name, self.domain, coefficients, self.condition)
+    def setting(self, z_c: Tensor | None, like: Tensor) -> Setting:
+        """The setting for states like z (B, N, D); `z_c` (B, N, D_c) are the latents of the coefficients."""
+        coefficients = like.new_zeros(self.batch, like.shape[1], 0) if z_c is None else z_c
+        return Setting(self.card.name, self.card.domain, coefficients, self.condition)
 
 
 def find_family(name: str, families: Sequence[str], grid: tuple[int, ...] | None, grids: dict[str, tuple]) -> str:
@@ -109,7 +105,6 @@ def find_family(name: str, families: Sequence[str], grid: tuple[int, ...] | None
 
 def pose(
     card: FamilyCard,
-    codec: Codec,
     u_0: Array | None,
     arguments: dict[str, Any],
     dt: float | None,
@@ -131,19 +126,17 @@ def pose(
     given = u if u is not None else coefficients
     assert given is not None and form is not None
     grid, batch = tuple(given.shape[2:]), len(given)
-    patch = codec.groups[group_name(card.name, "fields")].patch
-    _check_grid(card, grid, patch)
     step, substeps = _time_step(card, dt)
     parameters = per_trajectory({name: arguments[name] for name in family.parameters}, batch, device)
-    dataset = replace(card.datasets[0], grid=grid)
+    dataset = card.datasets[0]
     if not family.steady:
         dataset = replace(dataset, times=(0.0, step / substeps))
     rows = [
         replace(dataset, parameters={name: float(v[row]) for name, v in parameters.items()}) for row in range(batch)
     ]
+    # The condition is that of the trained grid, on which the models predict.
     condition = torch.tensor([condition_features(row) for row in rows], device=device)
-    domain = replace(card.domain, grid=tuple(n // patch for n in grid))
-    return Problem(card, dataset, u, coefficients, parameters, condition, domain, step, substeps, form)
+    return Problem(card, replace(dataset, grid=grid), u, coefficients, parameters, condition, step, substeps, form)
 
 
 def _check_names(family: Family, arguments: dict[str, Any], u_0: Array | None) -> None:
@@ -195,13 +188,6 @@ def _read_coefficients(
     if u is not None and any(len(tensor) not in (1, len(u)) for tensor in tensors):
         raise ConfigFault(f"{', '.join(fields)} must be given once or for each of {len(u)} initial states")
     return torch.stack([tensor.expand(batch, *tensor.shape[1:]) for tensor in tensors], 1), form
-
-
-def _check_grid(card: FamilyCard, grid: tuple[int, ...], patch: int) -> None:
-    if any(n % patch or n < 2 * patch for n in grid):
-        found, known = (" x ".join(map(str, each)) for each in (grid, card.grid))
-        what = f"grid {found} does not suit the model of {card.name}, trained on {known}"
-        raise ConfigFault(f"{what}: each axis needs a multiple of {patch} points, at least {2 * patch}")
 
 
 def _time_step(card: FamilyCard, dt: float | None) -> tuple[float, int]:
