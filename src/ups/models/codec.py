@@ -188,7 +188,7 @@ def _patches(u: Tensor, group: FieldGroup, field: int) -> Tensor:
         u = u.unflatten(axis + 1, (n // group.patch, group.patch))
     u = u.permute(0, *(1 + 2 * axis for axis in range(d)), *(2 + 2 * axis for axis in range(d)))
     # A copy in the order of patches, then changed in place, is faster than a result that is copied into this order.
-    patches = u.clone(memory_format=torch.contiguous_format).view(len(u), group.num_tokens, group.patch_points)
+    patches = u.clone(memory_format=torch.contiguous_format).view(-1, group.num_tokens, group.patch_points)
     return (patches.log_() if group.log[field] else patches).sub_(group.mean[field])
 
 
@@ -197,7 +197,7 @@ def from_patches(patches: Tensor, group: FieldGroup) -> Tensor:
     d = len(group.grid)
     u = patches.unflatten(2, (group.patch,) * d).unflatten(1, group.token_grid)
     u = u.permute(0, *(axis for a in range(1, d + 1) for axis in (a, a + d)))
-    return u.reshape(len(u), *group.grid)
+    return u.reshape(-1, *group.grid)
 
 
 def group_name(family: str, kind: str) -> str:
