@@ -33,6 +33,7 @@ Layout = Literal["tensor", "fields", "groups", "batch"]
 BOUNDARIES = ("periodic", "outflow", "zero_flux", "dirichlet", "cauchy", "wall")
 PARAMETERS = ("beta", "nu", "rho", "eta", "zeta", "mach")
 MAX_DIMS = 3
+SMALLEST_PARAMETER = 1e-12  # smaller magnitudes have the same features
 # Length K of `condition_features`: time step, resolution, two per parameter, existence and boundary per axis.
 NUM_CONDITIONS = 2 + 2 * len(PARAMETERS) + MAX_DIMS * (1 + len(BOUNDARIES))
 
@@ -218,12 +219,17 @@ def condition_features(dataset: Dataset) -> list[float]:
     features = [math.log10(dt), math.log2(max(dataset.grid)) / 4 - 1.5]
     for name in PARAMETERS:
         value = dataset.parameters.get(name)
-        size = math.log10(max(abs(value or 0.0), 1e-12))
+        size = math.log10(max(abs(value or 0.0), SMALLEST_PARAMETER))
         features += [0.0, 0.0] if value is None else [0.5 * size, math.copysign(1.0, value)]
     for axis in range(MAX_DIMS):
         boundary = dataset.boundary[axis] if axis < len(dataset.boundary) else None
         features += [float(boundary is not None), *(float(boundary == name) for name in BOUNDARIES)]
     return features
+
+
+def parameter_feature(name: str) -> int:
+    """Index in `condition_features` of the size of a parameter; its sign follows."""
+    return 2 + 2 * PARAMETERS.index(name)
 
 
 def boundary_feature(axis: int, boundary: str) -> int:

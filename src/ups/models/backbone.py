@@ -82,7 +82,7 @@ class TokenMixer(nn.Module):
             return self._mix(tokens, summary, condition, domain, out_channels)
         num_fields = self.num_fields[row_of(self.rows, domain.family)]
         components = out_channels // num_fields
-        number = torch.eye(max(self.num_fields), device=tokens.device)[:num_fields].repeat(len(tokens), 1)
+        number = torch.eye(max(self.num_fields), device=tokens.device)[:num_fields].repeat(tokens.shape[0], 1)
         output = self._mix(
             split_fields(tokens, self.num_states, num_fields, components),
             split_fields(summary, 2 if self.num_states else 0, num_fields, components),
@@ -145,7 +145,8 @@ class FourierMixing(nn.Module):
         return sum(self._along(x, self.weights[axis], axis, periodic) for axis, periodic in enumerate(domain.periodic))
 
     def _along(self, x: Tensor, weight: Tensor, axis: int, periodic: bool) -> Tensor:
-        analysis, synthesis = fourier_basis(x.shape[axis + 1], self.modes, periodic, x.device)
+        bases = fourier_basis(x.shape[axis + 1], self.modes, periodic, x.device)
+        analysis, synthesis = (basis.to(torch.promote_types(x.dtype, basis.dtype)) for basis in bases)
         num_modes, channels = synthesis.shape[1] // 2, x.shape[-1]
         lines = x.flatten(0, axis).flatten(2)  # (L, n, R C): L lines before the axis, R after it
         num_lines = lines.shape[0]

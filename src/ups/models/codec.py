@@ -118,27 +118,13 @@ class Codec(nn.Module):
             self._kept[name] = state, _bases(skew.detach(), group)
         return self._kept[name][1]
 
-    @torch.no_grad()
     def encode(self, u: Tensor, name: str) -> Tensor:
-        """Physical fields (B, C, *grid) to latents (B, N, D), without gradients."""
-        group = self.groups[name]
-        z = u.new_empty(len(u) * group.num_tokens, group.num_channels)
-        patches = u.new_empty(len(u) * group.num_tokens, group.patch_points)
-        for field, basis in enumerate(self.bases(name)):
-            _write_patches(u[:, field], group, field, patches)
-            channels = slice(field * group.components, (field + 1) * group.components)
-            torch.mm(patches, basis.mT / group.std[field], out=z[:, channels])
-        return z.unflatten(0, (len(u), group.num_tokens))
+        """Physical fields (B, C, *grid) to latents (B, N, D)."""
+        return encode_fields(u, self.groups[name], self.bases(name))
 
     def decode(self, z: Tensor, name: str) -> Tensor:
         """Latents (B, N, D) to physical fields (B, C, *grid)."""
-        group = self.groups[name]
-        components, fields = z.unflatten(2, (len(group.mean), group.components)), []
-        for field, basis in enumerate(self.bases(name)):
-            patches = components[:, :, field] @ (basis * group.std[field])
-            u = from_patches(patches, group).add_(group.mean[field])
-            fields.append(u.exp_() if group.log[field] else u)
-        return torch.stack(fields, 1)
+        return decode_fields(z, self.groups[name], self.bases(name))
 
     def forward(self, u: Tensor, name: str, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Normalized patches (C, B, N, P), and their reconstruction from the first `keep` (B,) components of each."""
@@ -174,25 +160,36 @@ def _cosine_modes(patch: int, num_dims: int, num_modes: int) -> Tensor:
     return modes
 
 
+def encode_fields(u: Tensor, group: FieldGroup, bases: Tensor) -> Tensor:
+    """Physical fields (B, C, *grid) to latents (B, N, D), given the bases of the group."""
+    pairs = enumerate(zip(bases, group.std, strict=True))
+    return torch.cat([_patches(u[:, field], group, field) @ (basis.mT / std) for field, (basis, std) in pairs], -1)
+
+
+def decode_fields(z: Tensor, group: FieldGroup, bases: Tensor) -> Tensor:
+    """Latents (B, N, D) to physical fields (B, C, *grid), given the bases of the group."""
+    components, fields = z.unflatten(2, (len(group.mean), group.components)), []
+    for field, basis in enumerate(bases):
+        patches = components[:, :, field] @ (basis * group.std[field])
+        u = from_patches(patches, group).add_(group.mean[field])
+        fields.append(u.exp_() if group.log[field] else u)
+    return torch.stack(fields, 1)
+
+
 def normalized_patches(u: Tensor, group: FieldGroup) -> Tensor:
     """Fields (B, C, *grid) to patches (C, B, N, P) of (g(u) - mean) / std, with g = log for positive fields."""
-    patches = u.new_empty(len(group.mean), len(u) * group.num_tokens, group.patch_points)
-    for field, (own, std) in enumerate(zip(patches, group.std, strict=True)):
-        _write_patches(u[:, field], group, field, own)
-        own.div_(std)
-    return patches.unflatten(1, (len(u), group.num_tokens))
+    return torch.stack([_patches(u[:, field], group, field).div_(std) for field, std in enumerate(group.std)])
 
 
-def _write_patches(u: Tensor, group: FieldGroup, field: int, patches: Tensor) -> None:
-    """Write g(u) - mean of one field (B, *grid) into `patches` (B N, P)."""
+def _patches(u: Tensor, group: FieldGroup, field: int) -> Tensor:
+    """Patches (B, N, P) of g(u) - mean of one field u (B, *grid)."""
     d = len(group.grid)
     for axis, n in reversed(list(enumerate(group.grid))):
         u = u.unflatten(axis + 1, (n // group.patch, group.patch))
     u = u.permute(0, *(1 + 2 * axis for axis in range(d)), *(2 + 2 * axis for axis in range(d)))
-    if group.log[field]:
-        torch.log(u, out=patches.view(u.shape)).sub_(group.mean[field])
-    else:
-        torch.sub(u, group.mean[field], out=patches.view(u.shape))
+    # A copy in the order of patches, then changed in place, is faster than a result that is copied into this order.
+    patches = u.clone(memory_format=torch.contiguous_format).view(-1, group.num_tokens, group.patch_points)
+    return (patches.log_() if group.log[field] else patches).sub_(group.mean[field])
 
 
 def from_patches(patches: Tensor, group: FieldGroup) -> Tensor:
@@ -200,7 +197,7 @@ def from_patches(patches: Tensor, group: FieldGroup) -> Tensor:
     d = len(group.grid)
     u = patches.unflatten(2, (group.patch,) * d).unflatten(1, group.token_grid)
     u = u.permute(0, *(axis for a in range(1, d + 1) for axis in (a, a + d)))
-    return u.reshape(len(u), *group.grid)
+    return u.reshape(-1, *group.grid)
 
 
 def group_name(family: str, kind: str) -> str:

@@ -51,7 +51,8 @@ class StateStatistics(nn.Module):
         """RMS of latents x (B, N, D) over the tokens and the channels of each field, (B, 1, D)."""
         average = self.of("field_average", domain, x.shape[-1])[:, : x.shape[-1]]
         # Not a matrix product: autocast would compute it in bfloat16.
-        return (x.square().mean(1).unsqueeze(-1) * average).sum(1, keepdim=True).sqrt()
+        mean_square = (x.square().mean(1).unsqueeze(-1) * average).sum(1, keepdim=True)
+        return mean_square.clamp(min=torch.finfo(x.dtype).tiny).sqrt()  # the square root has no gradient at 0
 
     def expected_change(self, z: Tensor, domain: Domain) -> Tensor:
         """RMS (B, 1, D) of the change that one step is expected to make: `step_rms` times the RMS of a over fields.
@@ -76,12 +77,11 @@ class StateStatistics(nn.Module):
         """
         z = self.clamp_state(z, domain, before)
         mean, fluctuation = _split(z)
-        with torch.no_grad():  # the square root has no gradient where a field is constant
-            floor = SMALLEST_FLUCTUATION * self.of("fluctuation_rms", domain, z.shape[-1])
-            rms_before = torch.maximum(self.field_rms(_split(before)[1], domain), floor)
-            grown = self.of("max_growth", domain, z.shape[-1]) * rms_before
-            largest = torch.maximum(self.of("max_rms", domain, z.shape[-1]), rms_before)
-            factor = torch.minimum(grown, largest) / torch.maximum(self.field_rms(fluctuation, domain), 1e-6 * floor)
+        floor = SMALLEST_FLUCTUATION * self.of("fluctuation_rms", domain, z.shape[-1])
+        rms_before = torch.maximum(self.field_rms(_split(before)[1], domain), floor)
+        grown = self.of("max_growth", domain, z.shape[-1]) * rms_before
+        largest = torch.maximum(self.of("max_rms", domain, z.shape[-1]), rms_before)
+        factor = torch.minimum(grown, largest) / torch.maximum(self.field_rms(fluctuation, domain), 1e-6 * floor)
         return torch.where(factor >= 1, z, mean + factor.clamp(max=1.0) * fluctuation)
 
     def clamp_state(self, z: Tensor, domain: Domain, before: Tensor | None = None) -> Tensor:

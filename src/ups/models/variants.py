@@ -77,7 +77,7 @@ class AttentionMixing(nn.Module):
         q, k, v = (to_windows(part.roll(back, axes), windows).transpose(1, 2) for part in self.heads(x, domain))
         mask = attention_mask(domain, windows, shifts, x.device) if any(shifts) else None
         if mask is not None:
-            mask = mask.repeat(len(x), 1, 1).unsqueeze(1)
+            mask = mask.repeat(x.shape[0], 1, 1).unsqueeze(1)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         mixed = from_windows(mixed.transpose(1, 2).flatten(2), domain.grid, windows).roll(shifts, axes)
         return self.merge(mixed)

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ups.data.families import SMALLEST_PARAMETER, parameter_feature
 from ups.data.pdebench import FAMILIES
 from ups.diffusion import samplers
 from ups.diffusion.losses import Denoise
@@ -44,6 +45,19 @@ def rollout_steps(step: Callable[[Tensor], Tensor], u_0: Tensor) -> Iterator[Ten
 def rollout(step: Callable[[Tensor], Tensor], u_0: Tensor, num_steps: int) -> Tensor:
     """Apply `step` repeatedly from u_0 (B, ...); returns u_0 and the predictions, (B, num_steps + 1, ...)."""
     return torch.stack([u_0, *islice(rollout_steps(step, u_0), num_steps)], 1)
+
+
+def condition_of(features: Tensor, parameters: dict[str, Tensor], num_samples: int) -> Tensor:
+    """Condition (B, K) of B samples: `condition_features` (K,) with other PDE parameters, each (B,) or one number ().
+
+    Gradients flow to the parameters, as long as these keep their sign.
+    """
+    columns = list(features.expand(num_samples, -1).unbind(1))
+    for name, value in parameters.items():
+        place, values = parameter_feature(name), value.expand(num_samples)
+        columns[place] = values.abs().clamp(min=SMALLEST_PARAMETER).log10() / 2
+        columns[place + 1] = torch.ones_like(values).copysign(values)
+    return torch.stack(columns, 1)
 
 
 @dataclass(frozen=True)
