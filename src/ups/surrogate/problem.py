@@ -13,7 +13,7 @@ from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
 from ups.models.sizes import Domain
 from ups.surrogate.arrays import Array, Form, as_tensor, check_finite, kind_of, per_trajectory, read_state
-from ups.surrogate.surrogate import Setting
+from ups.surrogate.surrogate import Setting, condition_of
 
 TOLERANCE = 1e-4  # relative, of time steps that count as equal
 
@@ -135,7 +135,7 @@ def pose(
         replace(dataset, parameters={name: float(v[row]) for name, v in parameters.items()}) for row in range(batch)
     ]
     # The condition is that of the trained grid, on which the models predict.
-    condition = torch.tensor([condition_features(row) for row in rows], device=device)
+    condition = condition_of(torch.tensor(condition_features(dataset), device=device), parameters, batch)
     return Problem(card, replace(dataset, grid=grid), u, coefficients, parameters, condition, step, substeps, form)
 
 
