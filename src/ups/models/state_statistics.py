@@ -77,11 +77,13 @@ class StateStatistics(nn.Module):
         """
         z = self.clamp_state(z, domain, before)
         mean, fluctuation = _split(z)
-        floor = SMALLEST_FLUCTUATION * self.of("fluctuation_rms", domain, z.shape[-1])
-        rms_before = torch.maximum(self.field_rms(_split(before)[1], domain), floor)
-        grown = self.of("max_growth", domain, z.shape[-1]) * rms_before
-        largest = torch.maximum(self.of("max_rms", domain, z.shape[-1]), rms_before)
-        factor = torch.minimum(grown, largest) / torch.maximum(self.field_rms(fluctuation, domain), 1e-6 * floor)
+        # Training takes the factor for a constant, which saves time; a trained model has exact gradients.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.training):
+            floor = SMALLEST_FLUCTUATION * self.of("fluctuation_rms", domain, z.shape[-1])
+            rms_before = torch.maximum(self.field_rms(_split(before)[1], domain), floor)
+            grown = self.of("max_growth", domain, z.shape[-1]) * rms_before
+            largest = torch.maximum(self.of("max_rms", domain, z.shape[-1]), rms_before)
+            factor = torch.minimum(grown, largest) / torch.maximum(self.field_rms(fluctuation, domain), 1e-6 * floor)
         return torch.where(factor >= 1, z, mean + factor.clamp(max=1.0) * fluctuation)
 
     def clamp_state(self, z: Tensor, domain: Domain, before: Tensor | None = None) -> Tensor:

@@ -131,9 +131,6 @@ def pose(
     dataset = card.datasets[0]
     if not family.steady:
         dataset = replace(dataset, times=(0.0, step / substeps))
-    rows = [
-        replace(dataset, parameters={name: float(v[row]) for name, v in parameters.items()}) for row in range(batch)
-    ]
     # The condition is that of the trained grid, on which the models predict.
     condition = condition_of(torch.tensor(condition_features(dataset), device=device), parameters, batch)
     return Problem(card, replace(dataset, grid=grid), u, coefficients, parameters, condition, step, substeps, form)
