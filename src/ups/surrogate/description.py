@@ -6,7 +6,7 @@ from typing import Any
 
 from ups.surrogate.problem import FamilyCard
 
-HEADLINE = ("nRMSE", "one_step"), ("nRMSE", "rollout")  # metric and horizon of the scores that are shown
+COMPARED = ("codec", "persistence")  # methods without a trained model of the dynamics
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,16 @@ class Description:
         rows += [(name, f"trained at {_listed(values)}") for name, values in self.parameters.items()]
         rows += [("trajectories", ", ".join(f"{count} {split}" for split, count in self.trajectories.items()))]
         rows += [("ensembles", "yes" if self.ensembles else "no: single predictions are as good")]
-        shown = [(key, value) for key, value in self.scores.items() if key[1:] in HEADLINE]
-        return rows + [
-            (f"{metric}, {horizon}, {method}", f"{value:.4g}")
-            for (method, metric, horizon), value in shown
-            if value is not None
+        return rows + [(f"nRMSE, {horizon}, {method}", f"{value:.4g}") for method, horizon, value in self._errors()]
+
+    def _errors(self) -> list[tuple[str, str, float]]:
+        """The nRMSE of every method and horizon: those of the models first, then those of what they are compared with."""
+        errors = [
+            (method, horizon.replace("_", " "), value)
+            for (method, metric, horizon), value in self.scores.items()
+            if metric == "nRMSE" and value is not None
         ]
+        return sorted(errors, key=lambda error: (error[0] in COMPARED, error[0], error[1]))
 
     def __repr__(self) -> str:
         rows = self.rows()
