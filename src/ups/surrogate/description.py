@@ -41,11 +41,11 @@ class Description:
         rows += [("time step", _listed(self.time_steps))] * bool(self.time_steps)
         rows += [(name, f"trained at {_listed(values)}") for name, values in self.parameters.items()]
         rows += [("trajectories", ", ".join(f"{count} {split}" for split, count in self.trajectories.items()))]
-        rows += [("ensembles", "yes" if self.ensembles else "no: single predictions are as good")]
+        rows += [("ensembles", "yes" if self.ensembles else "no: none passed on validation data")]
         return rows + [(f"nRMSE, {horizon}, {method}", f"{value:.4g}") for method, horizon, value in self._errors()]
 
     def _errors(self) -> list[tuple[str, str, float]]:
-        """The nRMSE of every method and horizon: those of the models first, then those of what they are compared with."""
+        """The nRMSE of every method and horizon, those of the models first."""
         errors = [
             (method, horizon.replace("_", " "), value)
             for (method, metric, horizon), value in self.scores.items()

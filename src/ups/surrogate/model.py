@@ -193,7 +193,7 @@ class Model:
         method = self._corrector(family)
         if method is None:
             able = [name for name in self.families if self._corrector(name)]
-            what = f"no ensembles of {family}: on validation data they were not better than single predictions"
+            what = f"no ensembles of {family}: none passed on validation data"
             raise ConfigFault(f"{what}; leave out members, or choose {', '.join(able) if able else 'another model'}")
         make = surrogate.diffusion_step if method == "diffusion" else surrogate.consistency_step
         normal = antithetic(torch.Generator(self._device).manual_seed(seed))
