@@ -10,7 +10,7 @@ import traceback
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import click
 import yaml
@@ -20,7 +20,8 @@ from kedro.framework.hooks import hook_impl
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from ups.config import Parameters, masked, masked_value
+from ups.config import Parameters, families_of, masked, masked_value
+from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
 from ups.files import REMEDY, UNUSABLE, storage_faults
 from ups.runs import tracking
@@ -87,6 +88,8 @@ class ConfigLoader(OmegaConfigLoader):
         except MissingConfigException:
             if key in ("globals", "credentials"):  # Kedro can do without
                 raise
+            if key == "families":
+                return {}
             raise FaultExit(ConfigFault(f"{self.conf_source}: has no {key}*.yml; restore conf/base")) from None
         except UNREADABLE as error:
             what = f"{self.conf_source}, {key}*.yml of {self.base_env} or {self.env or self.default_run_env}"
@@ -123,13 +126,16 @@ def _count_values(node: yaml.Node | None, known: dict[int, float]) -> float:
 
 
 class ParameterHooks:
-    """Check all parameters, whichever pipeline runs, and give nodes `data_root` and `raw_root` as absolute paths."""
+    """Define families, check all parameters, and give nodes `data_root` and `raw_root` as absolute paths."""
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
         parameters = dict(context.config_loader["parameters"])
         try:
             refuse_under_torchrun()
+            FAMILIES.define(*families_of(context.config_loader["families"]))
+            if isinstance(parameters.get("data_root"), str):
+                FAMILIES.read(context.project_path / parameters["data_root"])
             check_parameters(parameters)
             check_data_root(parameters["data_root"], context.config_loader["catalog"])
         except Fault as fault:
@@ -158,6 +164,7 @@ class TrackingHooks:
         try:
             with storage_faults(self._data_root):
                 self._data_root.mkdir(parents=True, exist_ok=True)
+                FAMILIES.write(self._data_root)
                 tracking.open_run(",".join(names), self._data_root, tags)
         except Fault as fault:
             raise FaultExit(fault) from None
@@ -295,6 +302,11 @@ def _present_name(place: str) -> str | None:
 def _fields_at(place: tuple[int | str, ...]) -> list[str]:
     section: Any = Parameters
     for part in place:
-        section = section.model_fields[part].annotation if isinstance(part, str) else section.__args__[0]
+        if isinstance(part, int):
+            section = section.__args__[0]
+        elif part in section.model_fields:
+            section = section.model_fields[part].annotation
+        else:
+            section = get_args(get_type_hints(section)["__pydantic_extra__"])[1]
     assert issubclass(section, BaseModel)
     return list(section.model_fields)

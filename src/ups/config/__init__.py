@@ -9,6 +9,7 @@ from pydantic import ValidationError, model_validator
 from ups.config.baselines import BaselinesConfig
 from ups.config.data import WHOLE as WHOLE
 from ups.config.data import DownloadConfig, LatentsConfig, SimulateConfig, SplitConfig, SubsampleConfig
+from ups.config.data import families_of as families_of
 from ups.config.evaluation import CorrectorConfig, EvaluationConfig, JudgeConfig, SeedsConfig, SelectionConfig
 from ups.config.launch import LaunchConfig
 from ups.config.performance import BenchmarkConfig, ProfileConfig
