@@ -46,6 +46,9 @@ def problems_of(family: "Family") -> Iterator[str]:
     if family.layout not in get_args(Layout):
         yield f"layout is {family.layout!r}, expected one of {', '.join(get_args(Layout))}"
     yield from _problems_of_names(family)
+    for text in (family.equation, *family.formulas, *family.meanings.values(), *family.units.values()):
+        if not isinstance(text, str) or not text.isprintable():
+            yield f"{text!r} is no text of one line"
     if family.layout == "tensor" and len(family.fields) != 1:
         yield f"layout 'tensor' has one field, not {family.fields}; use 'fields'"
     if family.steady and not family.coefficients:

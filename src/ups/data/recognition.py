@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 
 import h5py
@@ -34,9 +33,9 @@ def family_of(file: h5py.File, path: Path) -> Family:
     family = find_family(path.name) if label is None else FAMILIES.get(label)
     if family is None:
         what = "its name matches no known family" if label is None else f"is of {label[:80]!r}, no known family"
-        near = get_close_matches(label or path.name, FAMILIES, 1, cutoff=0.0)[0]
-        remedy = f"define it in families.yml, or name it by an attribute `family`; the most similar one is {near}"
-        raise file_fault(path, what, remedy)
+        names = {name: (each.file_pattern or name).split(".*")[0] + "*" for name, each in FAMILIES.items()}
+        known = f"known names: {', '.join(names.values())}" if label is None else f"known: {', '.join(FAMILIES)}"
+        raise file_fault(path, what, f"rename it, or name its family in it by the text `family`; {known}")
     return family
 
 
