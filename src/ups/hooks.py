@@ -10,17 +10,17 @@ import traceback
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-import click
 import yaml
 from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from ups.config import Parameters, families_of, masked, masked_value
+from ups.cli import FaultExit
+from ups.config import Parameters, families_of, fields_at, masked, masked_value
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
 from ups.files import REMEDY, UNUSABLE, storage_faults
@@ -56,17 +56,6 @@ UNREADABLE = (yaml.YAMLError, OmegaConfBaseException, MissingConfigException, Va
 UNREADABLE += (AttributeError, TypeError)
 MAX_ALIASED_VALUES = 10_000  # in a file; Kedro takes a millisecond for three
 LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evaluation` or `selection`"
-
-
-class FaultExit(click.ClickException):
-    """Ends the command line with a fault's exit code and one line, `FAULT <code> <kind>: <what and remedy>`."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(f"FAULT {fault.exit_code} {fault.kind}: {' '.join(str(fault).split())}")
-        self.exit_code = fault.exit_code
-
-    def show(self, file: Any = None) -> None:
-        click.echo(self.message, file=file or sys.stderr)
 
 
 class ConfigLoader(OmegaConfigLoader):
@@ -282,7 +271,7 @@ def _explain(problem: dict[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
         if (renamed := _present_name(".".join(part for part in problem["loc"] if isinstance(part, str)))) is not None:
             return f"parameter {place} is now called {renamed}"
-        known = _fields_at(problem["loc"][:-1])
+        known = fields_at(problem["loc"][:-1])
         near = difflib.get_close_matches(str(problem["loc"][-1]), known, 1)
         return f"unknown parameter {place}" + (f", did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
     if problem["type"] == "missing":
@@ -297,16 +286,3 @@ def _present_name(place: str) -> str | None:
     """The present name of a renamed parameter; None for one that never existed."""
     names = (place.removesuffix(old) + new for old, new in RENAMED.items() if f".{place}".endswith(f".{old}"))
     return next(names, None)
-
-
-def _fields_at(place: tuple[int | str, ...]) -> list[str]:
-    section: Any = Parameters
-    for part in place:
-        if isinstance(part, int):
-            section = section.__args__[0]
-        elif part in section.model_fields:
-            section = section.model_fields[part].annotation
-        else:
-            section = get_args(get_type_hints(section)["__pydantic_extra__"])[1]
-    assert issubclass(section, BaseModel)
-    return list(section.model_fields)

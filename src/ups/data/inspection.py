@@ -108,6 +108,14 @@ def recognize(folder: str, names: list[str]) -> dict[str, Any]:
     return {"families": families, "definitions": [family.definition for family in FAMILIES.defined]}
 
 
+def examine(path: str, family: str | None) -> dict[str, Any]:
+    """What is understood of one file, and what is wrong with it, see `ups.data.own.examine`."""
+    from ups.data.own import examine
+
+    facts, problems = examine(Path(path), family)
+    return {"facts": facts, "problems": problems}
+
+
 def describe(folder: str, names: list[str], subsample: Subsamples, **fractions: Any) -> dict[str, Any]:
     """The datasets of the files `names` and their splits, as JSON.
 
@@ -171,7 +179,7 @@ def structure(url: str, size: int, file: dict[str, Any], positions: list[int]) -
 
 
 TASKS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (recognize, describe, find, fit, check, marker, structure)
+    function.__name__: function for function in (recognize, examine, describe, find, fit, check, marker, structure)
 }
 
 

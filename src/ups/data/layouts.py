@@ -133,17 +133,9 @@ def thinned(values: np.ndarray, first_axis: int, num_axes: int, every_point: int
 
 def _inspect_arrays(file: h5py.File, family: Family) -> Contents:
     """Layouts `tensor` and `fields`: (N, T, *grid) per field, coefficients (N, *grid)."""
-    names = arrays_of(file, family)
-    shape = _shape(file, names[0], 2 + len(family.axes))
-    for name in names[1:]:
-        _expect_shape(file, name, shape)
-    count, num_snapshots, *grid = shape
-    for name in family.coefficients:
-        _expect_shape(file, name, (count, *grid))
-    if family.steady and num_snapshots != 1:
-        raise file_fault(file.filename, f"{names[0]!r} has {num_snapshots} snapshots, a steady family has 1")
-    times = (0.0,) if family.steady else _find_times(file, num_snapshots)
-    lengths = [_find_length(file, axis, n) for axis, n in zip(family.axes, grid, strict=True)]
+    count, num_snapshots, *grid = find_shape(file, family)
+    times = (0.0,) if family.steady else find_times(file, num_snapshots)
+    lengths = [find_length(file, axis, n) for axis, n in zip(family.axes, grid, strict=True)]
     if family.name == "burgers_1d" and read_array(open_array(file, "x-coordinate", 1), 1)[0] < 0:
         what = "lies on (-1, 1), as the outdated Burgers files with twice the flux do"
         raise file_fault(file.filename, what, "fetch the current version")
@@ -204,7 +196,21 @@ def _expect_shape(file: h5py.File, name: str, expected: tuple[int, ...]) -> None
         raise file_fault(file.filename, f"{name!r} has shape {shape}, the other fields have {tuple(expected)}")
 
 
-def _find_times(file: h5py.File, num_snapshots: int) -> tuple[float, ...]:
+def find_shape(file: h5py.File, family: Family) -> tuple[int, ...]:
+    """The shape (N, T, *grid) of all fields in the layouts `tensor` and `fields`."""
+    names = arrays_of(file, family)
+    shape = _shape(file, names[0], 2 + len(family.axes))
+    for name in names[1:]:
+        _expect_shape(file, name, shape)
+    count, num_snapshots, *grid = shape
+    for name in family.coefficients:
+        _expect_shape(file, name, (count, *grid))
+    if family.steady and num_snapshots != 1:
+        raise file_fault(file.filename, f"{names[0]!r} has {num_snapshots} snapshots, a steady family has 1")
+    return shape
+
+
+def find_times(file: h5py.File, num_snapshots: int) -> tuple[float, ...]:
     """Times of the snapshots, from an array or the number `dt`."""
     name = _coordinate(file, "t", "time")
     if name is not None:
@@ -213,7 +219,7 @@ def _find_times(file: h5py.File, num_snapshots: int) -> tuple[float, ...]:
     return _expect_times(file, "dt", dt * np.arange(num_snapshots))
 
 
-def _find_length(file: h5py.File, axis: str, num_points: int) -> float:
+def find_length(file: h5py.File, axis: str, num_points: int) -> float:
     """Length of the domain along an axis, from an array or the number `dx`."""
     name = _coordinate(file, axis)
     if name is not None:

@@ -1,20 +1,28 @@
-"""Data of one's own: `write_dataset` writes arrays as a file for `source: folder`."""
+"""Data of one's own: `write_dataset` writes arrays as a file for `source: folder`, `examine` says what a file lacks."""
 
 import json
 import math
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 
-from ups.data.arrays import HDF5_SUFFIXES, blocks_of
-from ups.data.families import Family
-from ups.data.layouts import inspect_file
+from ups.data.arrays import HDF5_SUFFIXES, blocks_of, open_data
+from ups.data.families import Dataset, Family
+from ups.data.hdf5 import file_fault, list_names
+from ups.data.layouts import find_length, find_shape, find_times, inspect_file
+from ups.data.normalization import check_slab, read_slabs
 from ups.data.pdebench import FAMILIES
+from ups.data.recognition import family_of
+from ups.data.trajectories import TrajectoryReader, describe_file, read_parameter
 from ups.errors import ConfigFault, DataFault
 from ups.files import NAME, publish
+
+T = TypeVar("T")
+MAX_LISTED = 20
 
 
 def write_dataset(
@@ -113,3 +121,87 @@ def _check(path: Path, family: Family, temporary: Path) -> None:
         except DataFault as fault:
             what = str(fault).replace(str(temporary), str(path)).partition("; download")[0]
             raise ConfigFault(what) from None
+
+
+def examine(path: Path, name: str | None) -> tuple[dict[str, str], list[str]]:
+    """What is understood of a file, as words by topic, and every fault with its remedy; `name` of its family if known.
+
+    Called by `ups.data.inspection`, because the file may be damaged.
+    """
+    facts: dict[str, str] = {}
+    problems: list[str] = []
+
+    def attempt(work: Callable[..., T], *arguments: Any) -> T | None:
+        try:
+            return work(*arguments)
+        except (DataFault, ConfigFault) as fault:
+            problems.append(str(fault))
+            return None
+
+    with open_data(path) as file:
+        family = attempt(family_of, file, path)
+        family = attempt(_known_family, name) if name is not None else family
+        if family is None:
+            stored = {name: file.get(name) for name in list_names(file)[:MAX_LISTED]}
+            shapes = [f"{name} {each.shape}" for name, each in stored.items() if isinstance(each, h5py.Dataset)]
+            return {"arrays": ", ".join(shapes) or "none"}, problems
+        facts |= _describe_family(family)
+        parameters = {name: attempt(read_parameter, file, path, family, name) for name in family.parameters}
+        facts["parameters"] = ", ".join(f"{name} = {value}" for name, value in parameters.items()) or "none"
+        if family.layout in ("tensor", "fields") and (shape := attempt(find_shape, file, family)):
+            facts["trajectories"], facts["snapshots"] = map(str, shape[:2])
+            if not family.steady:
+                attempt(find_times, file, shape[1])
+            for axis, n in zip(family.axes, shape[2:], strict=True):
+                attempt(find_length, file, axis, n)
+        contents = None if problems else attempt(inspect_file, file, family)
+    if contents is not None:
+        dataset = describe_file(path, family, contents, parameters)
+        facts |= _describe_contents(family, dataset)
+        attempt(_examine_values, path, dataset, facts)
+    return facts, problems
+
+
+def _describe_family(family: Family) -> dict[str, str]:
+    meanings = {name: family.meanings.get(name, "") for name in (*family.fields, *family.coefficients)}
+    units = {name: f"[{family.units[name]}]" if name in family.units else "" for name in meanings}
+    words = {name: " ".join(filter(None, (name, meanings[name], units[name]))) for name in meanings}
+    facts = {"family": family.name, "equation": family.equation}
+    facts["fields"] = ", ".join(words[name] for name in family.fields)
+    facts |= {"coefficients": ", ".join(words[name] for name in family.coefficients)} if family.coefficients else {}
+    return facts
+
+
+def _describe_contents(family: Family, dataset: Dataset) -> dict[str, str]:
+    facts = {"trajectories": str(dataset.num_trajectories), "snapshots": str(len(dataset.times))}
+    facts["grid"] = " x ".join(map(str, dataset.grid))
+    if not family.steady:
+        facts["dt"] = f"{dataset.times[1] - dataset.times[0]:.6g}"
+    for axis, length, boundary in zip(family.axes, dataset.lengths, dataset.boundary, strict=True):
+        facts[f"axis {axis}"] = f"length {length:.6g}, {boundary}"
+    return facts
+
+
+def _examine_values(path: Path, dataset: Dataset, facts: dict[str, str]) -> None:
+    """Add the range of each field to `facts`; refuse values that are not finite, and a periodic point that is twice."""
+    lowest: dict[str, float] = {}
+    highest: dict[str, float] = {}
+    twice = set(range(len(dataset.grid)))
+    with TrajectoryReader(path.parent, dataset) as reader:
+        for index in range(dataset.num_trajectories):
+            for kind, names, start, values in read_slabs(reader, index):
+                check_slab(reader, index, names, values, start)
+                twice &= {axis for axis in twice if kind == "fields" and _is_repeated(values, axis)}
+                for name, u in zip(names, values.swapaxes(0, 1), strict=True):
+                    lowest[name] = min(lowest.get(name, math.inf), float(u.min()))
+                    highest[name] = max(highest.get(name, -math.inf), float(u.max()))
+    facts |= {f"values of {name}": f"{lowest[name]:.4g} to {highest[name]:.4g}, all finite" for name in lowest}
+    for axis in sorted(twice):
+        if dataset.boundary[axis] == "periodic":
+            what = f"the first and the last point of the periodic axis {reader.family.axes[axis]} have the same values"
+            raise file_fault(path, what, "leave one of the two out: u[..., :-1] and x[:-1]")
+
+
+def _is_repeated(values: np.ndarray, axis: int) -> bool:
+    first, last = (values.take(place, axis=axis + 2) for place in (0, -1))
+    return bool(np.allclose(first, last, rtol=1e-5, atol=0.0))

@@ -9,7 +9,7 @@ import h5py
 from ups.data.families import Family
 from ups.data.hdf5 import file_fault, read_label
 from ups.data.pdebench import FAMILIES
-from ups.errors import ConfigFault
+from ups.errors import ConfigFault, DataFault
 
 
 def find_family(file_name: str) -> Family | None:
@@ -32,11 +32,17 @@ def family_of(file: h5py.File, path: Path) -> Family:
         return _define(path, label)
     family = find_family(path.name) if label is None else FAMILIES.get(label)
     if family is None:
-        what = "its name matches no known family" if label is None else f"is of {label[:80]!r}, no known family"
-        names = {name: (each.file_pattern or name).split(".*")[0] + "*" for name, each in FAMILIES.items()}
-        known = f"known names: {', '.join(names.values())}" if label is None else f"known: {', '.join(FAMILIES)}"
-        raise file_fault(path, what, f"rename it, or name its family in it by the text `family`; {known}")
+        raise _unknown(path, label)
     return family
+
+
+def _unknown(path: Path, label: str | None) -> DataFault:
+    if label is not None:
+        remedy = f"define it in conf/base/families.yml, or correct the name; known: {', '.join(FAMILIES)}"
+        return file_fault(path, f"is of the family {label[:80]!r}, which is not defined", remedy)
+    names = ((family.file_pattern or family.name).split(".*")[0] for family in FAMILIES.values())
+    remedy = f"rename it, or add the text `family` to it; known names: {'*, '.join(names)}*"
+    return file_fault(path, "its name matches no known family, and it has no text `family`", remedy)
 
 
 def _define(path: Path, definition: str) -> Family:

@@ -175,18 +175,19 @@ def _join(folder: Path, dataset: Dataset, new: Dataset) -> Dataset:
 
 def read_parameters(file: h5py.File, path: Path, family: Family) -> dict[str, float]:
     """The parameters of the equation, in the order of the family."""
-    return {name: _read_parameter(file, path, family.attributes.get(name, name)) for name in family.parameters}
+    return {name: read_parameter(file, path, family, name) for name in family.parameters}
 
 
-def _read_parameter(file: h5py.File, path: Path, attribute: str) -> float:
+def read_parameter(file: h5py.File, path: Path, family: Family, name: str) -> float:
     """A parameter, from the attribute, the number or the file name: `Nu0.01`, `Eta1.e-8`, `_M0.1_`."""
+    attribute = family.attributes.get(name, name)
     value = read_number(file, attribute)
     if value is not None:
         return value
     match = re.search(rf"(?<![A-Za-z]){attribute}{NUMBER_PATTERN}(?=_|$)", path.stem, re.IGNORECASE)
     if match is None:
-        remedy = f"add the attribute or write {attribute}<value> into the name"
-        raise file_fault(path, f"parameter {attribute!r} is neither an attribute nor in the file name", remedy)
+        what = f"parameter {attribute!r} is neither an attribute or number in the file nor in its name"
+        raise file_fault(path, what, f"add it, or write {attribute}<value> into the name")
     return float(match[1])
 
 
