@@ -12,15 +12,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import click
 import yaml
 from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from ups.config import Parameters, masked, masked_value
+from ups.cli import FaultExit
+from ups.config import Parameters, families_of, fields_at, masked, masked_value
+from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
 from ups.files import REMEDY, UNUSABLE, storage_faults
 from ups.runs import tracking
@@ -57,17 +58,6 @@ MAX_ALIASED_VALUES = 10_000  # in a file; Kedro takes a millisecond for three
 LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evaluation` or `selection`"
 
 
-class FaultExit(click.ClickException):
-    """Ends the command line with a fault's exit code and one line, `FAULT <code> <kind>: <what and remedy>`."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(f"FAULT {fault.exit_code} {fault.kind}: {' '.join(str(fault).split())}")
-        self.exit_code = fault.exit_code
-
-    def show(self, file: Any = None) -> None:
-        click.echo(self.message, file=file or sys.stderr)
-
-
 class ConfigLoader(OmegaConfigLoader):
     """Kedro's loader; what it cannot read, and a catalog that `check_catalog` refuses, end the command in one line."""
 
@@ -87,6 +77,8 @@ class ConfigLoader(OmegaConfigLoader):
         except MissingConfigException:
             if key in ("globals", "credentials"):  # Kedro can do without
                 raise
+            if key == "families":
+                return {}
             raise FaultExit(ConfigFault(f"{self.conf_source}: has no {key}*.yml; restore conf/base")) from None
         except UNREADABLE as error:
             what = f"{self.conf_source}, {key}*.yml of {self.base_env} or {self.env or self.default_run_env}"
@@ -123,13 +115,16 @@ def _count_values(node: yaml.Node | None, known: dict[int, float]) -> float:
 
 
 class ParameterHooks:
-    """Check all parameters, whichever pipeline runs, and give nodes `data_root` and `raw_root` as absolute paths."""
+    """Define families, check all parameters, and give nodes `data_root` and `raw_root` as absolute paths."""
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
         parameters = dict(context.config_loader["parameters"])
         try:
             refuse_under_torchrun()
+            FAMILIES.define(*families_of(context.config_loader["families"]))
+            if isinstance(parameters.get("data_root"), str):
+                FAMILIES.read(context.project_path / parameters["data_root"])
             check_parameters(parameters)
             check_data_root(parameters["data_root"], context.config_loader["catalog"])
         except Fault as fault:
@@ -158,6 +153,7 @@ class TrackingHooks:
         try:
             with storage_faults(self._data_root):
                 self._data_root.mkdir(parents=True, exist_ok=True)
+                FAMILIES.write(self._data_root)
                 tracking.open_run(",".join(names), self._data_root, tags)
         except Fault as fault:
             raise FaultExit(fault) from None
@@ -275,7 +271,7 @@ def _explain(problem: dict[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
         if (renamed := _present_name(".".join(part for part in problem["loc"] if isinstance(part, str)))) is not None:
             return f"parameter {place} is now called {renamed}"
-        known = _fields_at(problem["loc"][:-1])
+        known = fields_at(problem["loc"][:-1])
         near = difflib.get_close_matches(str(problem["loc"][-1]), known, 1)
         return f"unknown parameter {place}" + (f", did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
     if problem["type"] == "missing":
@@ -290,11 +286,3 @@ def _present_name(place: str) -> str | None:
     """The present name of a renamed parameter; None for one that never existed."""
     names = (place.removesuffix(old) + new for old, new in RENAMED.items() if f".{place}".endswith(f".{old}"))
     return next(names, None)
-
-
-def _fields_at(place: tuple[int | str, ...]) -> list[str]:
-    section: Any = Parameters
-    for part in place:
-        section = section.model_fields[part].annotation if isinstance(part, str) else section.__args__[0]
-    assert issubclass(section, BaseModel)
-    return list(section.model_fields)

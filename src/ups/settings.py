@@ -29,6 +29,7 @@ CONFIG_LOADER_CLASS = ConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
+    "config_patterns": {"families": ["families*", "families*/**", "**/families*"]},
     "merge_strategy": {"parameters": "soft"},
     "custom_resolvers": {"oc.env": read_environment},
 }

@@ -159,7 +159,7 @@ def test_many_and_long_names_lengthen_the_page(write):
 
 def test_own_family_shows_its_equation(write, monkeypatch: pytest.MonkeyPatch):
     """A family without an entry here shows what the registry says of it, dollar signs and all."""
-    own = Family("own", "u_t = $5 u_xx$ and $ more", "tensor", r"Own_.*\.hdf5", ("u",), ("x",), "periodic", {})
+    own = Family("own", "u_t = $5 u_xx$ and $ more", ("u",), ("x",), "periodic", (), "tensor", r"Own_.*\.hdf5")
     monkeypatch.setitem(FAMILIES, "own", own)
     path = write("own", "Own_1.hdf5")
     card = card_of(path)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ups.data.definitions import NUM_PARAMETERS
 from ups.data.families import BOUNDARIES, NUM_CONDITIONS, PARAMETERS, Dataset, boundary_feature, condition_features
 from ups.data.samples import domains
 
@@ -38,7 +39,7 @@ def test_features_by_hand():
     """log10 of dt = 0.1 is -1, 64 points are 6 / 4 - 1.5 = 0, nu = 0.01 is -2 / 2, then axis and boundary flags."""
     features = condition_features(replace(PLAIN, parameters={"nu": 0.01}))
     nu = 2 + 2 * PARAMETERS.index("nu")
-    axis = 2 + 2 * len(PARAMETERS)
+    axis = 2 + 2 * NUM_PARAMETERS
     expected = dict.fromkeys(range(NUM_CONDITIONS), 0.0)
     expected |= {0: -1.0, 1: 0.0, nu: -1.0, nu + 1: 1.0, axis: 1.0, axis + 1 + BOUNDARIES.index("periodic"): 1.0}
     assert features == pytest.approx(list(expected.values()))

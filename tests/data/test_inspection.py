@@ -117,7 +117,7 @@ def test_child_that_computes_too_long_is_killed():
 def test_child_imports_little(tmp_path: Path):
     """A description needs NumPy and h5py, whose import is what a child costs, and no other large library."""
     request = {"folder": str(tmp_path), "names": [write_file(tmp_path, "advection_1d").name], **FRACTIONS}
-    request["subsample"] = {"advection_1d": {}}
+    request |= {"subsample": {"advection_1d": {}}, "definitions": []}
     large = {"pydantic", "requests", "scipy", "torch"}
     code = f"import sys\ninspection._answer('describe', {request})\nprint({large} & set(sys.modules))"
     assert limited(code).stdout.splitlines()[-1] == "set()"

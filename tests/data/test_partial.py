@@ -17,11 +17,11 @@ import pytest
 
 from tests.data.test_inspection import MUTATIONS, mutate
 from ups.data import http
-from ups.data.layouts import find_family
 from ups.data.partial import SparseBuffer, fetch_trajectories, read_marker
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import partial_name
 from ups.data.published import find_file
+from ups.data.recognition import find_family
 from ups.data.splits import split
 from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import ConfigFault, DataFault, StorageFault

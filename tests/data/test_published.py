@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ups.data.layouts import find_family
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import bytes_to_fetch, select
 from ups.data.published import ALIASES, find_file, read_published_files, refuse_outdated_md5
+from ups.data.recognition import find_family
 from ups.errors import ConfigFault, DataFault
 
 DARCY = "2D_DarcyFlow_beta1.0_Train.hdf5"

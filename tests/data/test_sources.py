@@ -41,7 +41,8 @@ def inode(path: Path) -> int:
 def test_simulated_file_is_described(tmp_path: Path):
     """The entry of a simulated file has its true size and MD5 sum."""
     entry = simulated(tmp_path, RECIPE)
-    assert entry == {"bytes": (tmp_path / NAME).stat().st_size, "md5": digest_of(tmp_path / NAME, "md5")}
+    expected = {"bytes": (tmp_path / NAME).stat().st_size, "md5": digest_of(tmp_path / NAME, "md5")}
+    assert entry == expected | {"family": "advection_1d"}
 
 
 def test_simulated_file_is_reused(tmp_path: Path):

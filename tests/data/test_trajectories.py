@@ -334,7 +334,7 @@ def test_unknown_file_is_refused(write, tmp_path):
     """A name that fits no family is answered with the names that do."""
     write("advection_1d", "wave.hdf5")
     with pytest.raises(DataFault, match=r"wave\.hdf5.*1D_Advection_"):
-        find_files(tmp_path)
+        find_datasets(tmp_path, find_files(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["missing", "file.txt", "empty"])

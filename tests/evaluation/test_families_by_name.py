@@ -18,7 +18,7 @@ from ups.evaluation.scores import score_test_split
 from ups.models.sizes import Domain
 from ups.surrogate.trained import Trained
 
-OTHER = Family("waves_1d", "u_tt = beta^2 u_xx", "tensor", r"Wave_.*", ("u",), ("x",), "periodic", {"beta": "beta"})
+OTHER = Family("waves_1d", "u_tt = beta^2 u_xx", ("u",), ("x",), "periodic", ("beta",), file_pattern=r"Wave_.*")
 
 
 def scores(root: Path, folder: Path) -> list[dict[str, Any]]:

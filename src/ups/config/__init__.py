@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
-from pydantic import ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
 from ups.config.baselines import BaselinesConfig
 from ups.config.data import WHOLE as WHOLE
 from ups.config.data import DownloadConfig, LatentsConfig, SimulateConfig, SplitConfig, SubsampleConfig
+from ups.config.data import families_of as families_of
 from ups.config.evaluation import CorrectorConfig, EvaluationConfig, JudgeConfig, SeedsConfig, SelectionConfig
 from ups.config.launch import LaunchConfig
 from ups.config.performance import BenchmarkConfig, ProfileConfig
@@ -101,3 +102,17 @@ class Parameters(Section):
             problem = error.errors()[0]
             place = ".".join(str(part) for part in problem["loc"])
             raise ValueError(f"ablation, variant {variant.name}: {place}: {problem['msg']}") from None
+
+
+def fields_at(place: tuple[int | str, ...]) -> list[str]:
+    """Names of the parameters in the section at a place, given by keys and positions in lists."""
+    section: Any = Parameters
+    for part in place:
+        if isinstance(part, int):
+            section = section.__args__[0]
+        elif part in section.model_fields:
+            section = section.model_fields[part].annotation
+        else:
+            section = get_args(get_type_hints(section)["__pydantic_extra__"])[1]
+    assert issubclass(section, BaseModel)
+    return list(section.model_fields)

@@ -1,15 +1,27 @@
 """Parameters of the data: source of the raw files, splits, storage of latents."""
 
+import difflib
+import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, create_model, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from ups.config.sections import Fraction, Section, Seed, section_of
 from ups.data import families
 from ups.data.pdebench import FAMILIES
 from ups.data.published import ALIASES, check_address, shown
+from ups.errors import ConfigFault
 
 FamilyName = Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
 SourceName = Literal[(*FAMILIES, *ALIASES)]  # type: ignore[valid-type]
@@ -19,6 +31,23 @@ def _expect_family(name: str) -> str:
     if families.base_of(name) not in FAMILIES:
         raise ValueError(f"{name!r} is no family; families: {', '.join(FAMILIES)}")
     return name
+
+
+def families_of(section: dict[str, Any]) -> list[families.Family]:
+    """The families that `families*.yml` define by name; names with a leading underscore are YAML anchors.
+
+    Raises:
+        ConfigFault: naming each wrong key and value of the first wrong definition.
+    """
+    defined = []
+    for name, entry in section.items():
+        place = f"families.yml, {name}"
+        if not isinstance(entry, dict):
+            raise ConfigFault(f"{place}: expected a section with equation, fields, axes, boundary and parameters")
+        if not str(name).startswith("_"):
+            text = json.dumps(entry | {"name": str(name)}, default=str)
+            defined.append(families.Family.from_json(text, place))
+    return defined
 
 
 VariantName = Annotated[str, AfterValidator(_expect_family)]
@@ -96,12 +125,22 @@ class Overrides(create_model("Overrides", __base__=Section, **_optional(Subsampl
     """What differs from `subsample.default` for a family; options that are not set have no meaning here."""
 
 
-class SubsampleConfig(
-    create_model("SubsampleConfig", __base__=Section, **{name: (Overrides, Overrides()) for name in FAMILIES})
-):
+class SubsampleConfig(Section):
     """Which points, snapshots and trajectories of the raw files are used: `default`, and overrides by family."""
 
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Overrides]
+
     default: Subsample
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expect_families(cls, section: Any) -> Any:
+        for name in section if isinstance(section, dict) else ():
+            if name != "default" and name not in FAMILIES:
+                near = difflib.get_close_matches(str(name), ["default", *FAMILIES], 1, cutoff=0.0)[0]
+                raise ValueError(f"unknown parameter subsample.{name}, did you mean {near}?")
+        return section
 
     def of(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """All options of these families."""
@@ -117,7 +156,8 @@ class SubsampleConfig(
         return self
 
     def _merged(self, name: str) -> dict[str, Any]:
-        return self.default.model_dump() | getattr(self, name).model_dump(exclude_unset=True)
+        overrides = (self.model_extra or {}).get(name, Overrides())
+        return self.default.model_dump() | overrides.model_dump(exclude_unset=True)
 
 
 WHOLE = SubsampleConfig(default=asdict(families.Subsample()))

@@ -59,14 +59,18 @@ class Card:
     def sections(self) -> list[CardSection]:
         """All sections of the card, in order."""
         dataset, family = self.dataset, self.family
-        parameters = ", ".join(f"{name} = {value:g}" for name, value in dataset.parameters.items())
+        parameters = ", ".join(_describe_parameter(family, *each) for each in dataset.parameters.items())
         counts = ", ".join(f"{name} {len(indices)}" for name, indices in self.splits.items())
         return [
             CardSection("Equation", formulas=family.formulas, lines=() if family.formulas else (family.equation,)),
             CardSection("Parameters", lines=(parameters or "none",)),
             CardSection("Domain", table=_describe_axes(dataset, family)),
             CardSection("Time", lines=(_describe_time(dataset, family),)),
-            CardSection("Fields (dimensionless)", lines=(STATISTICS,), table=_describe_fields(self)),
+            CardSection(
+                "Fields" if family.units else "Fields (dimensionless)",
+                lines=(STATISTICS,),
+                table=_describe_fields(self),
+            ),
             CardSection("Trajectories", lines=(f"{dataset.num_trajectories}: {counts}",)),
             CardSection("Part of the files that is used", lines=_describe_part(dataset)),
             CardSection("Files", lines=_describe_files(self)),
@@ -99,13 +103,24 @@ def card_markdown(card: Card) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _with_unit(words: str, family: Family, name: str) -> str:
+    """A value with the unit of what it is a value of, if that has one."""
+    return f"{words} {family.units[name]}" if name in family.units else words
+
+
+def _describe_parameter(family: Family, name: str, value: float) -> str:
+    words = _with_unit(f"{name} = {value:g}", family, name)
+    return f"{words} ({family.meanings[name]})" if name in family.meanings else words
+
+
 def _describe_axes(dataset: Dataset, family: Family) -> tuple[tuple[str, ...], ...]:
     rows = [("axis", "length", "points", "spacing", "boundary")]
     for axis, length, points, boundary in zip(
         family.axes, dataset.lengths, dataset.grid, dataset.boundary, strict=True
     ):
         words = BOUNDARY_WORDS.get(boundary, boundary)
-        rows.append((axis, f"{length:.4g}", f"{points}", f"{length / points:.4g}", words))
+        sizes = (_with_unit(f"{size:.4g}", family, axis) for size in (length, length / points))
+        rows.append((axis, next(sizes), f"{points}", next(sizes), words))
     return tuple(rows)
 
 
@@ -114,7 +129,8 @@ def _describe_time(dataset: Dataset, family: Family) -> str:
         return "steady: one solution for each input"
     duration = dataset.times[-1] - dataset.times[0]
     dt = duration / max(1, len(dataset.times) - 1)
-    return f"{len(dataset.times)} snapshots, dt = {dt:.4g}, duration {duration:.4g}"
+    spans = [_with_unit(f"{span:.4g}", family, "t") for span in (dt, duration)]
+    return f"{len(dataset.times)} snapshots, dt = {spans[0]}, duration {spans[1]}"
 
 
 def _describe_part(dataset: Dataset) -> tuple[str, ...]:
@@ -130,14 +146,15 @@ def _describe_part(dataset: Dataset) -> tuple[str, ...]:
 
 
 def _describe_fields(card: Card) -> tuple[tuple[str, ...], ...]:
-    """Rows of name, meaning, scale (linear or log), mean and standard deviation of every field and coefficient."""
-    meanings = card.family.meanings
+    """Rows of name, meaning, unit if any, scale, mean and standard deviation of every field and coefficient."""
+    meanings, units = card.family.meanings, card.family.units
     rows = []
     for kind, role in (("fields", ""), ("coefficients", " (given)")):
         for name, fitted in card.statistics[kind].items():
             scale = "log" if fitted["log"] else "linear"
-            rows.append((name, meanings.get(name, "") + role, scale, f"{fitted['mean']:.3g}", f"{fitted['std']:.3g}"))
-    return (("name", "meaning", "scale", "mean", "std"), *rows)
+            row = [name, meanings.get(name, "") + role, scale, f"{fitted['mean']:.3g}", f"{fitted['std']:.3g}"]
+            rows.append((*row[:2], *[units.get(name, "")] * bool(units), *row[2:]))
+    return (("name", "meaning", *["unit"] * bool(units), "scale", "mean", "std"), *rows)
 
 
 def _describe_files(card: Card) -> tuple[str, ...]:

@@ -12,10 +12,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.mathtext import MathTextParser
 
 from ups.data.card_text import Card, CardSection, card_markdown, find_origin
-from ups.data.families import Dataset
+from ups.data.families import Dataset, Family
 from ups.data.trajectories import TrajectoryReader
+from ups.errors import ConfigFault
 from ups.files import publish
 
 WIDTH, TEXT_WIDTH, HEIGHT, DPI = 13.2, 5.0, 7.0, 110  # inches, and pixels per inch
@@ -70,6 +72,7 @@ def draw_card(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.nda
     column = _Column()
     column.write(_printable(card.dataset.name), LARGE, weight="bold", leading=0.24)
     column.write(f"family {card.family.name}", NORMAL, color=GREY)
+    _expect_formulas(card.family)
     for section in card.sections:
         column.add(section)
     figure = Figure(figsize=(WIDTH, max(HEIGHT, column.bottom + MARGIN)), dpi=DPI, layout="constrained")
@@ -83,6 +86,15 @@ def draw_card(card: Card, times: np.ndarray, u: np.ndarray, coefficients: np.nda
     volume = ", middle of z" if len(card.dataset.grid) == 3 else ""
     right.suptitle(f"trajectory {card.splits['train'][0]}, the first of the training split{volume}", fontsize=NORMAL)
     return figure
+
+
+def _expect_formulas(family: Family) -> None:
+    for formula in family.formulas:
+        try:
+            MathTextParser("path").parse(formula)
+        except ValueError as error:
+            what = f"family {family.name}: formula {formula!r} is no LaTeX that Matplotlib reads"
+            raise ConfigFault(f"{what}; correct or remove it ({str(error).strip().splitlines()[-1]})") from None
 
 
 @dataclass

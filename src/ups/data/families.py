@@ -1,52 +1,64 @@
-r"""The records `Family` (PDE, file layout), `Subsample` (part of its data), `Dataset`, and the condition features.
+r"""The records `Family` (PDE, fields, parameters), `Subsample` (part of its data), `Dataset`, and condition features.
 
-To use a dataset of your own, add one entry to `FAMILIES` in `ups.data.pdebench` and write one HDF5 file per set of PDE
-parameters. An example with one field `u` on one axis:
+A family of your own is an entry of `conf/<env>/families.yml` or, in Python, a `Family`; a file of its data that
+`ups.write_dataset` has written carries the definition itself. Neither needs a change of this package:
 
-    Family("wave_1d", "u_tt = beta^2 u_xx", "tensor", r"Wave_.*\.hdf5", ("u",), ("x",), "periodic", {"beta": "beta"})
+    kdv_1d:                            # families.yml                family = ups.Family(
+      equation: u_t + 6 u u_x + delta^2 u_xxx = 0                        "kdv_1d", "u_t + 6 u u_x + delta^2 u_xxx = 0",
+      fields: [u]                                                        fields=("u",),
+      axes: [x]                                                          axes=("x",),
+      boundary: periodic               # or one per axis                 boundary="periodic",
+      parameters: [delta]                                                parameters=("delta",))
 
-    with h5py.File("Wave_beta0.5.hdf5", "w") as file:
-        file["tensor"] = u                # float (N, T, X): trajectories, snapshots, grid points; in 2D (N, T, X, Y)
-        file["x-coordinate"] = x          # (X,) cell centres; `y-coordinate`, `z-coordinate` for more axes
-        file["t-coordinate"] = t          # (T,) uniform times
-        file.attrs["beta"] = 0.5          # one number per parameter; or in the file name: beta0.5
+Data: HDF5, NetCDF, npz or zarr, one file per set of parameters, with
 
-- Several fields: the layout `fields` has one HDF5 dataset (N, T, *grid) per field name instead of `tensor`.
-- Steady PDE: `steady=True`, T = 1, and the input fields as `coefficients`, one HDF5 dataset (N, *grid) each.
-- Grid: the same in all files of a family.
-- Initial conditions: if trajectory `i` starts from the same state in several files, give `initial_conditions` a name;
-  all copies of a state then go to the same split.
-- Parameters and boundary conditions are condition features of the models. Their names must be in `PARAMETERS` and
-  `BOUNDARIES`; a name added there widens the models' input, so that trained models no longer fit.
+- an array (N, T, *grid) per field, by its name: trajectories, snapshots, grid points; a single field may be `tensor`;
+- `x`, `y`, `z` (or `x-coordinate`, ...), the cell centres of each axis, and `t`, the times; or the numbers `dx`, `dt`;
+- a number per parameter, and the text `family`, as attributes or arrays without axes; or in the name of the file, which
+  then begins with the family's: `kdv_1d_delta0.022.npz`;
+- steady PDE (`steady: true`): T = 1, and the inputs as `coefficients`, an array (N, *grid) each.
 
-Then run `kedro run --params source=folder,raw_root=DIR`.
+`ups check FILE` says what is understood of a file and what it lacks; `kedro run --params source=folder,raw_root=DIR`
+then does all the rest.
 """
 
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
 
-Layout = Literal["tensor", "fields", "groups", "batch"]
+from ups.data.definitions import (
+    BOUNDARIES,
+    MAX_DIMS,
+    MAX_OTHER_PARAMETERS,
+    NUM_PARAMETERS,
+    PARAMETERS,
+    Layout,
+    base_of,
+    explain,
+    problems_of,
+)
+from ups.data.definitions import NUM_CONDITIONS as NUM_CONDITIONS
+from ups.errors import ConfigFault
+from ups.files import read_json, write_json
 
-BOUNDARIES = ("periodic", "outflow", "zero_flux", "dirichlet", "cauchy", "wall")
-PARAMETERS = ("beta", "nu", "rho", "eta", "zeta", "mach")
-MAX_DIMS = 3
+FAMILIES_FILE = "04_feature/families.json"
 SMALLEST_PARAMETER = 1e-12  # smaller magnitudes have the same features
-# Length K of `condition_features`: time step, resolution, two per parameter, existence and boundary per axis.
-NUM_CONDITIONS = 2 + 2 * len(PARAMETERS) + MAX_DIMS * (1 + len(BOUNDARIES))
 
 
 @dataclass(frozen=True)
 class Family:
-    """One family of PDEs, such as those of PDEBench (arXiv:2210.07182), and the layout of its HDF5 files.
+    """One family of PDEs, such as those of PDEBench (arXiv:2210.07182).
 
-    - `file_pattern`: regular expression that the names of the family's files match in full;
     - `fields`, `axes`: names in the order of the channel axis C and of `*grid`;
-    - `boundary`: condition on every axis, except in files with another one in their name (`trans` in compressible 1D:
-      outflow); `boundary_names`: boundary condition to its name in the names of files;
-    - `attributes`: name of each parameter (one of `PARAMETERS`) to its name in HDF5 attributes and file names;
+    - `boundary`: condition on every axis or one per axis, each one of `BOUNDARIES`, except in files with another one
+      in their name (`trans` in compressible 1D: outflow); `boundary_names`: boundary condition to its name there;
+    - `parameters`: names of the scalars in the equation, of which at most six are not in `PARAMETERS`; `attributes`:
+      those that have another name in HDF5 attributes and file names, with that name;
+    - `layout`, see `ups.data.layouts`; `file_pattern`: regular expression that the names of the family's files match in
+      full, None where they begin with the family's name or the files themselves name it;
     - `positive`: fields > 0, encoded by their logarithm; `non_negative`: fields >= 0;
     - `coefficients`: given fields, constant in time: the permeability of Darcy flow, the forcing of incompressible
       Navier-Stokes; `positive_coefficients`: coefficients > 0, normalized after taking the logarithm;
@@ -61,20 +73,23 @@ class Family:
     - `stored_yx`: arrays on disk are (T, Y, X, C) instead of (T, X, Y, C);
     - `file_name`: template of PDEBench's file names, needed to simulate the family;
     - `pdebench_batch_size`: batch size of PDEBench's own training, on which two of its metrics depend;
-    - `formulas` (LaTeX that Matplotlib and Markdown both read, or plain text) replace `equation` on data cards,
-      `meanings` explain the fields there.
+    - `formulas` (LaTeX that Matplotlib and Markdown both read, or plain text) replace `equation` on data cards;
+      `meanings` explain fields, coefficients and parameters, `units` are theirs and those of the axes and of `t`.
 
-    An unknown layout, boundary, parameter or combination of axes raises a `ValueError`.
+    Lists count as tuples. A definition that contradicts itself, or has an unknown value, raises a `ConfigFault`.
     """
+
+    __pydantic_config__ = {"extra": "forbid", "strict": True}  # where a definition is read from a file
 
     name: str
     equation: str = field(repr=False)
-    layout: Layout
-    file_pattern: str
     fields: tuple[str, ...]
     axes: tuple[str, ...]
-    boundary: str
-    attributes: dict[str, str]
+    boundary: str | tuple[str, ...]
+    parameters: tuple[str, ...]
+    layout: Layout = "fields"
+    file_pattern: str | None = None
+    attributes: dict[str, str] = field(default_factory=dict)
     positive: tuple[str, ...] = ()
     non_negative: tuple[str, ...] = ()
     coefficients: tuple[str, ...] = ()
@@ -92,18 +107,26 @@ class Family:
     pdebench_batch_size: int = 50
     formulas: tuple[str, ...] = field(default=(), repr=False)
     meanings: dict[str, str] = field(default_factory=dict, repr=False)
+    units: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        expected = {
-            "layout": (self.layout, get_args(Layout)),
-            "boundary": (self.boundary, BOUNDARIES),
-            "axes": (self.axes, (("x",), ("x", "y"), ("x", "y", "z"))),
-        } | {f"parameter {number}": (name, PARAMETERS) for number, name in enumerate(self.attributes)}
-        for what, (value, known) in expected.items():
-            if value not in known:
-                raise ValueError(f"family {self.name}: {what} is {value!r}, expected one of {known}")
-        if self.layout == "tensor" and len(self.fields) != 1:
-            raise ValueError(f"family {self.name}: layout 'tensor' has one field, not {self.fields}; use 'fields'")
+        for entry in fields(self):
+            object.__setattr__(self, entry.name, _as_tuple(getattr(self, entry.name)))
+        problem = next(problems_of(self), None)
+        if problem is not None:
+            raise ConfigFault(f"family {self.name}: {problem}")
+
+    @classmethod
+    def from_json(cls, text: str, place: str) -> "Family":
+        """The family that a JSON object defines; a `ConfigFault` names `place`, and every wrong key or value there."""
+        from pydantic import TypeAdapter, ValidationError  # families of the table do without
+
+        try:
+            return TypeAdapter(cls).validate_json(text)
+        except ValidationError as error:
+            known = [entry.name for entry in fields(cls)]
+            what = "; ".join(explain(problem, known) for problem in error.errors(include_url=False))
+            raise ConfigFault(f"{place}: {what}") from None
 
     @property
     def digest(self) -> str:
@@ -115,14 +138,24 @@ class Family:
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     @property
-    def parameters(self) -> tuple[str, ...]:
-        """Names of the scalars in the equation."""
-        return tuple(self.attributes)
+    def definition(self) -> dict[str, Any]:
+        """The arguments that define the family, without those that have their default."""
+        defaults = {e.name: e.default_factory() if e.default is MISSING else e.default for e in fields(self)[6:]}
+        return {name: value for name, value in asdict(self).items() if name not in defaults or value != defaults[name]}
+
+    @property
+    def boundaries(self) -> tuple[str, ...]:
+        """Boundary condition of each axis."""
+        return (self.boundary,) * len(self.axes) if isinstance(self.boundary, str) else self.boundary
 
     @property
     def arrays(self) -> tuple[str, ...]:
         """Names of the arrays that hold the fields in the layouts `tensor` and `fields`."""
         return ("tensor",) if self.layout == "tensor" else self.fields
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)
@@ -152,7 +185,45 @@ class Families(dict[str, Family]):
     """Families by name, and their variants: datasets of one grid or boundary where a family has several.
 
     `compressible_ns_2d-512x512` is `compressible_ns_2d` with that name. Models treat variants as families of their own.
+    Families that `define` adds to those of the table are kept in the data root, where all processes of a run find them.
     """
+
+    def __init__(self, table: Iterable[Family]) -> None:
+        super().__init__((family.name, family) for family in table)
+        self._table, self._stored = dict(self), set[str]()
+
+    def define(self, *families: Family) -> None:
+        """Add families, or replace what they were; a family of the table with another definition is a `ConfigFault`."""
+        for family in families:
+            self._stored.discard(family.name)
+            if family.name not in self._table:
+                self[family.name] = family
+            elif self._table[family.name].digest != family.digest:
+                what = f"family {family.name}: PDEBench has a family of this name with another definition"
+                raise ConfigFault(f"{what}; choose another name")
+
+    @property
+    def defined(self) -> list[Family]:
+        """The families that are not in the table."""
+        return [family for name, family in self.items() if name not in self._table]
+
+    @property
+    def given(self) -> list[Family]:
+        """The families that are neither in the table nor known from a data root alone."""
+        return [family for family in self.defined if family.name not in self._stored]
+
+    def read(self, data_root: Path) -> None:
+        """Define the families that `write` has stored in a data root; one that is given stays as it is."""
+        if (data_root / FAMILIES_FILE).is_file():
+            given = {family.name for family in self.given}
+            stored = [each for each in read_json(data_root / FAMILIES_FILE, list[Family]) if each.name not in given]
+            self.define(*stored)
+            self._stored |= {family.name for family in stored}
+
+    def write(self, data_root: Path) -> None:
+        """Store the families that are not in the table, if there are any."""
+        if self.defined:
+            write_json(data_root / FAMILIES_FILE, [family.definition for family in self.defined])
 
     def __missing__(self, name: str) -> Family:
         base = base_of(name)
@@ -164,11 +235,6 @@ class Families(dict[str, Family]):
         """These names, each once, in the order of the families."""
         order = list(self)
         return sorted(set(names), key=lambda name: (order.index(base_of(name)), name))
-
-
-def base_of(name: str) -> str:
-    """The family of a variant; of a family its own name."""
-    return name.partition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -212,12 +278,14 @@ def condition_features(dataset: Dataset) -> list[float]:
     """The condition of the models: model inputs besides the state, K = `NUM_CONDITIONS` numbers of order one.
 
     - log10 dt, 0 for a steady PDE; log2(n) / 4 - 1.5 for n points along the finest axis;
-    - per name in `PARAMETERS`: log10(|value|) / 2 and the sign of the value, or 0 and 0 where the PDE does not have it;
+    - per name in `PARAMETERS`, then per other parameter of the dataset in its order, which is that of the family, up to
+      six: log10(|value|) / 2 and the sign of the value, or 0 and 0 where the PDE does not have it;
     - for each of three axes: 1 if the grid has it, then its boundary condition one-hot over `BOUNDARIES`.
     """
     dt = dataset.times[1] - dataset.times[0] if len(dataset.times) > 1 else 1.0
     features = [math.log10(dt), math.log2(max(dataset.grid)) / 4 - 1.5]
-    for name in PARAMETERS:
+    others = [name for name in dataset.parameters if name not in PARAMETERS]
+    for name in (*PARAMETERS, *others, *[None] * (MAX_OTHER_PARAMETERS - len(others))):
         value = dataset.parameters.get(name)
         size = math.log10(max(abs(value or 0.0), SMALLEST_PARAMETER))
         features += [0.0, 0.0] if value is None else [0.5 * size, math.copysign(1.0, value)]
@@ -227,11 +295,12 @@ def condition_features(dataset: Dataset) -> list[float]:
     return features
 
 
-def parameter_feature(name: str) -> int:
-    """Index in `condition_features` of the size of a parameter; its sign follows."""
-    return 2 + 2 * PARAMETERS.index(name)
+def parameter_feature(name: str, parameters: Iterable[str]) -> int:
+    """Index in `condition_features` of the size of one of a dataset's `parameters`; its sign follows."""
+    others = [other for other in parameters if other not in PARAMETERS]
+    return 2 + 2 * (*PARAMETERS, *others).index(name)
 
 
 def boundary_feature(axis: int, boundary: str) -> int:
     """Index in `condition_features` of the entry that is 1 where an axis has this boundary condition."""
-    return 2 + 2 * len(PARAMETERS) + axis * (1 + len(BOUNDARIES)) + 1 + BOUNDARIES.index(boundary)
+    return 2 + 2 * NUM_PARAMETERS + axis * (1 + len(BOUNDARIES)) + 1 + BOUNDARIES.index(boundary)

@@ -24,9 +24,11 @@ MAX_SMALL_ELEMENTS = 2**24  # of an array that is read at once: coordinates, tim
 MAX_CHUNK_BYTES = 2**28  # unpacked
 MAX_ATTRIBUTE_ELEMENTS = 2**10
 MAX_TEXT_BYTES = 2**12  # of an attribute
+MAX_LABEL_LENGTH = 2**14
 MAX_NAMES = 2**20  # at the root of a file
 MAX_UNPACKED_RATIO, FREE_UNPACKED_BYTES = 32, 2**26  # an array may have 64 MiB, or 32 times the bytes of its file
 MAX_REASON_LENGTH = 500
+COPY_SUFFIX = ".hdf5"  # of `.NAME.hdf5`, the copy in HDF5 of the file NAME, see `ups.data.arrays`
 PLAIN_FILTERS = {h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32, h5z.FILTER_SZIP, h5z.FILTER_LZF}
 ONE_NUMBER = "expected one finite number"
 # Raised by h5py on damaged structures, for which it has no class of its own.
@@ -38,7 +40,10 @@ def before_access(path: str) -> None:
 
 
 def file_fault(path: Path | str, what: str, remedy: str = "download or generate the file again") -> DataFault:
-    """A fault in one line: the file, what is wrong with it, and the remedy."""
+    """A fault in one line: the file, of a copy in HDF5 its origin, what is wrong with it, and the remedy."""
+    path = Path(path) if isinstance(path, Path) or path.startswith("/") else path
+    if isinstance(path, Path) and path.name.startswith(".") and path.suffix == COPY_SUFFIX:
+        path = path.with_name(path.name[1:].removesuffix(COPY_SUFFIX))
     if len(what) > MAX_REASON_LENGTH:  # names and types in a file may be megabytes long
         what = f"{what[:MAX_REASON_LENGTH]}..."
     return DataFault(" ".join(f"{path}: {what}; {remedy}".split()))
@@ -96,11 +101,17 @@ def list_names(file: h5py.File) -> list[str]:
     return sorted(names)
 
 
+def has(file: h5py.File, name: str) -> bool:
+    """Whether the root of a file has a group or dataset of this name."""
+    with _corruption_faults(file, f"{name!r} is damaged"):
+        return file.get(name, getlink=True) is not None
+
+
 def read_number(file: h5py.File, attribute: str) -> float | None:
-    """A scalar attribute of the file, None where there is none."""
+    """A scalar attribute of the file, or else a dataset with one number; None where there is neither."""
     with _corruption_faults(file, f"attribute {attribute!r} is damaged"):
         if attribute not in file.attrs:
-            return None
+            return _read_number_dataset(file, attribute) if has(file, attribute) else None
         stored = file.attrs.get_id(attribute)  # type and shape without the value, which may be huge
         if stored.dtype.kind not in "fiu" or math.prod(stored.shape) > MAX_ATTRIBUTE_ELEMENTS:
             what = f"attribute {attribute!r} is {stored.dtype} of shape {stored.shape}"
@@ -111,6 +122,35 @@ def read_number(file: h5py.File, attribute: str) -> float | None:
     if value.size != 1 or not np.isfinite(value).all():
         raise file_fault(file.filename, f"attribute {attribute!r} is {str(value)[:80]!r}", ONE_NUMBER)
     return float(value.item())
+
+
+def _read_number_dataset(file: h5py.File, name: str) -> float:
+    dataset = open_dataset(file, name)
+    if dataset.shape not in ((), (1,)) or _dtype_of(dataset).kind not in "fiu":
+        what = f"{name!r} is {_dtype_of(dataset)} of shape {dataset.shape}"
+        raise file_fault(file.filename, what, f"{ONE_NUMBER}; data with other parameters need a file of their own")
+    value = float(read_array(dataset, dataset.ndim, dtype=np.float64).item())
+    if not math.isfinite(value):
+        raise file_fault(file.filename, f"{name!r} is {value}", ONE_NUMBER)
+    return value
+
+
+def read_label(file: h5py.File, name: str) -> str | None:
+    """A text, attribute or dataset without axes; None where there is neither. For `ups.data.inspection`.
+
+    The size of a text shows only when it is read, which a process with limited memory should do.
+    """
+    with _corruption_faults(file, f"{name!r} is damaged"):
+        if name in file.attrs:
+            value = file.attrs[name]
+        elif has(file, name):
+            value = open_dataset(file, name)[()]
+        else:
+            return None
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if not isinstance(text, str) or len(text) > MAX_LABEL_LENGTH:
+        raise file_fault(file.filename, f"{name!r} is no text of at most {MAX_LABEL_LENGTH} characters")
+    return text
 
 
 def read_text(file: h5py.File, attribute: str) -> str | None:
@@ -150,12 +190,12 @@ def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:
 
 
 def open_array(file: h5py.File, name: str, rank: int, kind: str = "f") -> h5py.Dataset:
-    """Open a complete, non-empty dataset of NumPy's `kind` with `rank` axes, or with one more of length 1 in front."""
+    """Open a complete, non-empty dataset of NumPy's kinds with `rank` axes, or with one more of length 1 in front."""
     dataset = open_dataset(file, name)
     shape = dataset.shape or ()
     if shape[: len(shape) - rank] not in ((), (1,)) or len(shape) < rank:
         raise file_fault(file.filename, f"{name!r} has shape {shape}, expected {rank} axes")
-    if (dtype := _dtype_of(dataset)).kind != kind:
+    if (dtype := _dtype_of(dataset)).kind not in kind:
         expected = "integers" if kind == "i" else "floating point"
         raise file_fault(file.filename, f"{name!r} has dtype {dtype}, expected {expected}")
     if math.prod(shape) == 0:
@@ -184,8 +224,10 @@ def _is_stored(dataset: h5py.Dataset) -> bool:
     return dataset.id.get_num_chunks() >= num_chunks
 
 
-def read_array(dataset: h5py.Dataset, rank: int, index: tuple[Any, ...] = ()) -> np.ndarray:
-    """Values of a dataset as float32, indexed along its last `rank` axes."""
+def read_array(
+    dataset: h5py.Dataset, rank: int, index: tuple[Any, ...] = (), dtype: type[np.floating] = np.float32
+) -> np.ndarray:
+    """Values of a dataset, indexed along its last `rank` axes."""
     leading = (0,) * (dataset.ndim - rank)
     with _corruption_faults(dataset, "cannot be read"):
-        return dataset[(*leading, *index, ...)].astype(np.float32, copy=False)
+        return dataset[(*leading, *index, ...)].astype(dtype, copy=False)

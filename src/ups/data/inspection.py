@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ups.data import hdf5
-from ups.data.families import Dataset, Subsample
+from ups.data.families import Dataset, Family, Subsample
 from ups.data.hdf5 import file_fault
+from ups.data.pdebench import FAMILIES
 from ups.errors import KINDS, Fault
 
 CPU_SECONDS = 5  # from one access to a file to the next
@@ -45,7 +46,8 @@ def inspect(task: str, advance: Advance | None = None, fetch: Fetch | None = Non
         DataFault: a file is refused, or the child that read it died or reached a limit.
     """
     command = [sys.executable, "-P", "-m", __name__, task]
-    request_line = json.dumps(request, default=str)
+    definitions = [family.definition for family in FAMILIES.defined]
+    request_line = json.dumps({"definitions": definitions} | request, default=str)
     with tempfile.TemporaryFile("w+") as output:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": output, "encoding": "utf-8"}
         with subprocess.Popen(command, env=os.environ | ENVIRONMENT, **pipes) as child:
@@ -92,6 +94,26 @@ def _tell(child: subprocess.Popen, line: str) -> None:
     with suppress(BrokenPipeError):  # a child that is dead already is reported by its end
         child.stdin.write(f"{line}\n")
         child.stdin.flush()
+
+
+def recognize(folder: str, names: list[str]) -> dict[str, Any]:
+    """The family of each of the files `names`, and the definitions of those that are not PDEBench's."""
+    from ups.data.arrays import open_data
+    from ups.data.recognition import family_of
+
+    families = {}
+    for path in (Path(folder) / name for name in names):
+        with open_data(path) as file:
+            families[path.name] = family_of(file, path).name
+    return {"families": families, "definitions": [family.definition for family in FAMILIES.defined]}
+
+
+def examine(path: str, family: str | None) -> dict[str, Any]:
+    """What is understood of one file, and what is wrong with it, see `ups.data.own.examine`."""
+    from ups.data.own import examine
+
+    facts, problems = examine(Path(path), family)
+    return {"facts": facts, "problems": problems}
 
 
 def describe(folder: str, names: list[str], subsample: Subsamples, **fractions: Any) -> dict[str, Any]:
@@ -157,7 +179,7 @@ def structure(url: str, size: int, file: dict[str, Any], positions: list[int]) -
 
 
 TASKS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (describe, find, fit, check, marker, structure)
+    function.__name__: function for function in (recognize, examine, describe, find, fit, check, marker, structure)
 }
 
 
@@ -213,6 +235,7 @@ def _limit_access() -> None:
 
 def _answer(task: str, request: dict[str, Any]) -> None:
     try:
+        FAMILIES.define(*(Family(**definition) for definition in request.pop("definitions")))
         _say(result=TASKS[task](**request))
     except Fault as fault:
         _say(fault=str(fault), kind=type(fault).__name__)

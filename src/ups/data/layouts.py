@@ -5,16 +5,23 @@ on the last axis.
 """
 
 import math
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import h5py
 import numpy as np
 
 from ups.data.families import Family
-from ups.data.hdf5 import MAX_SMALL_ELEMENTS, file_fault, list_names, open_array, open_dataset, read_array, read_number
-from ups.data.pdebench import FAMILIES
+from ups.data.hdf5 import (
+    MAX_SMALL_ELEMENTS,
+    file_fault,
+    has,
+    list_names,
+    open_array,
+    open_dataset,
+    read_array,
+    read_number,
+)
 
 MAX_SNAPSHOT_ELEMENTS = 2**26  # of all fields at one time: four fields on 256^3 points
 MAX_TRAJECTORY_ELEMENTS = 2**30  # PDEBench's largest, of the incompressible family, has 2**29.6
@@ -35,20 +42,6 @@ class Contents:
     lengths: tuple[float, ...]
 
 
-def find_family(file_name: str) -> Family | None:
-    """Family whose pattern matches the file name."""
-    return next((family for family in FAMILIES.values() if re.fullmatch(family.file_pattern, file_name)), None)
-
-
-def digests_of(file_names: Iterable[str]) -> dict[str, str]:
-    """Digests of the table entries of the families that the files belong to, by family name.
-
-    Fingerprints contain them instead of the code of the table, so that a new family changes no fingerprint of others.
-    """
-    families = filter(None, map(find_family, file_names))
-    return {family.name: family.digest for family in families}
-
-
 def inspect_file(file: h5py.File, family: Family) -> Contents:
     """Check names, shapes, types, coordinates and times of a file; its values are checked by `normalization`."""
     inspect = {"groups": _inspect_groups, "batch": _inspect_batch}.get(family.layout, _inspect_arrays)
@@ -67,8 +60,14 @@ def list_trajectories(file: h5py.File, family: Family) -> list[str] | range:
     """Identifiers of the trajectories for `read_snapshots`: names of groups, or positions on the leading axis."""
     if family.layout == "groups":
         return list_names(file)
-    name, rank = ("particles", 3) if family.layout == "batch" else (family.arrays[0], 2)
+    name, rank = ("particles", 3) if family.layout == "batch" else (arrays_of(file, family)[0], 2)
     return range(open_dataset(file, name).shape[-rank - len(family.axes)])
+
+
+def arrays_of(file: h5py.File, family: Family) -> tuple[str, ...]:
+    """Names of the arrays that hold the fields in the layouts `tensor` and `fields`; a single one may be `tensor`."""
+    single = len(family.arrays) == 1 and not has(file, family.arrays[0])
+    return ("tensor",) if single and has(file, "tensor") else family.arrays
 
 
 def read_positions(file: h5py.File, count: int) -> np.ndarray | range:
@@ -103,7 +102,7 @@ def read_snapshots(
     elif family.layout == "batch":
         u = np.concatenate([read(name, 3 + num_axes, trajectory) for name in ("velocity", "particles")], axis=-1)
     else:
-        u = np.stack([read(name, 2 + num_axes, trajectory) for name in family.arrays], axis=-1)
+        u = np.stack([read(name, 2 + num_axes, trajectory) for name in arrays_of(file, family)], axis=-1)
     u = np.moveaxis(u, -1, 1)
     return np.ascontiguousarray(u.swapaxes(2, 3) if family.stored_yx else u)
 
@@ -134,17 +133,9 @@ def thinned(values: np.ndarray, first_axis: int, num_axes: int, every_point: int
 
 def _inspect_arrays(file: h5py.File, family: Family) -> Contents:
     """Layouts `tensor` and `fields`: (N, T, *grid) per field, coefficients (N, *grid)."""
-    names = family.arrays
-    shape = _shape(file, names[0], 2 + len(family.axes))
-    for name in names[1:]:
-        _expect_shape(file, name, shape)
-    count, num_snapshots, *grid = shape
-    for name in family.coefficients:
-        _expect_shape(file, name, (count, *grid))
-    if family.steady and num_snapshots != 1:
-        raise file_fault(file.filename, f"{names[0]!r} has {num_snapshots} snapshots, a steady family has 1")
-    times = (0.0,) if family.steady else _read_times(file, "t-coordinate", num_snapshots)
-    lengths = [_read_length(file, f"{axis}-coordinate", n) for axis, n in zip(family.axes, grid, strict=True)]
+    count, num_snapshots, *grid = find_shape(file, family)
+    times = (0.0,) if family.steady else find_times(file, num_snapshots)
+    lengths = [find_length(file, axis, n) for axis, n in zip(family.axes, grid, strict=True)]
     if family.name == "burgers_1d" and read_array(open_array(file, "x-coordinate", 1), 1)[0] < 0:
         what = "lies on (-1, 1), as the outdated Burgers files with twice the flux do"
         raise file_fault(file.filename, what, "fetch the current version")
@@ -186,14 +177,13 @@ def _inspect_batch(file: h5py.File, family: Family) -> Contents:
     if num_snapshots > MAX_SNAPSHOTS or count * num_snapshots > MAX_SMALL_ELEMENTS:
         raise file_fault(file.filename, f"has an absurd number of {count} x {num_snapshots} snapshots")
     times = read_array(open_dataset(file, "t"), 2)
-    for row in times:
-        _expect_times(file, "t", row)
+    decimals = [_expect_times(file, "t", row) for row in times]
     if not _agree(times, times[:1]):
         raise file_fault(file.filename, "the trajectories differ in 't'")
     latest = read_number(file, "latestIndex")
     if latest is None or latest < num_snapshots - 1:
         raise file_fault(file.filename, f"is of an aborted run: latestIndex is {latest}, not {num_snapshots - 1}")
-    return Contents(count, _to_decimals(times[0]), tuple(grid), (1.0,) * len(grid))
+    return Contents(count, decimals[0], tuple(grid), (1.0,) * len(grid))
 
 
 def _shape(file: h5py.File, name: str, rank: int) -> tuple[int, ...]:
@@ -206,37 +196,84 @@ def _expect_shape(file: h5py.File, name: str, expected: tuple[int, ...]) -> None
         raise file_fault(file.filename, f"{name!r} has shape {shape}, the other fields have {tuple(expected)}")
 
 
+def find_shape(file: h5py.File, family: Family) -> tuple[int, ...]:
+    """The shape (N, T, *grid) of all fields in the layouts `tensor` and `fields`."""
+    names = arrays_of(file, family)
+    shape = _shape(file, names[0], 2 + len(family.axes))
+    for name in names[1:]:
+        _expect_shape(file, name, shape)
+    count, num_snapshots, *grid = shape
+    for name in family.coefficients:
+        _expect_shape(file, name, (count, *grid))
+    if family.steady and num_snapshots != 1:
+        raise file_fault(file.filename, f"{names[0]!r} has {num_snapshots} snapshots, a steady family has 1")
+    return shape
+
+
+def find_times(file: h5py.File, num_snapshots: int) -> tuple[float, ...]:
+    """Times of the snapshots, from an array or the number `dt`."""
+    name = _coordinate(file, "t", "time")
+    if name is not None:
+        return _read_times(file, name, num_snapshots)
+    dt = _step(file, "t", "times of the snapshots", num_snapshots)
+    return _expect_times(file, "dt", dt * np.arange(num_snapshots))
+
+
+def find_length(file: h5py.File, axis: str, num_points: int) -> float:
+    """Length of the domain along an axis, from an array or the number `dx`."""
+    name = _coordinate(file, axis)
+    if name is not None:
+        return _read_length(file, name, num_points)
+    return float(f"{num_points * _step(file, axis, 'cell centres', num_points):.6g}")
+
+
+def _coordinate(file: h5py.File, axis: str, *aliases: str) -> str | None:
+    """The name of the array with the coordinates of an axis; None if there is none."""
+    names = (name for name in (f"{axis}-coordinate", axis, *aliases) if has(file, name))
+    return next(names, None)
+
+
+def _step(file: h5py.File, axis: str, what: str, count: int) -> float:
+    step = read_number(file, f"d{axis}")
+    if step is None:
+        missing = f"has no '{axis}-coordinate', nor '{axis}' or the number 'd{axis}', found {list_names(file)[:8]}"
+        raise file_fault(file.filename, missing, f"add '{axis}', the {count} {what}, or d{axis}")
+    if step <= 0:
+        raise file_fault(file.filename, f"'d{axis}' is {step:g}", "expected a positive step")
+    return step
+
+
 def _read_times(file: h5py.File, name: str, num_snapshots: int) -> tuple[float, ...]:
     if num_snapshots > MAX_SNAPSHOTS:
         raise file_fault(file.filename, f"has an absurd number of {num_snapshots} snapshots")
-    times = read_array(open_array(file, name, 1), 1)
+    times = _read_coordinate(file, name)
     # PDEBench's generators write one entry more than there are snapshots.
     if len(times) not in (num_snapshots, num_snapshots + 1):
         raise file_fault(file.filename, f"{name!r} has {len(times)} entries for {num_snapshots} snapshots")
-    _expect_times(file, name, times[:num_snapshots])
-    return _to_decimals(times[:num_snapshots])
+    return _expect_times(file, name, times[:num_snapshots])
 
 
-def _expect_times(file: h5py.File, name: str, times: np.ndarray) -> None:
+def _expect_times(file: h5py.File, name: str, times: np.ndarray) -> tuple[float, ...]:
+    """Shortest decimals that round to these values in float32: 0.05 instead of 0.05000000074505806."""
     if len(times) < 2:
         raise file_fault(file.filename, "holds one snapshot per trajectory, a transient family needs at least 2")
     if not _is_uniform(times):
         raise file_fault(file.filename, f"{name!r} is not a uniform, increasing time step")
-
-
-def _to_decimals(times: np.ndarray) -> tuple[float, ...]:
-    """Shortest decimals that round to these float32 values: 0.05 instead of 0.05000000074505806."""
-    return tuple(float(str(t)) for t in times)
+    return tuple(float(str(t)) for t in times.astype(np.float32))
 
 
 def _read_length(file: h5py.File, name: str, num_points: int) -> float:
     """Length of the domain, N dx, from the N centres of its cells."""
-    x = read_array(open_array(file, name, 1), 1).astype(np.float64)
+    x = _read_coordinate(file, name)
     if len(x) != num_points:
         raise file_fault(file.filename, f"{name!r} has {len(x)} entries for {num_points} points")
     if num_points < 2 or not _is_uniform(x):
         raise file_fault(file.filename, f"{name!r} is not a uniform, increasing grid of at least 2 points")
     return float(f"{num_points * (x[-1] - x[0]) / (num_points - 1):.6g}")
+
+
+def _read_coordinate(file: h5py.File, name: str) -> np.ndarray:
+    return read_array(open_array(file, name, 1, kind="fiu"), 1, dtype=np.float64)
 
 
 def _is_uniform(values: np.ndarray) -> bool:

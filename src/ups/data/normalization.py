@@ -76,15 +76,15 @@ def is_log(family: Family, name: str) -> bool:
 def _scan(reader: TrajectoryReader, index: int, moments: dict[tuple[str, str, str], Moments] | None) -> None:
     """Check a trajectory and its coefficients, and merge them into `moments` unless that is None."""
     family = reader.family
-    for kind, names, start, values in _read_slabs(reader, index):
+    for kind, names, start, values in read_slabs(reader, index):
+        check_slab(reader, index, names, values, start)
         for channel, name in enumerate(names):
-            _check(reader, index, name, values[:, channel], start)
             if moments is not None:
                 u = values[:, channel].astype(np.float64)
                 moments[family.name, kind, name].update(np.log(u) if is_log(family, name) else u)
 
 
-def _read_slabs(reader: TrajectoryReader, index: int) -> Iterator[tuple[str, tuple[str, ...], int, np.ndarray]]:
+def read_slabs(reader: TrajectoryReader, index: int) -> Iterator[tuple[str, tuple[str, ...], int, np.ndarray]]:
     """Kind, names, first snapshot and values (T, C, *grid) of pieces of a trajectory, at most `SLAB_ELEMENTS` large."""
     family, dataset = reader.family, reader.dataset
     num_snapshots = max(1, SLAB_ELEMENTS // (len(family.fields) * int(np.prod(dataset.grid))))
@@ -92,6 +92,12 @@ def _read_slabs(reader: TrajectoryReader, index: int) -> Iterator[tuple[str, tup
         yield "fields", family.fields, start, reader.read(index, start, start + num_snapshots)
     if family.coefficients:
         yield "coefficients", family.coefficients, 0, reader.read_coefficients(index)[None]
+
+
+def check_slab(reader: TrajectoryReader, index: int, names: tuple[str, ...], values: np.ndarray, start: int) -> None:
+    """Refuse values (T, C, *grid) from snapshot `start` on that are not finite, or not positive where they must be."""
+    for channel, name in enumerate(names):
+        _check(reader, index, name, values[:, channel], start)
 
 
 def _check(reader: TrajectoryReader, index: int, name: str, values: np.ndarray, start: int) -> None:

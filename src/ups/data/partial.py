@@ -21,10 +21,11 @@ import h5py
 import numpy as np
 
 from ups.data import hdf5
+from ups.data.arrays import open_data
 from ups.data.connections import new_session
 from ups.data.download import CheckedPart, lock
 from ups.data.families import Family
-from ups.data.hdf5 import CORRUPTION, file_fault, list_names, open_array, open_file, read_text
+from ups.data.hdf5 import CORRUPTION, file_fault, list_names, open_array, read_text
 from ups.data.http import Advance, HTTPFile
 from ups.data.inspection import inspect
 from ups.data.layouts import POSITIONS_DATASET, inspect_file
@@ -180,7 +181,7 @@ def _open_part(target: Path, validator: str | None, content: str) -> Iterator[Ch
 
 def read_marker(path: Path) -> str | None:
     """Origin of a partial file, one phrase; None for a whole file."""
-    with open_file(path) as file:
+    with open_data(path) as file:
         marker = read_text(file, MARKER)
     if marker is not None and not re.fullmatch(MARKER_PATTERN, marker, re.ASCII):
         raise file_fault(path, f"its attribute {MARKER!r} was not written by this program")

@@ -202,7 +202,7 @@ def _write_snapshot(file: h5py.File, content: SimulatedFile, indices: range, tim
 def _create_arrays(file: h5py.File, content: SimulatedFile) -> None:
     """Layouts `tensor` and `fields`: contiguous arrays (N, T, *grid), coefficients (N, *grid)."""
     file.attrs.update(
-        {content.family.attributes[name]: np.float64(value) for name, value in content.parameters.items()}
+        {content.family.attributes.get(name, name): np.float64(value) for name, value in content.parameters.items()}
     )
     for axis, centres in content.centres.items():
         _store(file, f"{axis}-coordinate", centres)

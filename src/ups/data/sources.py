@@ -1,5 +1,6 @@
 """The three sources of raw files (simulated, downloaded, a folder of the user), with size and MD5 of each file."""
 
+import hashlib
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -7,8 +8,11 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
+from ups.data.arrays import files_in, stamp
 from ups.data.download import download_file, lock
+from ups.data.families import Family
 from ups.data.http import Advance
+from ups.data.inspection import inspect
 from ups.data.partial import fetch_trajectories
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import DownloadPlan, PlannedFile
@@ -18,7 +22,7 @@ from ups.errors import ConfigFault, DataFault
 from ups.files import digest_of, read_json, write_json
 
 Files = dict[str, dict[str, Any]]
-"""File name relative to the raw folder -> {"bytes", "md5"}."""
+"""File name relative to the raw folder -> {"bytes", "md5", "family"}."""
 
 SIMULATED = "simulated.json"
 CHECKSUMS = "checksums.json"
@@ -62,7 +66,8 @@ def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, a
             simulate(path, **recipe, advance=advance)
             known[name] = Simulated(made_by, path.stat().st_size, digest_of(path, "md5"))
             write_json(folder / SIMULATED, {name: asdict(record) for name, record in known.items()})
-    return {name: {"bytes": known[name].bytes, "md5": known[name].md5} for name in names}
+    families = {name: recipe["family"] for name, recipe in calls}
+    return {name: _entry(known[name].bytes, known[name].md5, families[name]) for name in names}
 
 
 def download_files(
@@ -100,14 +105,15 @@ def download_files(
         return file.md5
 
     with ThreadPoolExecutor(parallel) as pool:
-        running = {pool.submit(fetch, planned): plan.folder / planned.name for planned in plan.files}
+        running = {pool.submit(fetch, planned): planned for planned in plan.files}
         try:
             for future in as_completed(running):
                 future.result()
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
-    return {path.name: {"bytes": path.stat().st_size, "md5": future.result()} for future, path in running.items()}
+    sizes = {planned.name: (plan.folder / planned.name).stat().st_size for planned in plan.files}
+    return {each.name: _entry(sizes[each.name], done.result(), each.file.family) for done, each in running.items()}
 
 
 class ChecksumCache:
@@ -125,7 +131,7 @@ class ChecksumCache:
     def find(self, path: Path) -> str | None:
         """MD5 of a file; None if it is not known or the file has changed."""
         entry = self._entries.get(self._key(path))
-        return entry.md5 if entry and path.is_file() and entry.stamp == _stamp(path) else None
+        return entry.md5 if entry and path.exists() and entry.stamp == stamp(path) else None
 
     def expect(self, path: Path, md5: str) -> str:
         """The MD5 of a file that nothing else describes; another one than when it was fetched is a `DataFault`."""
@@ -137,7 +143,7 @@ class ChecksumCache:
     def add(self, path: Path, md5: str) -> None:
         """Store the MD5 of a file, beside those that other processes have stored meanwhile."""
         with self._lock, lock(self.path, lambda num_bytes: None):
-            self._entries |= self._read() | {self._key(path): Checksum(_stamp(path), md5)}
+            self._entries |= self._read() | {self._key(path): Checksum(stamp(path), md5)}
             write_json(self.path, {key: asdict(entry) for key, entry in self._entries.items()})
 
     def _read(self) -> dict[str, Checksum]:
@@ -147,21 +153,40 @@ class ChecksumCache:
         return path.name if path.parent == self.path.parent else str(path)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
+def _entry(num_bytes: int, md5: str, family: str) -> dict[str, Any]:
+    return {"bytes": num_bytes, "md5": md5, "family": family}
 
 
 def list_files(folder: Path, checksum_file: Path) -> Files:
-    """All PDEBench files of a folder; their MD5 are kept in `checksum_file`, because the folder may be read-only."""
+    """All files of data in a folder; their MD5 are kept in `checksum_file`, because the folder may be read-only."""
     checksums = ChecksumCache(checksum_file)
     files: Files = {}
-    for name in find_files(folder):
+    for name, family in find_families(folder, FAMILIES.given).items():
         path = folder / name
         md5 = checksums.find(path)
         if md5 is None:
-            md5 = digest_of(path, "md5")
+            md5 = _md5_of(path)
             checksums.add(path, md5)
         refuse_outdated_md5(path, md5)
-        files[name] = {"bytes": path.stat().st_size, "md5": md5}
+        files[name] = _entry(stamp(path)[0], md5, family)
     return files
+
+
+def find_families(folder: Path, known: list[Family]) -> dict[str, str]:
+    """The family of each file of data in a folder; definitions that files hold are added to `FAMILIES`.
+
+    Raises:
+        DataFault: a file belongs to no family, or defines one otherwise than PDEBench, `known` or another file.
+    """
+    definitions = [family.definition for family in known]
+    found = inspect("recognize", folder=folder, names=find_files(folder), definitions=definitions)
+    FAMILIES.define(*(Family(**definition) for definition in found["definitions"]))
+    return found["families"]
+
+
+def _md5_of(path: Path) -> str:
+    """MD5 of a file; of a folder that of the names and MD5 of its files."""
+    if path.is_file():
+        return digest_of(path, "md5")
+    inner = ((str(each.relative_to(path)), digest_of(each, "md5")) for each in files_in(path))
+    return hashlib.md5(repr(list(inner)).encode(), usedforsecurity=False).hexdigest()

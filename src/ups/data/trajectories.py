@@ -14,29 +14,30 @@ import h5py
 import numpy as np
 
 from ups.data import layouts
+from ups.data.arrays import SUFFIXES, open_data
 from ups.data.families import Dataset, Family, Subsample
-from ups.data.hdf5 import file_fault, open_file, read_number
+from ups.data.hdf5 import file_fault, read_number
 from ups.data.pdebench import FAMILIES
+from ups.data.recognition import family_of
 from ups.errors import ConfigFault, printable
 from ups.files import NAME
 
 log = logging.getLogger(__name__)
 
-NUMBER_PATTERN = r"(\d+\.?\d*(?:e[-+]?\d+)?)"
+NUMBER_PATTERN = r"(-?\d+\.?\d*(?:e[-+]?\d+)?)"
 RUN_AGAIN = "run the data pipeline again"
 
 
 def find_files(folder: Path) -> list[str]:
-    """Sorted names of the PDEBench files in a folder, without hidden and temporary files."""
+    """Sorted names of the files of data in a folder, without hidden and temporary ones; a zarr store is a folder."""
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "no such folder"
-        raise file_fault(folder, what, "name the folder that holds the PDEBench files")
-    names = sorted(path.name for path in folder.iterdir() if path.suffix in (".hdf5", ".h5"))
+        raise file_fault(folder, what, "name the folder that holds the files of data")
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
     names = [name for name in names if not re.search(r"^[.~]|\.(tmp|part)", name) and _is_usable(folder / name)]
     if not names:
-        raise file_fault(folder, "holds no *.hdf5 or *.h5 file", "put PDEBench files there or name another folder")
-    for name in names:
-        _family_of(folder / name)
+        what = f"holds no file *{', *'.join(SUFFIXES)}"
+        raise file_fault(folder, what, "put files of PDEBench or your own there, or name another folder")
     return names
 
 
@@ -45,7 +46,7 @@ def _is_usable(path: Path) -> bool:
     if not NAME.fullmatch(path.name):
         log.warning("%s is left out: rename it to letters, digits and . _ + - alone", printable(str(path)))
         return False
-    if not path.is_file():
+    if not (path.is_dir() if path.suffix == ".zarr" else path.is_file()):
         log.warning("%s is left out: it is no file, but a pipe, device, folder or lost link", path)
         return False
     return True
@@ -139,10 +140,10 @@ def _expect_one_grid(folder: Path, first: Dataset, other: Dataset) -> None:
 
 
 def _inspect(path: Path) -> Dataset:
-    family = _family_of(path)
-    with open_file(path) as file:
+    with open_data(path) as file:
+        family = family_of(file, path)
         contents = layouts.inspect_file(file, family)
-        parameters = {name: _read_parameter(file, path, attribute) for name, attribute in family.attributes.items()}
+        parameters = read_parameters(file, path, family)
     return describe_file(path, family, contents, parameters)
 
 
@@ -157,7 +158,7 @@ def describe_file(path: Path, family: Family, contents: layouts.Contents, parame
         times=contents.times,
         grid=contents.grid,
         lengths=contents.lengths,
-        boundary=(next(named, family.boundary),) * len(family.axes),
+        boundary=(other,) * len(family.axes) if (other := next(named, None)) else family.boundaries,
         parameters=parameters,
     )
 
@@ -172,23 +173,21 @@ def _join(folder: Path, dataset: Dataset, new: Dataset) -> Dataset:
     return replace(dataset, files=dataset.files + new.files, counts=dataset.counts + new.counts)
 
 
-def _family_of(path: Path) -> Family:
-    family = layouts.find_family(path.name)
-    if family is None:
-        known = ", ".join(family.file_pattern.split(".*")[0] + "*" for family in FAMILIES.values())
-        raise file_fault(path, "matches no PDEBench family", f"rename or remove it; known names: {known}")
-    return family
+def read_parameters(file: h5py.File, path: Path, family: Family) -> dict[str, float]:
+    """The parameters of the equation, in the order of the family."""
+    return {name: read_parameter(file, path, family, name) for name in family.parameters}
 
 
-def _read_parameter(file: h5py.File, path: Path, attribute: str) -> float:
-    """A parameter of the equation, from the attribute or else from the file name: `Nu0.01`, `Eta1.e-8`, `_M0.1_`."""
+def read_parameter(file: h5py.File, path: Path, family: Family, name: str) -> float:
+    """A parameter, from the attribute, the number or the file name: `Nu0.01`, `Eta1.e-8`, `_M0.1_`."""
+    attribute = family.attributes.get(name, name)
     value = read_number(file, attribute)
     if value is not None:
         return value
     match = re.search(rf"(?<![A-Za-z]){attribute}{NUMBER_PATTERN}(?=_|$)", path.stem, re.IGNORECASE)
     if match is None:
-        remedy = f"add the attribute or write {attribute}<value> into the name"
-        raise file_fault(path, f"parameter {attribute!r} is neither an attribute nor in the file name", remedy)
+        what = f"parameter {attribute!r} is neither an attribute or number in the file nor in its name"
+        raise file_fault(path, what, f"add it, or write {attribute}<value> into the name")
     return float(match[1])
 
 
@@ -258,7 +257,7 @@ class TrajectoryReader:
     def _find(self, index: int) -> tuple[h5py.File, int | str]:
         name, position = self.locate(index)
         if name not in self._open:
-            file = open_file(self.folder / name)
+            file = open_data(self.folder / name)
             self._open[name] = (file, layouts.list_trajectories(file, self.family))
         file, trajectories = self._open[name]
         if position >= len(trajectories):

@@ -23,7 +23,7 @@ from ups.solvers.reaction import INFLOW, D
 def conserved_channels(dataset: Dataset) -> list[int]:
     """Channels whose integral over space is constant; none where a boundary condition is not the family's own."""
     family = FAMILIES[dataset.family]
-    is_closed = all(boundary == family.boundary for boundary in dataset.boundary)
+    is_closed = dataset.boundary == family.boundaries
     return [family.fields.index(name) for name in family.conserved] if is_closed else []
 
 

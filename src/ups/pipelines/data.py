@@ -7,8 +7,9 @@ from kedro.pipeline import Pipeline
 from ups.config import DownloadConfig, SimulateConfig, SplitConfig, SubsampleConfig
 from ups.data.families import Dataset
 from ups.data.inspection import inspect
-from ups.data.layouts import digests_of
+from ups.data.pdebench import FAMILIES
 from ups.data.plan import log_plan, make_plan, select
+from ups.data.recognition import digests_of
 from ups.data.sources import Files, download_files, list_files, simulate_files
 from ups.files import place_of
 from ups.pipelines import cached, step
@@ -54,8 +55,12 @@ def download_pdebench(source: str, config: DownloadConfig, raw: Path) -> Files:
 
 
 def list_folder(source: str, raw: Path, data_root: Path) -> Files:
-    """Take the PDEBench files that lie in the user's folder."""
-    return list_files(raw, data_root / "01_raw" / "checksums.json") if source == "folder" else {}
+    """Take the files that lie in the user's folder, of PDEBench or of families that they or `families.yml` define."""
+    if source != "folder":
+        return {}
+    files = list_files(raw, data_root / "01_raw" / "checksums.json")
+    FAMILIES.write(data_root)
+    return files
 
 
 def describe_datasets(
@@ -69,7 +74,7 @@ def describe_datasets(
 ) -> Receipt:
     """Open and check every file, choose points, snapshots and trajectories; hold some out by initial condition."""
     files = simulated | downloaded | listed
-    families = digests_of(sorted(files))
+    families = digests_of(entry["family"] for entry in files.values())
     inputs = {"sources": files, "families": families, "subsample": subsample.of(families)}
 
     def work(folder: Path) -> Receipt:

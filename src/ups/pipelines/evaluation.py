@@ -8,10 +8,8 @@ from kedro.pipeline import Pipeline
 from rich import get_console
 
 from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig, SubsampleConfig
-from ups.data.layouts import digests_of
 from ups.data.pdebench import FAMILIES
-from ups.data.sources import list_files
-from ups.data.trajectories import find_files
+from ups.data.sources import find_families, list_files
 from ups.errors import GateFailed
 from ups.files import place_of
 from ups.pipelines import cached, step
@@ -108,9 +106,9 @@ def evaluate_external(
         stages = {name: stages[name] for name in PLAIN_STAGES}
     inputs = {"latent_cache": latent_cache, **stages}
     folder, trained = Path(config.folder).resolve(), trained_stages(inputs, launch, data_root)
-    names = find_files(folder)
-    inputs["subsample"] = subsample.of(digests_of(names))
-    sets = external_sets(folder, names, inputs["subsample"], trained)
+    families = find_families(folder, FAMILIES.defined)
+    inputs["subsample"] = subsample.of(set(families.values()))
+    sets = external_sets(folder, list(families), inputs["subsample"], trained)
     inputs["files"] = list_files(folder, data_root / "01_raw" / "checksums.json")
     module = "ups.evaluation.external"
     scored = cached("evaluate_external", data_root, "07_model_output/external", module, config, inputs)

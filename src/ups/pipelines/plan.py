@@ -37,7 +37,7 @@ from ups.data.families import Dataset, Subsample
 from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import make_plan, select
-from ups.data.trajectories import find_files
+from ups.data.sources import find_families
 from ups.files import read_json
 from ups.pipelines import step
 from ups.runs.machine import device
@@ -80,7 +80,7 @@ def find_sizes(
     """Sizes of the datasets of the source, whether its files exist already or not."""
     unknown: list[str] = []
     if source == "folder":
-        datasets = _read_shapes(raw, find_files(raw))
+        datasets = _read_shapes(raw, list(find_families(raw, FAMILIES.given)))
     elif source == "simulate":
         datasets = files_to_simulate(raw, [entry.model_dump() | {"seed": 0} for entry in simulate.datasets])
     else:

@@ -127,8 +127,8 @@ def pose(
     assert given is not None and form is not None
     grid, batch = tuple(given.shape[2:]), len(given)
     step, substeps = _time_step(card, dt)
-    parameters = per_trajectory({name: arguments[name] for name in family.parameters}, batch, device)
     dataset = card.datasets[0]
+    parameters = per_trajectory({name: arguments[name] for name in dataset.parameters}, batch, device)
     if not family.steady:
         dataset = replace(dataset, times=(0.0, step / substeps))
     # The condition is that of the trained grid, on which the models predict.

@@ -48,13 +48,14 @@ def rollout(step: Callable[[Tensor], Tensor], u_0: Tensor, num_steps: int) -> Te
 
 
 def condition_of(features: Tensor, parameters: dict[str, Tensor], num_samples: int) -> Tensor:
-    """Condition (B, K) of B samples: `condition_features` (K,) with other PDE parameters, each (B,) or one number ().
+    """Condition (B, K) of B samples: `condition_features` (K,) with other values of the PDE parameters.
 
-    Gradients flow to the parameters, as long as these keep their sign.
+    `parameters` are all of them in their order, each (B,) or one number (). Gradients flow to them, as long as they
+    keep their sign.
     """
     columns = list(features.expand(num_samples, -1).unbind(1))
     for name, value in parameters.items():
-        place, values = parameter_feature(name), value.expand(num_samples)
+        place, values = parameter_feature(name, parameters), value.expand(num_samples)
         columns[place] = values.abs().clamp(min=SMALLEST_PARAMETER).log10() / 2
         columns[place + 1] = torch.ones_like(values).copysign(values)
     return torch.stack(columns, 1)

@@ -172,7 +172,7 @@ class Transition:
     @property
     def is_closed(self) -> Tensor:
         """1 for samples with the boundary under which the family's PDE conserves on all axes, else 0; (B,)."""
-        features = [boundary_feature(axis, self.family.boundary) for axis in range(len(self.family.axes))]
+        features = [boundary_feature(axis, boundary) for axis, boundary in enumerate(self.family.boundaries)]
         return self.batch.condition[:, features].amin(1)
 
     def error(self, function: Callable[..., Tensor], names: tuple[str, ...], *arguments: object) -> Tensor | None:

@@ -125,7 +125,7 @@ def set_conserved(operator: Operator, cache: LatentCache, codec: Codec) -> None:
     """
     for name, row in operator.rows.items():
         family, boundaries = FAMILIES[name], [entry["dataset"]["boundary"] for entry in entries_of(cache, name)]
-        if any(boundary != family.boundary for axes in boundaries for boundary in axes):
+        if any(tuple(boundary) != family.boundaries for boundary in boundaries):
             continue
         key = group_name(name, "fields")
         bases, group = codec.bases(key), codec.groups[key]

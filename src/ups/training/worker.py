@@ -22,6 +22,7 @@ from types import TracebackType
 import torch
 
 from ups.config.training import TrainingSection
+from ups.data.pdebench import FAMILIES
 from ups.errors import Fault
 from ups.files import plain, write_json
 from ups.runs.run import Run
@@ -55,6 +56,7 @@ def run_rank(work: Callable[[Run, Ranks], object]) -> None:
     folder, rank = Path(sys.argv[-1]), int(os.environ["RANK"])
     sys.excepthook = lambda *error: _report_and_exit(folder, rank, *error)
     run = Run.read(folder)
+    FAMILIES.read(run.data_root)
     with open(run.alive(rank), "w", encoding="utf-8", opener=plain) as file:
         file.write(f"{os.uname().nodename} {os.getpid()}")
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -1,0 +1,215 @@
+"""Files of arrays in other formats than HDF5 (npz, zarr, NetCDF 3), which are copied to HDF5 once.
+
+An npz archive has no partial reads, zarr and NetCDF 3 have none that are checked as those of HDF5 are. The copy lies
+beside the file as `.NAME.hdf5`, and is made anew when size or time of the file change. NetCDF 4 is HDF5 already.
+"""
+
+import json
+import math
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ups.data import hdf5
+from ups.data.hdf5 import COPY_SUFFIX, file_fault, open_file
+from ups.errors import StorageFault
+from ups.files import publish
+
+HDF5_SUFFIXES = (".hdf5", ".h5")
+SUFFIXES = (*HDF5_SUFFIXES, ".nc", ".npz", ".zarr")
+STAMP = "ups_copy_of"  # attribute of a copy: size and time of modification of its origin
+BLOCK_BYTES = 2**26
+NETCDF_3 = b"CDF"
+MAX_METADATA_BYTES = 2**24  # of one array in zarr
+# Codecs of zarr that only compress or reorder bytes; others may run code, as that for pickled objects does.
+CODECS = {"bytes", "blosc", "crc32c", "gzip", "lz4", "sharding_indexed", "transpose", "zlib", "zstd"}
+REMEDY = "write it anew with ups.write_dataset, or as HDF5"
+# Raised by the readers on damaged files, for which they have no classes of their own.
+DAMAGE = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, EOFError, RuntimeError, AssertionError)
+DAMAGE += (struct.error, zlib.error, zipfile.BadZipFile, OverflowError)
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """Shape and type of an array, and its values block by block in the order of `blocks_of(shape, dtype)`."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], Iterator[np.ndarray]]
+
+
+def open_data(path: Path) -> h5py.File:
+    """Open a file of data in any of the formats, as HDF5.
+
+    Raises:
+        DataFault: it is missing or damaged.
+        StorageFault: a copy is needed, and the folder is full or not writable.
+    """
+    is_other = path.suffix in (".npz", ".zarr") or (path.suffix == ".nc" and _starts_with(path, NETCDF_3))
+    return open_file(_copied(path) if is_other and path.exists() else path)
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Size in bytes and time of modification in nanoseconds of a file, of a folder over all its files."""
+    statuses = [each.stat() for each in (files_in(path) if path.is_dir() else [path])]
+    return sum(status.st_size for status in statuses), max((status.st_mtime_ns for status in statuses), default=0)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """All files below a folder, in a fixed order."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def blocks_of(shape: tuple[int, ...], dtype: np.dtype) -> Iterator[tuple[Any, ...]]:
+    """Indices of blocks of at most about 64 MiB: snapshots of one trajectory, in arrays (N, T, *grid)."""
+    if math.prod(shape) * dtype.itemsize <= BLOCK_BYTES or len(shape) < 3:
+        yield (slice(None),) * min(1, len(shape))
+        return
+    count = max(1, BLOCK_BYTES // (math.prod(shape[2:]) * dtype.itemsize))
+    for trajectory in range(shape[0]):
+        for first in range(0, shape[1], count):
+            yield trajectory, slice(first, min(first + count, shape[1]))
+
+
+def _starts_with(path: Path, signature: bytes) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(signature)) == signature
+
+
+def _copied(path: Path) -> Path:
+    """The copy of a file as HDF5, made if there is none or the file has changed since."""
+    copy, origin = path.with_name(f".{path.name}{COPY_SUFFIX}"), str(stamp(path))
+    if copy.is_file():
+        with open_file(copy) as file:
+            if hdf5.read_label(file, STAMP) == origin:
+                return copy
+    if not os.access(path.parent, os.W_OK):
+        what = f"{path}: its folder is not writable, where it is copied to HDF5 once"
+        raise StorageFault(f"{what}; copy the folder, or {REMEDY}")
+    arrays, numbers = _read_contents(path)
+    with publish(copy) as temporary, h5py.File(temporary, "w") as file:
+        file.attrs.update(numbers | {STAMP: origin})
+        for name, array in arrays.items():
+            _copy(path, file.create_dataset(name, array.shape, array.dtype), array)
+    return copy
+
+
+def _copy(path: Path, dataset: h5py.Dataset, array: StoredArray) -> None:
+    blocks = array.read()
+    for index in blocks_of(array.shape, array.dtype):
+        hdf5.before_access(str(path))
+        try:
+            values = next(blocks)
+        except DAMAGE as error:
+            raise file_fault(path, f"{dataset.name!r} cannot be read ({error})") from error
+        dataset[index] = values
+
+
+def _read_contents(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
+    """Arrays by name, and numbers and texts by name."""
+    hdf5.before_access(str(path))
+    read = {".npz": _read_npz, ".zarr": _read_zarr, ".nc": _read_netcdf}[path.suffix]
+    try:
+        arrays, numbers = read(path)
+    except DAMAGE as error:
+        raise file_fault(path, f"cannot be read as {path.suffix[1:]} ({error})", REMEDY) from error
+    for name in [name for name, array in arrays.items() if array.shape == () and array.dtype.kind in "fiuSU"]:
+        value = next(iter(arrays.pop(name).read()))[()]
+        numbers[name] = str(value) if isinstance(value, str) else value
+    return {name: array for name, array in arrays.items() if array.dtype.kind in "fiubc"}, numbers
+
+
+def _read_npz(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".npy")]
+        return {name.removesuffix(".npy"): _npz_array(path, archive, name) for name in names}, {}
+
+
+def _npz_array(path: Path, archive: zipfile.ZipFile, name: str) -> StoredArray:
+    def open_values(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        return header(file)
+
+    with archive.open(name) as file:
+        shape, is_fortran, dtype = open_values(file)
+    if dtype.hasobject or (is_fortran and len(shape) > 1):
+        what = "Python objects" if dtype.hasobject else "an array in Fortran's order"
+        raise ValueError(f"{name} holds {what}; save numpy.ascontiguousarray of numbers")
+
+    def read() -> Iterator[np.ndarray]:
+        with zipfile.ZipFile(path) as opened, opened.open(name) as file:
+            open_values(file)
+            for index in blocks_of(shape, dtype):
+                inner = shape if not index or index == (slice(None),) else (index[1].stop - index[1].start, *shape[2:])
+                values = file.read(math.prod(inner) * dtype.itemsize)
+                yield np.frombuffer(values, dtype, math.prod(inner)).reshape(inner)
+
+    return StoredArray(shape, dtype, read)
+
+
+def _read_zarr(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
+    _refuse_code(path)
+    import zarr  # takes a second
+
+    opened = zarr.open(path, mode="r")
+    arrays = {"tensor": opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
+    stored = {}
+    for name, array in arrays.items():
+        indices = list(blocks_of(array.shape, array.dtype))
+        stored[name] = StoredArray(array.shape, array.dtype, lambda a=array, i=indices: (np.asarray(a[k]) for k in i))
+    return stored, {name: value for name, value in opened.attrs.items() if isinstance(value, str | int | float)}
+
+
+def _refuse_code(path: Path) -> None:
+    """Refuse a zarr store with a codec that is not in `CODECS`, before zarr reads it."""
+    for file in (each for each in files_in(path) if each.name in ("zarr.json", ".zarray", ".zmetadata")):
+        if file.stat().st_size > MAX_METADATA_BYTES:
+            raise ValueError(f"{file.name} is absurdly large")
+        unknown = sorted(_codecs_in(json.loads(file.read_bytes())) - CODECS)
+        if unknown:
+            raise ValueError(f"the codec {unknown[0]!r} is not read, only {', '.join(sorted(CODECS))}")
+
+
+def _codecs_in(metadata: Any) -> set[str]:
+    """Names of all codecs in metadata: `codecs` and `index_codecs` of zarr 3, `filters` and `compressor` of zarr 2."""
+    if isinstance(metadata, list):
+        return set().union(*map(_codecs_in, metadata))
+    if not isinstance(metadata, dict):
+        return set()
+    named = [*metadata.get("codecs", []), *metadata.get("index_codecs", []), *(metadata.get("filters") or [])]
+    named += [metadata["compressor"]] if metadata.get("compressor") else []
+    names = {str(codec.get("name", codec.get("id"))) if isinstance(codec, dict) else str(codec) for codec in named}
+    return names.union(*(_codecs_in(value) for key, value in metadata.items() if key != "attributes"))
+
+
+def _read_netcdf(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
+    from scipy.io import netcdf_file
+
+    with netcdf_file(path, mmap=False) as file:
+        shapes = {name: (tuple(v.shape), np.dtype(v.data.dtype)) for name, v in file.variables.items()}
+        attributes = {name: _plain(value) for name, value in file._attributes.items()}
+
+    def reader(name: str, indices: list[tuple[Any, ...]]) -> Callable[[], Iterator[np.ndarray]]:
+        def read() -> Iterator[np.ndarray]:
+            with netcdf_file(path, mmap=True) as opened:
+                yield from (np.array(opened.variables[name].data[index]) for index in indices)
+
+        return read
+
+    stored = {name: StoredArray(*what, reader(name, list(blocks_of(*what)))) for name, what in shapes.items()}
+    return stored, attributes
+
+
+def _plain(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -1,0 +1,97 @@
+"""Names that the definition of a family may have, and what can be wrong with a definition."""
+
+import difflib
+import keyword
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from ups.data.families import Family
+
+Layout = Literal["tensor", "fields", "groups", "batch"]
+
+BOUNDARIES = ("periodic", "outflow", "zero_flux", "dirichlet", "cauchy", "wall")
+PARAMETERS = ("beta", "nu", "rho", "eta", "zeta", "mach")
+MAX_OTHER_PARAMETERS = 6  # of a family, besides those in `PARAMETERS`
+AXES = ("x", "y", "z")
+MAX_DIMS = len(AXES)
+NUM_PARAMETERS = len(PARAMETERS) + MAX_OTHER_PARAMETERS
+# Length K of `condition_features`: time step, resolution, two per parameter, existence and boundary per axis.
+NUM_CONDITIONS = 2 + 2 * NUM_PARAMETERS + MAX_DIMS * (1 + len(BOUNDARIES))
+# Other meanings of names in files of data and among the arguments of `Model.predict`.
+RESERVED = {*AXES, *(f"d{axis}" for axis in AXES), "t", "dt", "time", "tensor", "family"}
+RESERVED |= {"u_0", "steps", "members", "seed", "self"}
+
+
+def base_of(name: str) -> str:
+    """The family of a variant; of a family its own name."""
+    return name.partition("-")[0]
+
+
+def problems_of(family: "Family") -> Iterator[str]:
+    """What is wrong with a definition."""
+    if not _is_name(base_of(family.name)):
+        yield "the name must be letters, digits and _, and not begin with a digit"
+    names = ("fields", "axes", "parameters", "coefficients", "positive", "non_negative", "conserved", "vectors")
+    for option in (*names, "divergence_free", "positive_coefficients", "formulas"):
+        if not isinstance(getattr(family, option), tuple):
+            yield f"{option} is {getattr(family, option)!r}, expected a list of names"
+    if family.axes not in (AXES[:1], AXES[:2], AXES):
+        yield f"axes is {family.axes!r}, expected one of ('x',), ('x', 'y'), ('x', 'y', 'z')"
+    if len(family.boundaries) != len(family.axes):
+        yield f"boundary has {len(family.boundaries)} conditions for {len(family.axes)} axes"
+    for boundary in family.boundaries:
+        if boundary not in BOUNDARIES:
+            yield f"boundary is {boundary!r}, expected one of {', '.join(BOUNDARIES)}"
+    if family.layout not in get_args(Layout):
+        yield f"layout is {family.layout!r}, expected one of {', '.join(get_args(Layout))}"
+    yield from _problems_of_names(family)
+    for text in (family.equation, *family.formulas, *family.meanings.values(), *family.units.values()):
+        if not isinstance(text, str) or not text.isprintable():
+            yield f"{text!r} is no text of one line"
+    if family.layout == "tensor" and len(family.fields) != 1:
+        yield f"layout 'tensor' has one field, not {family.fields}; use 'fields'"
+    if family.steady and not family.coefficients:
+        yield "a steady family needs coefficients, the fields that its solution depends on"
+
+
+def _problems_of_names(family: "Family") -> Iterator[str]:
+    if not family.fields:
+        yield "fields is empty, name at least one"
+    all_names = (*family.fields, *family.coefficients, *family.parameters)
+    for name in all_names:
+        if not _is_name(name):
+            yield f"{name!r} is no name: letters, digits and _, no digit first, no word of Python such as lambda"
+        if name in RESERVED:
+            yield f"{name!r} has another meaning in files and in Model.predict; choose another name"
+        if all_names.count(name) > 1:
+            yield f"{name!r} is there twice; fields, coefficients and parameters need names of their own"
+    others = [name for name in family.parameters if name not in PARAMETERS]
+    if len(others) > MAX_OTHER_PARAMETERS:
+        what = f"{len(others)} parameters besides {', '.join(PARAMETERS)}: {', '.join(others)}"
+        yield f"{what}; at most {MAX_OTHER_PARAMETERS} fit, combine or leave out some"
+    known = {"positive_coefficients": family.coefficients, "attributes": family.parameters}
+    known |= dict.fromkeys(("positive", "non_negative", "conserved", "divergence_free"), family.fields)
+    known |= {"meanings": all_names, "units": (*all_names, *family.axes, "t")}
+    for option, expected in known.items():
+        if unknown := [name for name in getattr(family, option) if name not in expected]:
+            yield f"{option} has {unknown[0]!r}, expected some of {', '.join(expected)}"
+    for name in (name for vector in family.vectors for name in vector):
+        if name not in (*family.fields, *family.coefficients):
+            yield f"vectors has {name!r}, which is no field"
+
+
+def explain(problem: dict[str, Any], known: list[str]) -> str:
+    """One of pydantic's problems with a definition, whose keys are `known`."""
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "unexpected_keyword_argument":
+        near = difflib.get_close_matches(key, known, 1)
+        return f"unknown key {key}" + (f", did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
+    if problem["type"].startswith("missing"):
+        return f"{key} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{key} = {problem['input']!r}: {message[0].lower()}{message[1:]}" if key else message
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name.isascii() and name.isidentifier() and not keyword.iskeyword(name)

@@ -1,0 +1,207 @@
+"""Data of one's own: `write_dataset` writes arrays as a file for `source: folder`, `examine` says what a file lacks."""
+
+import json
+import math
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+import h5py
+import numpy as np
+
+from ups.data.arrays import HDF5_SUFFIXES, blocks_of, open_data
+from ups.data.families import Dataset, Family
+from ups.data.hdf5 import file_fault, list_names
+from ups.data.layouts import find_length, find_shape, find_times, inspect_file
+from ups.data.normalization import check_slab, read_slabs
+from ups.data.pdebench import FAMILIES
+from ups.data.recognition import family_of
+from ups.data.trajectories import TrajectoryReader, describe_file, read_parameter
+from ups.errors import ConfigFault, DataFault
+from ups.files import NAME, publish
+
+T = TypeVar("T")
+MAX_LISTED = 20
+
+
+def write_dataset(
+    path: Path | str,
+    family: Family | str,
+    arrays: dict[str, Any],
+    *,
+    parameters: dict[str, float],
+    coordinates: dict[str, Any] | None = None,
+    **steps: float,
+) -> Path:
+    """Write the trajectories of one set of parameters as HDF5; `family` is a definition or the name of a known one.
+
+    `arrays` has fields (N, T, *grid) and coefficients (N, *grid) by name; an HDF5 dataset or memory map may be larger
+    than the memory. `coordinates` has cell centres of the axes and times `t`, in uniform steps; or `steps` has `dx`,
+    `dy`, `dz`, `dt`. The file holds the definition of the family, and appears when it is complete and checked.
+
+    Raises:
+        ConfigFault: a name, shape, type or value is wrong, or a coordinate or parameter is missing.
+    """
+    path, family = Path(path), family if isinstance(family, Family) else _known_family(family)
+    if path.suffix not in HDF5_SUFFIXES or not NAME.fullmatch(path.name):
+        raise ConfigFault(f"{path}: call the file NAME.hdf5, of letters, digits and . _ + - alone")
+    _expect_names(f"{path}: arrays", arrays, (*family.fields, *family.coefficients))
+    _expect_names(f"{path}: parameters", parameters, family.parameters)
+    values = {name: _as_array(path, family, name, array) for name, array in arrays.items()}
+    axes = family.axes if family.steady else (*family.axes, "t")
+    points = {name: np.asarray(each, np.float64) for name, each in (coordinates or {}).items()}
+    _expect_names(f"{path}: coordinates and steps", [*points, *(name.removeprefix("d") for name in steps)], axes)
+    numbers = {name: _as_number(path, name, number) for name, number in (parameters | steps).items()}
+    with publish(path) as temporary:
+        with h5py.File(temporary, "w") as file:
+            file.attrs.update(numbers | {"family": json.dumps(family.definition)})
+            for name, array in points.items():
+                file[name] = array
+            for name, array in values.items():
+                _write(path, family, file.create_dataset(name, array.shape, np.float32), array)
+        _check(path, family, temporary)
+    return path
+
+
+def _known_family(name: str) -> Family:
+    if name not in FAMILIES:
+        near = get_close_matches(name, FAMILIES, 1, cutoff=0.0)[0]
+        raise ConfigFault(f"no family is called {name!r}, did you mean {near}? A new one is ups.Family({name!r}, ...)")
+    return FAMILIES[name]
+
+
+def _expect_names(what: str, found: Any, expected: tuple[str, ...]) -> None:
+    """Refuse names other than the expected ones."""
+    wrong = [f"{name!r} is missing" for name in expected if name not in found]
+    wrong += [f"{name!r} is unknown" for name in found if name not in expected]
+    if wrong:
+        raise ConfigFault(f"{what}: {', '.join(wrong)}; expected {', '.join(expected) or 'none'}")
+
+
+def _as_number(path: Path, name: str, number: Any) -> float:
+    if not isinstance(number, int | float | np.number) or not math.isfinite(number):
+        raise ConfigFault(f"{path}: {name} = {number!r}, expected one finite number")
+    return float(number)
+
+
+def _as_array(path: Path, family: Family, name: str, array: Any) -> Any:
+    """The array, of numbers, with the axes that the family has."""
+    try:
+        array = array if isinstance(array, h5py.Dataset) else np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigFault(f"{path}: {name!r} is no array of numbers ({error})") from None
+    if array.dtype.kind not in "fiu":
+        raise ConfigFault(f"{path}: {name!r} has dtype {array.dtype}, expected real numbers")
+    axes = ("trajectory", *(() if name in family.coefficients else ("snapshot",)), *family.axes)
+    if len(array.shape) != len(axes) or 0 in array.shape:
+        raise ConfigFault(f"{path}: {name!r} has shape {array.shape}, expected the axes ({', '.join(axes)})")
+    return array
+
+
+def _write(path: Path, family: Family, dataset: h5py.Dataset, array: Any) -> None:
+    """Write an array block by block, and check every value."""
+    name = dataset.name.removeprefix("/")
+    is_positive = name in family.positive or name in family.positive_coefficients
+    for index in blocks_of(array.shape, np.dtype(np.float64)):
+        with np.errstate(over="ignore"):
+            values = np.asarray(array[index]).astype(np.float32)
+        bad = ~np.isfinite(values) | (values <= 0 if is_positive else False)
+        if bad.any():
+            what = "not finite" if not np.isfinite(values[bad][0]) else "not positive"
+            raise ConfigFault(f"{path}: {name!r} has a value that is {what}; correct it or leave the trajectory out")
+        dataset[index] = values
+
+
+def _check(path: Path, family: Family, temporary: Path) -> None:
+    """The checks of every file, whose faults name the file by its final name."""
+    with h5py.File(temporary) as file:
+        try:
+            inspect_file(file, family)
+        except DataFault as fault:
+            what = str(fault).replace(str(temporary), str(path)).partition("; download")[0]
+            raise ConfigFault(what) from None
+
+
+def examine(path: Path, name: str | None) -> tuple[dict[str, str], list[str]]:
+    """What is understood of a file, as words by topic, and every fault with its remedy; `name` of its family if known.
+
+    Called by `ups.data.inspection`, because the file may be damaged.
+    """
+    facts: dict[str, str] = {}
+    problems: list[str] = []
+
+    def attempt(work: Callable[..., T], *arguments: Any) -> T | None:
+        try:
+            return work(*arguments)
+        except (DataFault, ConfigFault) as fault:
+            problems.append(str(fault))
+            return None
+
+    with open_data(path) as file:
+        family = attempt(family_of, file, path)
+        family = attempt(_known_family, name) if name is not None else family
+        if family is None:
+            stored = {name: file.get(name) for name in list_names(file)[:MAX_LISTED]}
+            shapes = [f"{name} {each.shape}" for name, each in stored.items() if isinstance(each, h5py.Dataset)]
+            return {"arrays": ", ".join(shapes) or "none"}, problems
+        facts |= _describe_family(family)
+        parameters = {name: attempt(read_parameter, file, path, family, name) for name in family.parameters}
+        facts["parameters"] = ", ".join(f"{name} = {value}" for name, value in parameters.items()) or "none"
+        if family.layout in ("tensor", "fields") and (shape := attempt(find_shape, file, family)):
+            facts["trajectories"], facts["snapshots"] = map(str, shape[:2])
+            if not family.steady:
+                attempt(find_times, file, shape[1])
+            for axis, n in zip(family.axes, shape[2:], strict=True):
+                attempt(find_length, file, axis, n)
+        contents = None if problems else attempt(inspect_file, file, family)
+    if contents is not None:
+        dataset = describe_file(path, family, contents, parameters)
+        facts |= _describe_contents(family, dataset)
+        attempt(_examine_values, path, dataset, facts)
+    return facts, problems
+
+
+def _describe_family(family: Family) -> dict[str, str]:
+    meanings = {name: family.meanings.get(name, "") for name in (*family.fields, *family.coefficients)}
+    units = {name: f"[{family.units[name]}]" if name in family.units else "" for name in meanings}
+    words = {name: " ".join(filter(None, (name, meanings[name], units[name]))) for name in meanings}
+    facts = {"family": family.name, "equation": family.equation}
+    facts["fields"] = ", ".join(words[name] for name in family.fields)
+    facts |= {"coefficients": ", ".join(words[name] for name in family.coefficients)} if family.coefficients else {}
+    return facts
+
+
+def _describe_contents(family: Family, dataset: Dataset) -> dict[str, str]:
+    facts = {"trajectories": str(dataset.num_trajectories), "snapshots": str(len(dataset.times))}
+    facts["grid"] = " x ".join(map(str, dataset.grid))
+    if not family.steady:
+        facts["dt"] = f"{dataset.times[1] - dataset.times[0]:.6g}"
+    for axis, length, boundary in zip(family.axes, dataset.lengths, dataset.boundary, strict=True):
+        facts[f"axis {axis}"] = f"length {length:.6g}, {boundary}"
+    return facts
+
+
+def _examine_values(path: Path, dataset: Dataset, facts: dict[str, str]) -> None:
+    """Add the range of each field to `facts`; refuse values that are not finite, and a periodic point that is twice."""
+    lowest: dict[str, float] = {}
+    highest: dict[str, float] = {}
+    twice = set(range(len(dataset.grid)))
+    with TrajectoryReader(path.parent, dataset) as reader:
+        for index in range(dataset.num_trajectories):
+            for kind, names, start, values in read_slabs(reader, index):
+                check_slab(reader, index, names, values, start)
+                twice &= {axis for axis in twice if kind == "fields" and _is_repeated(values, axis)}
+                for name, u in zip(names, values.swapaxes(0, 1), strict=True):
+                    lowest[name] = min(lowest.get(name, math.inf), float(u.min()))
+                    highest[name] = max(highest.get(name, -math.inf), float(u.max()))
+    facts |= {f"values of {name}": f"{lowest[name]:.4g} to {highest[name]:.4g}, all finite" for name in lowest}
+    for axis in sorted(twice):
+        if dataset.boundary[axis] == "periodic":
+            what = f"the first and the last point of the periodic axis {reader.family.axes[axis]} have the same values"
+            raise file_fault(path, what, "leave one of the two out: u[..., :-1] and x[:-1]")
+
+
+def _is_repeated(values: np.ndarray, axis: int) -> bool:
+    first, last = (values.take(place, axis=axis + 2) for place in (0, -1))
+    return bool(np.allclose(first, last, rtol=1e-5, atol=0.0))

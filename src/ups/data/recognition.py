@@ -1,0 +1,65 @@
+"""Which family a file of data belongs to: by its text `family`, or else by its name."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import h5py
+
+from ups.data.families import Family
+from ups.data.hdf5 import file_fault, read_label
+from ups.data.pdebench import FAMILIES
+from ups.errors import ConfigFault, DataFault
+
+
+def find_family(file_name: str) -> Family | None:
+    """Family whose pattern the file name matches, or else the one, with the longest name, with which it begins."""
+    patterns = {name: family.file_pattern or rf"{name}(?![A-Za-z0-9]).*" for name, family in FAMILIES.items()}
+    matching = [FAMILIES[name] for name, pattern in patterns.items() if re.fullmatch(pattern, file_name)]
+    return max(matching, key=lambda family: (family.file_pattern is not None, len(family.name)), default=None)
+
+
+def family_of(file: h5py.File, path: Path) -> Family:
+    """The family of a file: that of its text `family`, a name or a definition in JSON, or else of the file's name.
+
+    A definition that is not known yet is added to `FAMILIES`.
+
+    Raises:
+        DataFault: no family is known by the name, or the definition contradicts itself or the known one.
+    """
+    label = read_label(file, "family")
+    if label is not None and label.startswith("{"):
+        return _define(path, label)
+    family = find_family(path.name) if label is None else FAMILIES.get(label)
+    if family is None:
+        raise _unknown(path, label)
+    return family
+
+
+def _unknown(path: Path, label: str | None) -> DataFault:
+    if label is not None:
+        remedy = f"define it in conf/base/families.yml, or correct the name; known: {', '.join(FAMILIES)}"
+        return file_fault(path, f"is of the family {label[:80]!r}, which is not defined", remedy)
+    names = ((family.file_pattern or family.name).split(".*")[0] for family in FAMILIES.values())
+    remedy = f"rename it, or add the text `family` to it; known names: {'*, '.join(names)}*"
+    return file_fault(path, "its name matches no known family, and it has no text `family`", remedy)
+
+
+def _define(path: Path, definition: str) -> Family:
+    try:
+        family = Family.from_json(definition, "its definition of a family")
+    except ConfigFault as fault:
+        raise file_fault(path, str(fault), "write the file anew") from None
+    known = FAMILIES.setdefault(family.name, family)
+    if known.digest != family.digest:
+        what = f"defines {family.name} otherwise than PDEBench, families.yml or another file"
+        raise file_fault(path, what, "use one definition for all files, or another name")
+    return known
+
+
+def digests_of(families: Iterable[str]) -> dict[str, str]:
+    """Digests of families by name.
+
+    Fingerprints contain them instead of the code of the table, so that a new family changes no fingerprint of others.
+    """
+    return {name: FAMILIES[name].digest for name in sorted(set(families))}
