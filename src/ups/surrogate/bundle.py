@@ -95,7 +95,7 @@ def save(bundle: Bundle, folder: Path, text: str) -> None:
         ConfigFault: the folder holds other files.
         StorageFault: the disk is full or read-only.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save as as_bytes
 
     if folder.exists() and {path.name for path in folder.iterdir()} - {CARD, TENSORS, TEXT}:
         raise ConfigFault(f"{folder} is not empty: choose a new folder for the bundle")
@@ -105,7 +105,7 @@ def save(bundle: Bundle, folder: Path, text: str) -> None:
         for name, tensor in model.state_dict().items()
     }
     with publish(folder / TENSORS) as temporary:
-        save_file(tensors, temporary)
+        temporary.write_bytes(as_bytes(tensors))  # `save_file` would put another file in its place
     with publish(folder / TEXT) as temporary:
         temporary.write_text(text, encoding="utf-8")
     write_json(folder / CARD, bundle.card | {"weights": digest_of(folder / TENSORS)})
