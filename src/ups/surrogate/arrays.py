@@ -143,10 +143,7 @@ def _variables(array: Array, family: Family) -> dict[str, Any]:
 
 def as_tensor(array: Array, name: str, device: torch.device) -> Tensor:
     """Real numbers as float32 on `device`; gradients of a tensor are kept."""
-    if isinstance(array, Tensor):
-        tensor = array
-    else:
-        tensor = torch.from_numpy(_real_numbers(array, name))
+    tensor = array if isinstance(array, Tensor) else torch.from_numpy(_real_numbers(array, name))
     if tensor.is_complex():
         raise ConfigFault(f"{name} must hold real numbers, not {tensor.dtype}")
     return tensor.to(device, torch.float32)
