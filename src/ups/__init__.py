@@ -5,15 +5,39 @@ u = model.predict("burgers_1d", u_0, steps=20, nu=0.01)
 """
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ups.surrogate.model import Ensemble, Model, load
+    import torch
+
+    from ups.surrogate.model import Ensemble, Model
 
 __version__ = "0.1.0"
 __all__ = ["Ensemble", "Model", "load"]
 
-_PLACES = {"Ensemble": "ups.surrogate.model", "Model": "ups.surrogate.model", "load": "ups.surrogate.model"}
+_PLACES = {"Ensemble": "ups.surrogate.model", "Model": "ups.surrogate.model"}
+
+
+def load(place: str | Path, *, device: "str | torch.device | None" = None) -> "Model":
+    """Trained models from a data root, a bundle folder or MLflow (`models:/ups@champion`).
+
+    Args:
+        place: see above; the MLflow store is MLFLOW_TRACKING_URI, by default that of the data root `data`.
+        device: where the models run; None: a GPU if there is one.
+
+    Raises:
+        ConfigFault: there is no such device or MLflow store.
+        DataFault: there are no trained models, or a file is damaged.
+    """
+    from ups.surrogate import model
+
+    if not str(place).startswith("models:/"):
+        return model.load(place, device=device)
+    from ups.runs.registry import bundle_of  # imports MLflow
+
+    with bundle_of(str(place)) as bundle:
+        return model.load(bundle, device=device)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,6 @@
 """A model of random weights for small data of six families, as `ups.load` gives it."""
 
 import copy
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from tests.data.conftest import write_file
-from tests.untrained import STAGE_NAMES, make_root
+from tests.untrained import make_loadable
 from ups.files import write_json
 from ups.surrogate.bundle import Bundle
 from ups.surrogate.model import Model, load
@@ -32,13 +31,8 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data root as after training and `choose_corrector`, not evaluated; Burgers has two values of nu."""
     root = tmp_path_factory.mktemp("models")
     (root / "01_raw").mkdir()
-    for family in FAMILIES:
-        write_file(root / "01_raw", family, count=5)
     write_file(root / "01_raw", "burgers_1d", "1D_Burgers_Sols_Nu0.1.hdf5", count=5)
-    make_root(root)
-    for stage in STAGE_NAMES:
-        shutil.copy(root / f"receipts/{stage}.json", root / f"06_models/{stage}.json")
-    shutil.copy(root / "receipts/latent_cache.json", root / "04_feature/latent_cache.json")
+    make_loadable(root, FAMILIES, count=5)
     write_json(root / "06_models/corrector.json", {"families": METHODS})
     return root
 

@@ -227,7 +227,15 @@ def test_what_a_family_is_can_be_asked(model: Model):
 
 
 @pytest.mark.parametrize(
-    "given", [values(16), values(1, 16), values(2, 1, 16), torch.ones(16), xr.Dataset({"u": ("x", values(16))})]
+    "given",
+    [
+        values(16),
+        values(16).tolist(),
+        values(1, 16),
+        values(2, 1, 16),
+        torch.ones(16),
+        xr.Dataset({"u": ("x", values(16))}),
+    ],
 )
 def test_the_grid_chooses_the_variant(altered: Callable[..., Model], given: Any):
     """Whatever the kind of the array, and whether it has trajectories and fields."""

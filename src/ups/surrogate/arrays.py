@@ -120,7 +120,8 @@ def grid_of(array: Array, family: Family) -> tuple[int, ...]:
     """Points per axis of an array of the caller, as far as it has the axes of the family."""
     if kind_of(array) == "xarray":
         return tuple(array.sizes[axis] for axis in family.axes if axis in array.sizes)
-    return tuple(getattr(array, "shape", ()))[-len(family.axes) :]
+    shape = () if array is None else as_tensor(array, "the input", torch.device("cpu")).shape
+    return tuple(shape)[-len(family.axes) :]
 
 
 def _variables(array: Array, family: Family) -> dict[str, Any]:

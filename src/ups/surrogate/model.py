@@ -80,6 +80,11 @@ class Model:
         return tuple(self._cards)
 
     @property
+    def card(self) -> dict[str, Any]:
+        """Data, settings and scores of the models as plain values; `ups.surrogate.bundle.Bundle` says which."""
+        return self._bundle.card
+
+    @property
     def surrogate(self) -> Surrogate:
         """The networks, for work on latents."""
         return self._bundle.surrogate
@@ -121,10 +126,12 @@ class Model:
         Raises:
             ConfigFault: an argument is missing, unknown or does not suit the models; the message says what is expected.
         """
-        problem = self._pose(family, u_0, dt, parameters)
-        _check_steps(problem, steps)
-        _check_ensemble(members, seed)
-        parts = list(self._advance(problem, 1 if steps is None else steps, members, seed))
+        problem = self.pose(family, u_0, dt, parameters)
+        check_members(members)
+        check_steps(problem, steps)
+        if not (_is_whole(seed) and 0 <= seed < 2**63):
+            raise ConfigFault(f"seed must be a whole number of at least 0, not {seed!r}")
+        parts = list(self.advance(problem, 1 if steps is None else steps, members, seed))
         u = parts[0] if problem.u_0 is None else torch.stack(parts, 2)  # (M, B, [T + 1,] C, *grid)
         results = [_result(member, problem, steps, labels) for member in u]
         return results[0] if members is None else Ensemble(_stacked(results))
@@ -142,10 +149,10 @@ class Model:
 
         Arguments are those of `predict`, which returns the same snapshots at once and the initial state before them.
         """
-        problem = self._pose(family, u_0, dt, parameters)
+        problem = self.pose(family, u_0, dt, parameters)
         if problem.u_0 is None:
             raise ConfigFault(f"{problem.card.name} is steady and has no snapshots: use predict")
-        _check_steps(problem, steps)
+        check_steps(problem, steps)
         return self._snapshots(problem, steps)
 
     def save(self, folder: str | Path) -> None:
@@ -153,12 +160,17 @@ class Model:
         bundle.save(self._bundle, Path(folder), card_text(self._bundle.card, self._cards))
 
     def _snapshots(self, problem: Problem, steps: int) -> Iterator[Array]:
-        snapshots = self._advance(problem, steps, None, 0)
+        snapshots = self.advance(problem, steps, None, 0)
         next(snapshots)  # the initial state
         for u in snapshots:
             yield _result(u[0], problem, None, False)
 
-    def _pose(self, family: str, u_0: Array | None, dt: float | None, arguments: dict[str, Any]) -> Problem:
+    def pose(self, family: str, u_0: Array | None, dt: float | None, arguments: dict[str, Any]) -> Problem:
+        """What `predict` is asked for, checked; `arguments` are parameters and coefficients by name.
+
+        Raises:
+            ConfigFault: as `predict`.
+        """
         given = u_0 if u_0 is not None else next(iter(arguments.values()), None)
         card = self._cards[find_family(family, self._cards, given)]
         problem = pose(card, self.surrogate.codec, u_0, arguments, dt, self._device)
@@ -166,7 +178,7 @@ class Model:
             log.info("%s: dt = %g is %d steps of the operator", card.name, problem.dt, problem.substeps)
         return problem
 
-    def _advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
+    def advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
         """Snapshots (M, B, C, *grid), from the initial state on; of steady families the solution alone."""
         name, count = problem.card.name, members or 1
         codec = self.surrogate.codec.on_grid(name, problem.dataset.grid)
@@ -200,15 +212,7 @@ class Model:
 
 
 def load(place: str | Path, *, device: str | torch.device | None = None) -> Model:
-    """Trained models from a data root, a bundle folder or MLflow (`models:/ups@champion`).
-
-    Args:
-        place: see above.
-        device: where the models run; None: a GPU if there is one.
-
-    Raises:
-        DataFault: there are no trained models, or a file is damaged.
-    """
+    """Trained models from a data root or a bundle folder; `ups.load` takes models of MLflow as well."""
     if not isinstance(place, str | Path):
         raise ConfigFault(f"name a data root or a bundle by its path, not {place!r}")
     place, device = Path(place), _device(device)
@@ -227,19 +231,19 @@ def _device(name: str | torch.device | None) -> torch.device:
         raise ConfigFault(f"there is no device {name!r} ({what}): choose cpu, or leave out device") from None
 
 
-def _check_steps(problem: Problem, steps: int | None) -> None:
+def check_members(members: int | None) -> None:
+    """Raise `ConfigFault` for a size that an ensemble cannot have."""
+    if members is not None and not (_is_whole(members) and members >= 2 and members % 2 == 0):
+        raise ConfigFault(f"members must be an even number of at least 2, not {members!r}")
+
+
+def check_steps(problem: Problem, steps: int | None) -> None:
+    """Raise `ConfigFault` for a number of steps that does not suit the family."""
     name = problem.card.name
     if problem.u_0 is None and steps is not None:
         raise ConfigFault(f"{name} is steady and has no time steps: leave out steps")
     if problem.u_0 is not None and not (_is_whole(steps) and steps >= 1):
         raise ConfigFault(f"steps of {name} must be a whole number of at least 1, not {steps!r}")
-
-
-def _check_ensemble(members: int | None, seed: int) -> None:
-    if members is not None and not (_is_whole(members) and members >= 2 and members % 2 == 0):
-        raise ConfigFault(f"members must be an even number of at least 2, not {members!r}")
-    if not (_is_whole(seed) and 0 <= seed < 2**63):
-        raise ConfigFault(f"seed must be a whole number of at least 0, not {seed!r}")
 
 
 def _is_whole(value: Any) -> bool:
