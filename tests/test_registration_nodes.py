@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -112,6 +113,10 @@ def test_mlflow_predicts_the_same(served: Any, model: Model):
         ({"family": "advection_1d", "u_0": [[1.0], [2.0, 3.0]], "steps": 1}, "rows of different lengths"),
         ({"family": "advection_1d", "u_0": "u", "steps": 1}, "must hold real numbers"),
         ({"family": "advection_1d", "u_0": U_0, "steps": 1, "nu": 1.0}, "nu"),
+        (
+            {"family": "advection_1d", "u_0": U_0, "steps": 1, "parameters": {"steps": 2}},
+            "steps: no parameter of a PDE",
+        ),
         ({"u_0": U_0}, "family"),
     ],
 )
@@ -188,8 +193,9 @@ def test_mlflow_serves_the_champion(first: str, model: Model, tmp_path: Path):
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "models", "serve", "--model-uri", f"models:/ups/{first}"]
     command += ["--port", str(port), "--env-manager", "local", "--workers", "1"]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # for uvicorn
     with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
     try:
         wait_for(f"http://127.0.0.1:{port}/ping", server)
         request = {"family": "advection_1d", "u_0": U_0.tolist(), "steps": 2, "parameters": {"beta": 0.4}}
@@ -202,15 +208,16 @@ def test_mlflow_serves_the_champion(first: str, model: Model, tmp_path: Path):
         assert refused.status_code == 400
         assert "whole number of at least 1, not 0" in refused.json()["message"]
     finally:
-        os.killpg(server.pid, 15)
-        server.wait(30)
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(30)
 
 
 def wait_for(address: str, server: subprocess.Popen, seconds: float = 120) -> None:
     """Wait until a server answers."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        assert server.poll() is None
+        assert server.poll() is None, "the server ended"
         try:
             if requests.get(address, timeout=5).ok:
                 return
