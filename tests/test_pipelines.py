@@ -347,6 +347,20 @@ def test_torchrun_is_refused(tmp_path: Path):
     assert not (tmp_path / "root").exists()
 
 
+def test_the_models_of_a_run_are_registered(data_root: Path):
+    """`--pipeline register` makes them the champion, which a process in any folder loads by its name."""
+    completed = _kedro_run(data_root, "--pipeline", "register", "--env", "smoke")
+    assert completed.returncode == 0, completed.stderr
+    found = _json(data_root / "08_reporting/registration.json")
+    assert (found["version"], found["champion"], found["reason"]) == ("1", "1", "it is the first")
+    script = "import ups; print(*ups.load('models:/ups@champion').families)"
+    environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{data_root}/mlflow.db"}
+    output = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60, env=environment
+    )
+    assert output.stdout.split() == list(METHODS)
+
+
 def _advection(folder: Path, beta: float = 0.4, resolution: int = 8) -> Path:
     path = folder / f"1D_Advection_Sols_beta{beta}.hdf5"
     sizes = {"num_trajectories": 4, "resolution": resolution, "num_snapshots": 3, "duration": 0.1, "seed": 0}
@@ -510,9 +524,20 @@ def test_commands_start_without_heavy_packages():
 
 
 def test_registered_pipelines():
-    """The registry has the whole house under two names, its three rooms, and nine pipelines run by name alone."""
+    """The registry has the whole house under two names, its three rooms, and ten pipelines run by name alone."""
     bootstrap_project(PROJECT)
-    tools = {"plan", "baselines", "ablation", "finetune", "tune", "profile", "benchmark", "selection", "seeds"}
+    tools = {
+        "plan",
+        "baselines",
+        "ablation",
+        "finetune",
+        "tune",
+        "profile",
+        "benchmark",
+        "selection",
+        "seeds",
+        "register",
+    }
     assert set(pipelines) == {"__default__", "full", "data", "training", "evaluation"} | tools
     nodes = {name: {node.name for node in pipelines[name].nodes} for name in pipelines}
     assert nodes["__default__"] == nodes["full"]

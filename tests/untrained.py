@@ -23,8 +23,8 @@ STAGE_NAMES = ("codec", "operator", "steady", "diffusion", "consistency")
 
 
 def make_root_of(root: Path, families: Iterable[str], count: int) -> Path:
-    """Fill an empty data root with a small file of each family, and all stages."""
-    (root / "01_raw").mkdir()
+    """Fill a data root with a small file of each family beside those that are there, and all stages."""
+    (root / "01_raw").mkdir(exist_ok=True)
     for family in families:
         write_file(root / "01_raw", family, count=count)
     return make_root(root)
@@ -45,6 +45,15 @@ def make_root(root: Path, stages: tuple[str, ...] = STAGE_NAMES[1:]) -> Path:
         write_json(root / f"receipts/{stage}.json", untrained_receipt(stage, "suitable"))
     for stage in stages:
         make_stage(root, stage)
+    return root
+
+
+def make_loadable(root: Path, families: Iterable[str], count: int) -> Path:
+    """As `make_root_of`, with the receipts where `ups.load` expects those of a run."""
+    make_root_of(root, families, count)
+    for stage in STAGE_NAMES:
+        write_json(root / f"06_models/{stage}.json", receipt(root, stage))
+    write_json(root / "04_feature/latent_cache.json", receipt(root, "latent_cache"))
     return root
 
 

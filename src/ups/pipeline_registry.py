@@ -7,7 +7,7 @@ for the folder `pipelines/full` alone.
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
-from ups.pipelines import baselines, data, evaluation, performance, plan, studies, training
+from ups.pipelines import baselines, data, evaluation, performance, plan, registration, studies, training
 
 
 class FoldedNode(Node):
@@ -53,6 +53,7 @@ def register_pipelines() -> dict[str, Pipeline]:
         "benchmark": performance.create_benchmark(),
         "selection": studies.create_selection(),
         "seeds": studies.create_seeds(),
+        "register": registration.create_pipeline(),
     }
     full = Pipeline([folded(part, name) for name, part in parts.items()])
     return {"__default__": full, "full": full, **parts, **others}

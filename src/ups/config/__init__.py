@@ -10,7 +10,14 @@ from ups.config.baselines import BaselinesConfig
 from ups.config.data import WHOLE as WHOLE
 from ups.config.data import DownloadConfig, LatentsConfig, SimulateConfig, SplitConfig, SubsampleConfig
 from ups.config.data import families_of as families_of
-from ups.config.evaluation import CorrectorConfig, EvaluationConfig, JudgeConfig, SeedsConfig, SelectionConfig
+from ups.config.evaluation import (
+    CorrectorConfig,
+    EvaluationConfig,
+    JudgeConfig,
+    RegistrationConfig,
+    SeedsConfig,
+    SelectionConfig,
+)
 from ups.config.launch import LaunchConfig
 from ups.config.performance import BenchmarkConfig, ProfileConfig
 from ups.config.sections import Section, Seed
@@ -80,6 +87,7 @@ class Parameters(Section):
     selection: SelectionConfig
     seeds: SeedsConfig
     judge: JudgeConfig
+    registration: RegistrationConfig
 
     @model_validator(mode="after")
     def _check_sections_together(self) -> "Parameters":

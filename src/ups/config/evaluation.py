@@ -150,3 +150,14 @@ class JudgeConfig(Section):
     """The gates that a run must pass."""
 
     gates: list[Gate]
+
+
+class RegistrationConfig(Section):
+    """`--pipeline register`: the version of `name` that has the `alias` changes only if the new one is better.
+
+    No family's mean error may then be more than `max_family_ratio` times what it was.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+    alias: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+    max_family_ratio: Annotated[float, Field(ge=1.0)]

@@ -155,8 +155,8 @@ def _cosine_modes(patch: int, num_dims: int, num_modes: int) -> Tensor:
         frequency = (frequency[:, None] + torch.arange(patch) ** 2).flatten()
     lowest = frequency.argsort(stable=True)[:num_modes]
     modes = torch.ones(num_modes, 1, dtype=torch.float64)
-    for numbers in torch.unravel_index(lowest, (patch,) * num_dims):
-        modes = (modes[:, :, None] * basis[numbers][:, None, :]).flatten(1)
+    for axis in reversed(range(num_dims)):  # torch.unravel_index imports SymPy: a second for the first prediction
+        modes = (modes[:, :, None] * basis[lowest // patch**axis % patch][:, None, :]).flatten(1)
     return modes
 
 

@@ -5,6 +5,7 @@
 `training`: codec, latents, operator, steady model, diffusion, consistency.
 `evaluation`: corrector, scores, figures, gates.
 `baselines`: FNO, U-Net and linear models at equal cost, and the comparison with them.
+`registration`: register.
 `studies`: ablation, fine-tuning, selection by physics, seeds.
 `performance`: tune, profile, benchmark.
 

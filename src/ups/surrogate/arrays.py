@@ -17,6 +17,7 @@ from ups.errors import ConfigFault
 Kind = Literal["numpy", "torch", "xarray"]
 Array = Any
 """numpy.ndarray, torch.Tensor, xarray.DataArray or, with a variable per field, xarray.Dataset."""
+RESULT_DIMENSIONS = {"time", "member"}  # of xarray results; not a name for the dimension of trajectories
 
 
 @dataclass(frozen=True)
@@ -80,19 +81,48 @@ def _from_plain(array: Array, family: Family, num_fields: int, device: torch.dev
 
 def _from_xarray(array: Array, family: Family, device: torch.device) -> tuple[Tensor, Form]:
     named = _variables(array, family)
-    first = next(iter(named.values()))
-    others = [dim for dim in first.dims if dim not in family.axes]
-    missing = [axis for axis in family.axes if axis not in first.dims]
-    if missing or len(others) > 1:
-        found = ", ".join(map(str, first.dims))
-        expected = ", ".join(family.axes)
-        raise ConfigFault(f"u_0 of {family.name} must have the dimensions {expected} and at most one more, not {found}")
-    arrays = [as_tensor(named[name].transpose(*others, *family.axes).values, "u_0", device) for name in family.fields]
+    others = batch_dimensions(next(iter(named.values())), family, "u_0")
+    arrays = [
+        as_tensor(values.transpose(*others, *family.axes).values, "u_0", device)
+        for values in named.values()
+        if batch_dimensions(values, family, "u_0") == others
+    ]
+    if len(arrays) < len(named):
+        raise ConfigFault(f"u_0 of {family.name}: all of {', '.join(named)} must have the same dimensions")
     u = torch.stack(arrays, 1 if others else 0)
+    return (u if others else u[None]), labelled_form(array, family, others)
+
+
+def batch_dimensions(array: Array, family: Family, name: str) -> list[str]:
+    """The dimension of trajectories of a DataArray, if it has one besides the axes of the family.
+
+    Raises:
+        ConfigFault: an axis is missing, or there is more than one other dimension.
+    """
+    others = [dim for dim in array.dims if dim not in family.axes]
+    if len(array.dims) != len(family.axes) + len(others) or len(others) > 1:
+        expected, found = ", ".join(family.axes), ", ".join(map(str, array.dims)) or "none"
+        what = f"{name} of {family.name} must have the dimensions {expected} and at most one more"
+        raise ConfigFault(f"{what}, not {found}")
+    if set(others) & RESULT_DIMENSIONS:
+        remedy = f"select one, as {name}.isel({others[0]}=0), or rename the dimension of trajectories"
+        raise ConfigFault(f"{name} of {family.name} must not have the dimension {others[0]}: {remedy}")
+    return others
+
+
+def labelled_form(array: Array, family: Family, others: list[str]) -> Form:
+    """The form of results for an xarray object with the dimension `others` of trajectories."""
     coordinates = {str(name): array[name] for name in (*family.axes, *others) if name in array.coords}
     batch = str(others[0]) if others else "trajectory"
-    form = Form("xarray", bool(others), True, torch.device("cpu"), batch, coordinates)
-    return (u if others else u[None]), form
+    return Form("xarray", bool(others), True, torch.device("cpu"), batch, coordinates)
+
+
+def grid_of(array: Array, family: Family) -> tuple[int, ...]:
+    """Points per axis of an array of the caller, as far as it has the axes of the family."""
+    if kind_of(array) == "xarray":
+        return tuple(array.sizes[axis] for axis in family.axes if axis in array.sizes)
+    shape = () if array is None else as_tensor(array, "the input", torch.device("cpu")).shape
+    return tuple(shape)[-len(family.axes) :]
 
 
 def _variables(array: Array, family: Family) -> dict[str, Any]:
@@ -108,31 +138,41 @@ def _variables(array: Array, family: Family) -> dict[str, Any]:
         return {name: array.isel(field=number, drop=True) for number, name in enumerate(family.fields)}
     missing = [name for name in family.fields if name not in array.data_vars]
     if missing:
-        found = ", ".join(map(str, array.data_vars))
-        raise ConfigFault(f"u_0 of {family.name} has no variable {', '.join(missing)}, but {found}")
+        found = ", ".join(map(str, array.data_vars)) or "none"
+        raise ConfigFault(f"u_0 of {family.name} has no variable {', '.join(missing)}; it has {found}")
     return {name: array[name] for name in family.fields}
 
 
 def as_tensor(array: Array, name: str, device: torch.device) -> Tensor:
     """Real numbers as float32 on `device`; gradients of a tensor are kept."""
-    if isinstance(array, Tensor):
-        tensor = array
-    else:
-        values = np.asarray(array)
-        if values.dtype.kind not in "fiub":
-            raise ConfigFault(f"{name} must hold real numbers, not {values.dtype}")
-        tensor = torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
+    tensor = array if isinstance(array, Tensor) else torch.from_numpy(_real_numbers(array, name))
     if tensor.is_complex():
         raise ConfigFault(f"{name} must hold real numbers, not {tensor.dtype}")
     return tensor.to(device, torch.float32)
 
 
+def _real_numbers(array: Array, name: str) -> np.ndarray:
+    if np.ma.is_masked(array):
+        raise ConfigFault(f"{name} has masked values: fill them with numbers")
+    try:
+        values = np.asarray(array)
+    except ValueError:
+        raise ConfigFault(f"{name} must be an array, not a list of rows of different lengths") from None
+    if values.dtype.kind not in "fiub":
+        raise ConfigFault(f"{name} must hold real numbers, not {values.dtype}")
+    with np.errstate(over="ignore"):  # too large for float32: infinite, which is refused later
+        return np.array(values, dtype=np.float32, order="C")
+
+
 def check_finite(tensor: Tensor, name: str) -> None:
-    """Raise `ConfigFault` where a tensor has NaN or infinite values."""
+    """Raise `ConfigFault` where a tensor has no values, or some that are NaN or infinite."""
+    if not tensor.numel():
+        raise ConfigFault(f"{name} is empty: its shape is {tuple(tensor.shape)}")
     finite = tensor.isfinite()
     if not bool(finite.all()):
         number = int((~finite).sum())
-        raise ConfigFault(f"{name} has {number} values that are NaN or infinite: remove or repair those states")
+        what = f"{number} of {tensor.numel()} values that are NaN, infinite or too large for float32"
+        raise ConfigFault(f"{name} has {what}: remove or repair those states")
 
 
 def _device_of(array: Array) -> torch.device:

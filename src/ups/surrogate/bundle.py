@@ -4,6 +4,8 @@ A bundle is `model.json` (the card), `weights.safetensors` and `README.md`. Read
 safetensors alone.
 """
 
+import hashlib
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -89,26 +91,27 @@ def _without_trajectories(score: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(bundle: Bundle, folder: Path, text: str) -> None:
-    """Write a bundle, whose README is `text`; `model.json` is written last and holds the hash of the weights.
+    """Write a bundle, whose README is `text`; `model.json` is written last and has the hashes of both.
 
     Raises:
         ConfigFault: the folder holds other files.
         StorageFault: the disk is full or read-only.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save as as_bytes
 
-    if folder.exists() and {path.name for path in folder.iterdir()} - {CARD, TENSORS, TEXT}:
-        raise ConfigFault(f"{folder} is not empty: choose a new folder for the bundle")
+    if folder.exists() and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {CARD, TENSORS, TEXT}):
+        raise ConfigFault(f"{folder} is not an empty folder: choose a new one for the bundle")
     tensors = {
         f"{stage}/{name}": tensor.detach().cpu().contiguous()
         for stage, model in models_of(bundle.surrogate).items()
         for name, tensor in model.state_dict().items()
     }
     with publish(folder / TENSORS) as temporary:
-        save_file(tensors, temporary)
+        temporary.write_bytes(as_bytes(tensors))  # `save_file` would put another file in its place
     with publish(folder / TEXT) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    write_json(folder / CARD, bundle.card | {"weights": digest_of(folder / TENSORS)})
+    card = bundle.card | {"weights": digest_of(folder / TENSORS)}
+    write_json(folder / CARD, card | {"sha256": _digest(card)})
 
 
 def models_of(surrogate: Surrogate) -> dict[str, nn.Module]:
@@ -148,7 +151,13 @@ def _read_card(path: Path) -> dict[str, Any]:
         raise DataFault(
             f"{path} has format {card['format']}, this version of ups reads {FORMAT}: install ups {card['ups']}"
         )
+    if card.pop("sha256", None) != _digest(card):
+        raise DataFault(f"{path} differs from the hash that it holds: copy the bundle again")
     return card
+
+
+def _digest(card: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()
 
 
 def _read_tensors(path: Path, expected: str) -> dict[str, torch.Tensor]:

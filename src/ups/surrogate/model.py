@@ -1,6 +1,7 @@
 """`ups.load` and what it returns: trained models that predict solutions from arrays in physical units."""
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -45,8 +46,12 @@ class Ensemble:
 
     def quantile(self, q: float) -> Array:
         """The value below which a share q in [0, 1] of the members lies, interpolated linearly."""
-        if self._is_torch():
-            return torch.quantile(self.members, q, 0)
+        if not 0 <= q <= 1:
+            raise ConfigFault(f"a quantile is a share in [0, 1], not {q}")
+        if self._is_torch():  # torch.quantile takes at most 16 million values
+            lower, share = divmod(q * (len(self.members) - 1), 1.0)
+            ordered = self.members.sort(0).values
+            return torch.lerp(ordered[int(lower)], ordered[math.ceil(lower + share)], share)
         if isinstance(self.members, np.ndarray):
             return np.quantile(self.members, q, axis=0)
         return self.members.quantile(q, "member")
@@ -76,13 +81,18 @@ class Model:
         return tuple(self._cards)
 
     @property
+    def card(self) -> dict[str, Any]:
+        """Data, settings and scores of the models as plain values; `ups.surrogate.bundle.Bundle` says which."""
+        return self._bundle.card
+
+    @property
     def surrogate(self) -> Surrogate:
         """The networks, for work on latents."""
         return self._bundle.surrogate
 
     def describe(self, family: str) -> Description:
         """Fields, grid, time step, trained parameters and scores of a family."""
-        name = self._find(family, None)
+        name = find_family(family, self._cards, None)
         return describe(self._cards[name], self._bundle.card["families"][name], self._corrector(name) is not None)
 
     def predict(
@@ -118,11 +128,12 @@ class Model:
         Raises:
             ConfigFault: an argument is missing, unknown or does not suit the models; the message says what is expected.
         """
-        problem = self._pose(family, u_0, dt, parameters)
-        if members is not None and (members < 2 or members % 2):
-            raise ConfigFault(f"members must be an even number of at least 2, not {members}")
-        _check_steps(problem, steps)
-        parts = list(self._advance(problem, 1 if steps is None else steps, members, seed))
+        problem = self.pose(family, u_0, dt, parameters)
+        check_members(members)
+        check_steps(problem, steps)
+        if not (_is_whole(seed) and 0 <= seed < 2**63):
+            raise ConfigFault(f"seed must be a whole number of at least 0, not {seed!r}")
+        parts = list(self.advance(problem, 1 if steps is None else steps, members, seed))
         u = parts[0] if problem.u_0 is None else torch.stack(parts, 2)  # (M, B, [T + 1,] C, *grid)
         results = [_result(member, problem, steps, labels) for member in u]
         return results[0] if members is None else Ensemble(_stacked(results))
@@ -140,8 +151,10 @@ class Model:
 
         Arguments are those of `predict`, which returns the same snapshots at once and the initial state before them.
         """
-        problem = self._pose(family, u_0, dt, parameters)
-        _check_steps(problem, steps)
+        problem = self.pose(family, u_0, dt, parameters)
+        if problem.u_0 is None:
+            raise ConfigFault(f"{problem.card.name} is steady and has no snapshots: use predict")
+        check_steps(problem, steps)
         return self._snapshots(problem, steps)
 
     def save(self, folder: str | Path) -> None:
@@ -149,24 +162,25 @@ class Model:
         bundle.save(self._bundle, Path(folder), card_text(self._bundle.card, self._cards))
 
     def _snapshots(self, problem: Problem, steps: int) -> Iterator[Array]:
-        snapshots = self._advance(problem, steps, None, 0)
+        snapshots = self.advance(problem, steps, None, 0)
         next(snapshots)  # the initial state
         for u in snapshots:
             yield _result(u[0], problem, None, False)
 
-    def _find(self, family: str, grid: tuple[int, ...] | None) -> str:
-        return find_family(family, self.families, grid, {name: each.grid for name, each in self._cards.items()})
+    def pose(self, family: str, u_0: Array | None, dt: float | None, arguments: dict[str, Any]) -> Problem:
+        """What `predict` is asked for, checked; `arguments` are parameters and coefficients by name.
 
-    def _pose(self, family: str, u_0: Array | None, dt: float | None, arguments: dict[str, Any]) -> Problem:
+        Raises:
+            ConfigFault: as `predict`.
+        """
         given = u_0 if u_0 is not None else next(iter(arguments.values()), None)
-        shape = tuple(getattr(given, "shape", ()))
-        card = self._cards[self._find(family, shape)]
+        card = self._cards[find_family(family, self._cards, given)]
         problem = pose(card, u_0, arguments, dt, self._device)
         if problem.substeps > 1:
             log.info("%s: dt = %g is %d steps of the operator", card.name, problem.dt, problem.substeps)
         return problem
 
-    def _advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
+    def advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
         """Snapshots (M, B, C, *grid), from the initial state on; of steady families the solution alone."""
         name, grid, count = problem.card.name, problem.card.grid, members or 1
         surrogate = replace(self.surrogate, max_tokens=MAX_TOKENS)
@@ -201,17 +215,10 @@ class Model:
 
 
 def load(place: str | Path, *, device: str | torch.device | None = None) -> Model:
-    """Trained models from a data root, a bundle folder or MLflow (`models:/ups@champion`).
-
-    Args:
-        place: see above.
-        device: where the models run; None: a GPU if there is one.
-
-    Raises:
-        DataFault: there are no trained models, or a file is damaged.
-    """
-    place = Path(place)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """Trained models from a data root or a bundle folder; `ups.load` takes models of MLflow as well."""
+    if not isinstance(place, str | Path):
+        raise ConfigFault(f"name a data root or a bundle by its path, not {place!r}")
+    place, device = Path(place), _device(device)
     if not place.is_dir():
         raise DataFault(f"{place} is no folder: name a data root or a bundle")
     read = bundle.read if (place / bundle.CARD).is_file() else bundle.from_data_root
@@ -223,12 +230,32 @@ def _no_state(group: FieldGroup, problem: Problem) -> Tensor:
     return problem.condition.new_zeros(problem.batch, group.num_tokens, group.num_channels)
 
 
-def _check_steps(problem: Problem, steps: int | None) -> None:
+def _device(name: str | torch.device | None) -> torch.device:
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # the latter where torch has no such devices
+        what = str(error).partition("\n")[0]
+        raise ConfigFault(f"there is no device {name!r} ({what}): choose cpu, or leave out device") from None
+
+
+def check_members(members: int | None) -> None:
+    """Raise `ConfigFault` for a size that an ensemble cannot have."""
+    if members is not None and not (_is_whole(members) and members >= 2 and members % 2 == 0):
+        raise ConfigFault(f"members must be an even number of at least 2, not {members!r}")
+
+
+def check_steps(problem: Problem, steps: int | None) -> None:
+    """Raise `ConfigFault` for a number of steps that does not suit the family."""
     name = problem.card.name
     if problem.u_0 is None and steps is not None:
         raise ConfigFault(f"{name} is steady and has no time steps: leave out steps")
-    if problem.u_0 is not None and not (isinstance(steps, Integral) and steps >= 1):
-        raise ConfigFault(f"steps of {name} must be a whole number of at least 1, not {steps}")
+    if problem.u_0 is not None and not (_is_whole(steps) and steps >= 1):
+        raise ConfigFault(f"steps of {name} must be a whole number of at least 1, not {steps!r}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _result(u: Tensor, problem: Problem, steps: int | None, labels: bool) -> Array:

@@ -1,8 +1,10 @@
 """What the caller asks for, checked against what the models were trained on: family, grid, time step, parameters."""
 
 import difflib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -12,7 +14,18 @@ from ups.data.families import Dataset, Family, base_of, condition_features
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
 from ups.models.sizes import Domain
-from ups.surrogate.arrays import Array, Form, as_tensor, check_finite, kind_of, per_trajectory, read_state
+from ups.surrogate.arrays import (
+    Array,
+    Form,
+    as_tensor,
+    batch_dimensions,
+    check_finite,
+    grid_of,
+    kind_of,
+    labelled_form,
+    per_trajectory,
+    read_state,
+)
 from ups.surrogate.surrogate import Setting, condition_of
 
 TOLERANCE = 1e-4  # relative, of time steps that count as equal
@@ -85,22 +98,23 @@ class Problem:
         return Setting(self.card.name, self.card.domain, coefficients, self.condition)
 
 
-def find_family(name: str, families: Sequence[str], grid: tuple[int, ...] | None, grids: dict[str, tuple]) -> str:
-    """A family of the model by its name; of several grids or boundaries the variant with the caller's `grid`.
+def find_family(name: str, cards: Mapping[str, FamilyCard], given: Array | None) -> str:
+    """A family of the model by its name; of several grids or boundaries the variant with the grid of `given`.
 
     Raises:
         ConfigFault: the model was not trained on it, or several variants fit.
     """
-    if name in families:
+    if name in cards:
         return name
-    variants = [variant for variant in families if base_of(variant) == name]
-    if len(fitting := [variant for variant in variants if grids[variant] == grid]) == 1:
+    variants = {variant: card for variant, card in cards.items() if base_of(variant) == name}
+    fitting = [variant for variant, card in variants.items() if grid_of(given, card.family) == card.grid]
+    if len(fitting) == 1:
         return fitting[0]
     if variants:
         raise ConfigFault(f"there are several models of {name}: choose {' or '.join(fitting or variants)}")
-    near = difflib.get_close_matches(name, families, 1, 0.5)
+    near = difflib.get_close_matches(str(name), cards, 1, 0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise ConfigFault(f"the model was not trained on {name!r}, only on {', '.join(families)}{hint}")
+    raise ConfigFault(f"the model was not trained on {name!r}, only on {', '.join(cards)}{hint}")
 
 
 def pose(
@@ -164,17 +178,8 @@ def _read_coefficients(
         return None, form
     num_axes, tensors = len(family.axes), []
     for name, array in fields.items():
-        values = array.values if kind_of(array) == "xarray" else array
-        tensor = as_tensor(values, name, device)
-        if tensor.ndim not in (num_axes, num_axes + 1):
-            grid = ", ".join("XYZ"[:num_axes])
-            raise ConfigFault(f"{name} must be ({grid}) or (B, {grid}), but has shape {tuple(tensor.shape)}")
-        check_finite(tensor, name)
-        if name in family.positive_coefficients and not bool((tensor > 0).all()):
-            raise ConfigFault(f"{name} must be > 0; its smallest value is {tensor.min():.3g}")
-        if form is None:
-            place = tensor.device if kind_of(array) == "torch" else torch.device("cpu")
-            form = Form(kind_of(array), tensor.ndim > num_axes, len(family.fields) > 1, place)
+        tensor, own = _read_coefficient(family, name, array, device)
+        form = form or own
         tensors.append(tensor if tensor.ndim > num_axes else tensor[None])
     shapes = {tuple(tensor.shape[1:]) for tensor in tensors} | ({tuple(u.shape[2:])} if u is not None else set())
     if len(shapes) > 1:
@@ -185,6 +190,28 @@ def _read_coefficients(
     if u is not None and any(len(tensor) not in (1, len(u)) for tensor in tensors):
         raise ConfigFault(f"{', '.join(fields)} must be given once or for each of {len(u)} initial states")
     return torch.stack([tensor.expand(batch, *tensor.shape[1:]) for tensor in tensors], 1), form
+
+
+def _read_coefficient(family: Family, name: str, array: Array, device: torch.device) -> tuple[Tensor, Form]:
+    """One coefficient field (*grid) or (B, *grid), and the form of results if there is no initial state."""
+    num_axes, kind = len(family.axes), kind_of(array)
+    if kind == "xarray":
+        if hasattr(array, "data_vars"):
+            raise ConfigFault(f"{name} of {family.name} must be a DataArray, not a Dataset")
+        others = batch_dimensions(array, family, name)
+        tensor = as_tensor(array.transpose(*others, *family.axes).values, name, device)
+        form = labelled_form(array, family, others)
+    else:
+        tensor = as_tensor(array, name, device)
+        place = array.device if kind == "torch" else torch.device("cpu")
+        form = Form(kind, tensor.ndim > num_axes, len(family.fields) > 1, place)
+    if tensor.ndim not in (num_axes, num_axes + 1):
+        grid = ", ".join("XYZ"[:num_axes])
+        raise ConfigFault(f"{name} must be ({grid}) or (B, {grid}), but has shape {tuple(tensor.shape)}")
+    check_finite(tensor, name)
+    if name in family.positive_coefficients and not bool((tensor > 0).all()):
+        raise ConfigFault(f"{name} must be > 0; its smallest value is {tensor.min():.3g}")
+    return tensor, form
 
 
 def _time_step(card: FamilyCard, dt: float | None) -> tuple[float, int]:
@@ -199,6 +226,8 @@ def _time_step(card: FamilyCard, dt: float | None) -> tuple[float, int]:
         if len(known) > 1:
             raise ConfigFault(f"dt is missing: the model of {card.name} was trained with {listed}")
         return known[0], 1
+    if not isinstance(dt, Real) or not math.isfinite(dt):
+        raise ConfigFault(f"dt of {card.name} must be a number, {listed} or a multiple of it, not {dt!r}")
     for each in reversed(known):
         substeps = round(dt / each)
         if substeps >= 1 and abs(dt - substeps * each) <= TOLERANCE * each:

@@ -1,0 +1,120 @@
+"""MLflow's registry of models: versions that hold a bundle and the errors of its test trajectories, and an alias."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import mlflow
+from mlflow.exceptions import MlflowException
+from mlflow.pyfunc import log_model
+
+from ups.errors import ConfigFault, DataFault, StorageFault
+from ups.files import read_json, write_json
+from ups.runs import tracking
+
+BUNDLE, ERRORS = "bundle", "errors.json"
+NEEDED = ("torch", "numpy", "safetensors", "mlflow", "pydantic")  # to serve a bundle; the source of ups is copied
+DEFAULT_STORE = Path("data/mlflow.db")
+PACKAGE = Path(__file__).parents[1]
+
+
+@contextmanager
+def _registry_may_fail(what: str, kind: type[DataFault | StorageFault]) -> Iterator[None]:
+    try:
+        yield
+    except MlflowException as error:
+        uri, why = mlflow.get_tracking_uri(), str(error).partition("\n")[0]
+        raise kind(f"{what}: {why}; the MLflow store is {uri}, MLFLOW_TRACKING_URI names another") from error
+
+
+def register(name: str, bundle: Path, errors: dict[str, Any], example: dict[str, Any], weights: str) -> str:
+    """Log a bundle into the MLflow run of this command and register it under `name`; returns the version.
+
+    `errors` are those of the test trajectories, `example` is a request of `served_model`, `weights` the hash of the
+    bundle's weights: weights that are registered already keep their version.
+
+    Raises:
+        StorageFault: the store cannot be reached.
+    """
+    client = tracking.client()
+    with _registry_may_fail(f"{name} is not registered", StorageFault), TemporaryDirectory() as place:
+        same = client.search_model_versions(f"name = '{name}' and tag.weights = '{weights}'")
+        if same:
+            return str(min(int(each.version) for each in same))
+        write_json(Path(place) / ERRORS, errors)
+        source = Path(place) / "ups"  # the link to conf is left out: conf/local may hold secrets
+        shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("conf", "__pycache__"))
+        with _run_of_command():
+            logged = log_model(
+                name=name,
+                python_model=PACKAGE / "runs" / "served_model.py",
+                artifacts={"bundle": str(bundle), "errors": str(Path(place) / ERRORS)},
+                code_paths=[str(source)],
+                pip_requirements=[f"{package}=={version(package)}" for package in NEEDED],
+                input_example=[example],
+                registered_model_name=name,
+            )
+        found = str(logged.registered_model_version)
+        client.set_model_version_tag(name, found, "weights", weights)
+        return found
+
+
+@contextmanager
+def _run_of_command() -> Iterator[None]:
+    """The MLflow run of this `kedro run`, as the active one; it goes on afterwards."""
+    run_id = os.environ.get(tracking.PARENT_RUN)
+    if not run_id:
+        raise StorageFault("a model is registered below an MLflow run, and this command has none: see its warnings")
+    mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
+    with mlflow.start_run(run_id=run_id):
+        yield
+    tracking.client().update_run(run_id, "RUNNING")
+
+
+def champion(name: str, alias: str) -> tuple[str, dict[str, Any]] | None:
+    """The version that an alias names, and its errors; None before the first registration.
+
+    Raises:
+        DataFault: the version has no errors.
+    """
+    client = tracking.client()
+    with _registry_may_fail(f"{name}@{alias} cannot be read", DataFault), TemporaryDirectory() as place:
+        model = client.get_registered_model(name)
+        if alias not in model.aliases:
+            return None
+        found = str(model.aliases[alias])
+        path = mlflow.artifacts.download_artifacts(f"models:/{name}/{found}/artifacts/{ERRORS}", dst_path=place)
+        return found, read_json(Path(path), dict[str, Any])
+
+
+def move_alias(name: str, alias: str, to: str) -> None:
+    """Let an alias name the version `to`."""
+    with _registry_may_fail(f"{name}@{alias} is not moved", StorageFault):
+        tracking.client().set_registered_model_alias(name, alias, to)
+
+
+@contextmanager
+def bundle_of(uri: str) -> Iterator[Path]:
+    """The bundle of a version, such as `models:/ups@champion`, in a folder that is deleted afterwards.
+
+    The store is MLFLOW_TRACKING_URI, by default that of the data root `data`.
+
+    Raises:
+        ConfigFault: there is no store.
+        DataFault: there is no such version, or it holds no bundle.
+    """
+    if "MLFLOW_TRACKING_URI" not in os.environ and not DEFAULT_STORE.is_file():
+        raise ConfigFault(f"{uri}: there is no {DEFAULT_STORE}; set MLFLOW_TRACKING_URI, as sqlite:///DIR/mlflow.db")
+    tracking.client()
+    mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{DEFAULT_STORE.resolve()}"))
+    with TemporaryDirectory() as place:
+        with _registry_may_fail(f"{uri} cannot be loaded", DataFault):
+            root = Path(mlflow.artifacts.download_artifacts(uri, dst_path=place))
+        if not (root / "artifacts" / BUNDLE).is_dir():
+            raise DataFault(f"{uri} holds no bundle: name a version that `kedro run --pipeline register` made")
+        yield root / "artifacts" / BUNDLE

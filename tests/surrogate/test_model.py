@@ -1,0 +1,276 @@
+"""`Model` predicts what the networks predict, for every kind of array, and what the scores of a run say."""
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from tests.surrogate.test_wrong_inputs import two_variants, values
+from tests.training.jobs import launched
+from tests.untrained import STAGE_NAMES, receipt
+from ups.config import EvaluationConfig
+from ups.data.families import Dataset, condition_features
+from ups.data.latent_cache import LatentCache
+from ups.data.trajectories import TrajectoryReader
+from ups.evaluation.scores import score_test_split
+from ups.files import place_of
+from ups.metrics.errors import nRMSE
+from ups.surrogate.model import Model
+from ups.surrogate.problem import find_family
+from ups.surrogate.surrogate import Setting
+from ups.surrogate.trained import Trained
+
+FORCES = ("force_x", "force_y")
+CASES = {
+    "advection_1d": (values(3, 1, 8), {"steps": 3}),
+    "burgers_1d": (values(3, 1, 8), {"steps": 3, "nu": np.array([0.01, 0.05, 0.1])}),
+    "compressible_ns_1d": (values(3, 3, 8), {"steps": 3}),
+    "darcy_2d": (None, {"nu": values(3, 8, 6)}),
+    "diffusion_reaction_2d": (values(3, 2, 8, 6), {"steps": 3}),
+    "incompressible_ns_2d": (values(3, 3, 8, 6), {"steps": 3} | {name: values(3, 8, 6) for name in FORCES}),
+}
+ANY = pytest.mark.parametrize("family", CASES)
+
+
+def row(options: dict[str, Any], number: int) -> dict[str, Any]:
+    """The options of one trajectory of a batch."""
+    return {name: value[number] if isinstance(value, np.ndarray) else value for name, value in options.items()}
+
+
+def test_a_prediction_is_what_the_networks_predict(model: Model):
+    """Encode, step by step, decode: with the condition of the data, from latents of u_0, the initial state first."""
+    u_0, nu, name = values(2, 1, 8), [0.01, 0.1], "burgers_1d"
+    card, networks = model._cards[name], model.surrogate
+    z = networks.encode(torch.from_numpy(u_0), name)
+    condition = torch.tensor(
+        [condition_features(next(d for d in card.datasets if d.parameters["nu"] == n)) for n in nu]
+    )
+    step = networks.plain_step(Setting(name, card.domain, z[..., :0], condition))
+    expected = [u_0]
+    for _ in range(3):
+        z = step(z)
+        expected.append(networks.decode(z, name).numpy())
+    np.testing.assert_array_equal(model.predict(name, u_0, steps=3, nu=nu), np.stack(expected, 1))
+
+
+@ANY
+def test_a_batch_is_its_trajectories_one_by_one(model: Model, family: str):
+    """Each with its own initial state, parameters and coefficients; a number holds for all."""
+    u_0, options = CASES[family]
+    u = model.predict(family, u_0, **options)
+    assert len(u) == 3 and np.isfinite(u).all() and not np.array_equal(u[0], u[1])
+    for number in range(3):
+        one = model.predict(family, None if u_0 is None else u_0[number], **row(options, number))
+        np.testing.assert_allclose(np.squeeze(one), np.squeeze(u[number]), rtol=1e-5, atol=1e-5)
+
+
+@ANY
+def test_the_first_snapshot_is_the_initial_state(model: Model, family: str):
+    """Of steady families there is no axis of time."""
+    u_0, options = CASES[family]
+    u = model.predict(family, u_0, **options)
+    if u_0 is None:
+        assert u.shape == (3, 8, 6)
+    else:
+        assert u.shape == (3, 4, *u_0.shape[1:])
+        np.testing.assert_array_equal(u[:, 0], u_0)
+
+
+@pytest.mark.parametrize("family", [name for name in CASES if name != "darcy_2d"])
+def test_a_rollout_gives_the_snapshots_of_a_prediction(model: Model, family: str):
+    """One after the other, without the initial state."""
+    u_0, options = CASES[family]
+    u = model.predict(family, u_0, **options)
+    snapshots = list(model.rollout(family, u_0, **options))
+    np.testing.assert_array_equal(np.stack(snapshots, 1), u[:, 1:])
+
+
+def test_a_rollout_makes_no_step_before_it_is_asked_for(model: Model):
+    """A thousand million steps begin at once."""
+    u_0 = values(8)
+    first = list(islice(model.rollout("advection_1d", u_0, steps=10**9), 2))
+    np.testing.assert_array_equal(np.stack(first), model.predict("advection_1d", u_0, steps=2)[1:])
+
+
+@pytest.mark.parametrize("dt", [0.75, np.float32(0.75), 0.7500001])
+def test_a_multiple_of_dt_takes_several_steps(model: Model, dt: float):
+    """Two results of three steps each are every third snapshot."""
+    u_0 = values(2, 1, 8)
+    every, some = model.predict("advection_1d", u_0, steps=6), model.predict("advection_1d", u_0, steps=2, dt=dt)
+    np.testing.assert_array_equal(some, every[:, ::3])
+    assert len(list(model.rollout("advection_1d", u_0, steps=2, dt=dt))) == 2
+
+
+@pytest.mark.parametrize("family", ["advection_1d", "darcy_2d"])
+def test_parameters_of_one_trained_value_may_be_left_out(model: Model, family: str):
+    """They then have this value."""
+    u_0, options = CASES[family]
+    beta = model.describe(family).parameters["beta"][0]
+    expected = model.predict(family, u_0, beta=beta, **options)
+    np.testing.assert_array_equal(model.predict(family, u_0, **options), expected)
+
+
+@ANY
+def test_tensors_give_tensors(model: Model, family: str):
+    """With the numbers of arrays."""
+    u_0, options = CASES[family]
+    expected = model.predict(family, u_0, **options)
+    as_tensors = {name: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for name, v in options.items()}
+    u = model.predict(family, None if u_0 is None else torch.from_numpy(u_0), **as_tensors)
+    assert isinstance(u, torch.Tensor) and u.dtype == torch.float32
+    np.testing.assert_array_equal(u.numpy(), expected)
+
+
+@pytest.mark.parametrize("convert", [np.float64, np.float16, "lists", "order"])
+def test_other_types_of_numbers_are_taken(model: Model, convert: Any):
+    """Double and half precision, lists, other orders in memory."""
+    u_0 = values(2, 2, 8, 6).astype(np.float16)
+    converted = {"lists": u_0.tolist, "order": lambda: np.asfortranarray(u_0)}
+    given = converted[convert]() if isinstance(convert, str) else u_0.astype(convert)
+    expected = model.predict("diffusion_reaction_2d", u_0.astype(np.float32), steps=2)
+    np.testing.assert_array_equal(model.predict("diffusion_reaction_2d", given, steps=2), expected)
+
+
+@pytest.mark.parametrize(("shape", "result"), [((8,), (3, 8)), ((1, 8), (3, 1, 8)), ((4, 1, 8), (4, 3, 1, 8))])
+def test_axes_that_the_input_lacks_are_not_in_the_result(model: Model, shape, result):
+    """Of trajectories, of fields."""
+    assert model.predict("advection_1d", values(*shape), steps=2).shape == result
+
+
+def test_a_dataset_gives_a_dataset(model: Model):
+    """Variables, dimensions and coordinates of the caller in any order; time and parameters besides."""
+    u_0 = values(3, 2, 8, 6)
+    coordinates = {"x": np.arange(8) / 10, "run": ["a", "b", "c"]}
+    variables = {name: (("run", "x", "y"), own) for name, own in zip("uv", u_0.swapaxes(0, 1), strict=True)}
+    given = xr.Dataset(variables, coordinates)[["v", "u"]].transpose("y", "x", "run")
+    u = model.predict("diffusion_reaction_2d", given, steps=2)
+    expected = model.predict("diffusion_reaction_2d", u_0, steps=2)
+    assert u["u"].dims == ("run", "time", "x", "y") and list(u) == ["u", "v"]
+    np.testing.assert_array_equal(u.to_dataarray("field").transpose("run", "time", "field", "x", "y"), expected)
+    np.testing.assert_allclose(u["time"], [0, 0.25, 0.5])
+    xr.testing.assert_equal(u["x"], given["x"])
+    xr.testing.assert_equal(u["run"], given["run"])
+    assert u.sel(run="b", time=0.5, method=None)["v"].shape == (8, 6)
+
+
+def test_an_array_with_a_dimension_of_fields_is_the_dataset(model: Model):
+    """`field` is the order of the family's fields; one field needs none."""
+    u_0 = values(2, 8, 6)
+    array = xr.DataArray(u_0, dims=("field", "x", "y"))
+    dataset = xr.Dataset({"u": (("x", "y"), u_0[0]), "v": (("x", "y"), u_0[1])})
+    results = [model.predict("diffusion_reaction_2d", given, steps=1) for given in (array, dataset)]
+    xr.testing.assert_identical(*results)
+    assert model.predict("advection_1d", xr.DataArray(values(8), dims="x"), steps=1)["u"].dims == ("time", "x")
+
+
+def test_a_labelled_coefficient_is_read_by_its_dimensions(model: Model):
+    """Axes in any order; the dimension of trajectories keeps its name."""
+    nu = values(3, 8, 6)
+    given = xr.DataArray(nu, dims=("sample", "x", "y"), coords={"sample": [7, 8, 9]}).transpose("y", "sample", "x")
+    u = model.predict("darcy_2d", nu=given)
+    assert u["u"].dims == ("sample", "x", "y") and u["sample"].values.tolist() == [7, 8, 9]
+    np.testing.assert_array_equal(u["u"], model.predict("darcy_2d", nu=nu))
+
+
+def test_labels_can_be_had_of_any_array(model: Model):
+    """Cell centres, times, parameters, the equation."""
+    u = model.predict("burgers_1d", values(2, 1, 8), steps=1, nu=[0.01, 0.1], labels=True)
+    np.testing.assert_allclose(u["x"], (np.arange(8) + 0.5) / 8)
+    np.testing.assert_allclose(u["nu"], [0.01, 0.1])
+    assert u["nu"].dims == ("trajectory",) and u.attrs["family"] == "burgers_1d"
+
+
+@pytest.mark.parametrize("family", ["advection_1d", "compressible_ns_1d", "darcy_2d"])
+def test_an_ensemble_has_statistics_over_its_members(model: Model, family: str):
+    """Mean, deviation and quantiles are NumPy's, for every kind of array; the seed gives the same members again."""
+    u_0, options = CASES[family]
+    ensemble = model.predict(family, u_0, members=6, seed=3, **options)
+    members = ensemble.members
+    assert members.shape == (6, *model.predict(family, u_0, **options).shape) and members.std(0).max() > 0
+    again, other = (model.predict(family, u_0, members=6, seed=seed, **options).members for seed in (3, 4))
+    assert np.array_equal(members, again) and not np.array_equal(members, other)
+    np.testing.assert_array_equal(ensemble.mean, members.mean(0))
+    np.testing.assert_array_equal(ensemble.std, members.std(0))
+    tensors = {name: torch.as_tensor(v) if isinstance(v, np.ndarray) else v for name, v in options.items()}
+    of_tensors = model.predict(family, None if u_0 is None else torch.from_numpy(u_0), members=6, seed=3, **tensors)
+    labelled = model.predict(family, u_0, members=6, seed=3, labels=True, **options)
+    first = next(iter(labelled.members))
+    for q in (0.0, 0.1, 0.5, 0.77, 1.0):
+        expected = np.quantile(members, q, axis=0)
+        np.testing.assert_allclose(ensemble.quantile(q), expected, rtol=1e-6)
+        np.testing.assert_allclose(of_tensors.quantile(q), expected, rtol=1e-5, atol=1e-6)
+        own = expected if family != "compressible_ns_1d" else expected[:, :, 0]
+        np.testing.assert_allclose(labelled.quantile(q)[first], own.reshape(labelled.mean[first].shape), rtol=1e-5)
+    np.testing.assert_allclose(of_tensors.std, ensemble.std, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("grid", [(8,), (16,), (12,), (64,)])
+def test_grids_of_whole_patches_are_served(model: Model, grid: tuple[int, ...]):
+    """Whether training had them or not."""
+    u = model.predict("advection_1d", values(*grid), steps=2, labels=True)
+    assert u["u"].shape == (3, *grid) and float(u["x"][-1]) == pytest.approx(1 - 0.5 / grid[0])
+
+
+def test_what_a_family_is_can_be_asked(model: Model):
+    """Fields, grid, time step, values of training, trajectories of the splits, whether ensembles can be had."""
+    found = model.describe("burgers_1d")
+    assert found.fields.keys() == {"u"} and found.grid == (8,) and found.time_steps == (0.25,)
+    assert found.parameters == {"nu": (0.01, 0.1)} and sum(found.trajectories.values()) == 10
+    assert not found.ensembles and model.describe("darcy_2d").ensembles and found.scores == {}
+    assert "trained at 0.01, 0.1" in repr(found) and "| grid | 8 points on length 1 |" in found._repr_markdown_()
+    assert model.describe("darcy_2d").coefficients.keys() == {"nu"} and model.describe("darcy_2d").time_steps == ()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        values(16),
+        values(16).tolist(),
+        values(1, 16),
+        values(2, 1, 16),
+        torch.ones(16),
+        xr.Dataset({"u": ("x", values(16))}),
+    ],
+)
+def test_the_grid_chooses_the_variant(altered: Callable[..., Model], given: Any):
+    """Whatever the kind of the array, and whether it has trajectories and fields."""
+    assert find_family("advection_1d", altered(two_variants)._cards, given) == "advection_1d-16"
+
+
+def test_predictions_have_the_errors_that_the_run_recorded(model: Model, data_root: Path, tmp_path: Path):
+    """One step and rollout of every test trajectory, from arrays: nRMSE is that of metrics.json."""
+    trained = Trained(
+        receipt(data_root, "latent_cache"), {stage: receipt(data_root, stage) for stage in STAGE_NAMES}, data_root
+    )
+    config = EvaluationConfig(folder=None, folder_correctors=True, seed=0, batch_tokens=4096, ensemble_size=4)
+    records = score_test_split(tmp_path, trained, config, launched(num_processes=1), data_root / "01_raw")["records"]
+    plain = [r for r in records if r["method"] in ("operator", "steady") and r["metric"] == "nRMSE"]
+    assert len(plain) == 2 * 7
+    receipt_of_cache = receipt(data_root, "latent_cache")
+    cache = LatentCache.open(place_of(data_root, receipt_of_cache), receipt_of_cache["key"])
+    for record in plain:
+        entry = cache.datasets[record["dataset"]]
+        errors = [rollout_error(model, data_root / "01_raw", entry, i, record) for i in entry["split"]["test"]]
+        np.testing.assert_allclose(errors, record["trajectories"], rtol=1e-4)
+
+
+def rollout_error(model: Model, raw: Path, entry: dict[str, Any], index: int, record: dict[str, Any]) -> float:
+    """The mean nRMSE of one test trajectory, of predictions from its arrays."""
+    dataset = Dataset.from_json(entry["dataset"])
+    with TrajectoryReader(raw, dataset) as reader:
+        u_ref, coefficients = reader.read(index), reader.read_coefficients(index)
+    named = dict(zip(reader.family.coefficients, coefficients, strict=True)) | dataset.parameters
+    if reader.family.steady:
+        u = model.predict(dataset.family, **named)[None, None]
+    elif record["horizon"] == "rollout":
+        u, u_ref = model.predict(dataset.family, u_ref[0], steps=len(u_ref) - 1, **named)[1:], u_ref[1:]
+    else:
+        starts = {name: np.stack([field] * (len(u_ref) - 1)) for name, field in named.items() if np.ndim(field)}
+        u = model.predict(dataset.family, u_ref[:-1], steps=1, **named | starts)[:, 1]
+        u_ref = u_ref[1:]
+    return nRMSE(torch.from_numpy(u)[None], torch.from_numpy(u_ref)[None]).mean().item()
