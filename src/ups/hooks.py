@@ -58,10 +58,10 @@ LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evalua
 
 
 class FaultExit(click.ClickException):
-    """Ends the command line with a fault's exit code and one line, `FAULT <code> <kind>: <what and remedy>`."""
+    """Ends the command line with a fault's exit code and line."""
 
     def __init__(self, fault: Fault) -> None:
-        super().__init__(f"FAULT {fault.exit_code} {fault.kind}: {' '.join(str(fault).split())}")
+        super().__init__(fault.line)
         self.exit_code = fault.exit_code
 
     def show(self, file: Any = None) -> None:
