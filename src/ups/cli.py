@@ -24,6 +24,82 @@ def commands() -> None:
     """Universal Physics Stack: trained surrogates of PDEs."""
 
 
+@commands.command(context_settings=ANY_OPTION)
+@click.argument("source", metavar="IN", type=FILE)
+@click.argument("target", metavar="OUT", type=FILE)
+@click.option("--model", "place", default="data", show_default=True, help="Data root or bundle with the models.")
+@click.option("--family", required=True, help="For example burgers_1d; `ups info` lists them.")
+@click.option("--steps", type=int, help="Time steps; not for steady families.")
+@click.option("--members", type=int, help="Size of an ensemble, even.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the ensemble's noise.")
+@click.option("--dt", type=float, help="Time between snapshots, a multiple of the trained one, which is the default.")
+@click.option("--device", help="cpu or cuda; by default a GPU if there is one.")
+@click.pass_context
+def predict(context: click.Context, source: Path, target: Path, place: str, device: str | None, **asked: Any) -> None:
+    """Predict from all initial states in the file IN, and write the trajectories to OUT.
+
+    Parameters of the PDE are further options, `--nu 0.01`, and override those that IN states.
+
+    IN is npz, npy, zarr, HDF5 or NetCDF: an array (N, *grid) per field, or a single one (N, C, *grid); of trajectories
+    the first snapshot is taken. Coefficient fields and parameters are arrays of their names. OUT is zarr, NetCDF or npz
+    with an array per field, or HDF5 in PDEBench's layout. The same command goes on where a killed one has ended.
+    """
+    parameters = _parameters(context.args)
+    import ups
+    from ups.runs.progress import ProgressBar
+    from ups.surrogate.files import Job, Request
+
+    job = Job.of(ups.load(place, device=device), source, target, Request(**asked, parameters=parameters))
+    with ProgressBar("predict", job.total, "snapshots") as bar:
+        job.run(bar.advance)
+    click.echo(target)
+
+
+def _parameters(given: list[str]) -> dict[str, float]:
+    """The parameters of the PDE among the options: `--nu 0.01` or `--nu=0.01`."""
+    words = [part for word in given for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    parameters = {}
+    for name, value in zip(words[::2], words[1::2] + [""] * (len(words) % 2), strict=True):
+        near = difflib.get_close_matches(name, [option.opts[0] for option in predict.params], 1, 0.75)
+        hint = f"did you mean {near[0]}?" if near else "parameters of the PDE are given as `--nu 0.01`"
+        if not name.startswith("--"):
+            raise ConfigFault(f"unexpected {name!r}: {hint}")
+        try:
+            parameters[name[2:]] = float(value)
+        except ValueError:
+            raise ConfigFault(f"{name} is {value!r}, not a number: {hint}") from None
+        if near:
+            raise ConfigFault(f"there is no option {name}: {hint}")
+    return parameters
+
+
+@commands.command()
+@click.argument("place", default="data", type=FILE)
+@click.argument("family", required=False)
+def info(place: Path, family: str | None) -> None:
+    """Show the families of the models in the data root or bundle PLACE, or fields, parameters and scores of FAMILY."""
+    import ups
+
+    model = ups.load(place, device="cpu")
+    if family is not None:
+        click.echo(repr(model.describe(family)))
+        return
+    width = max(map(len, model.families))
+    for name in model.families:
+        click.echo(f"{name:{width}}  {model.describe(name).equation}")
+
+
+@commands.command()
+@click.argument("place", type=FILE)
+@click.argument("target", metavar="OUT", type=FILE)
+def export(place: Path, target: Path) -> None:
+    """Write the models of the data root PLACE as a bundle: a folder OUT that runs without this project's data."""
+    import ups
+
+    ups.load(place, device="cpu").save(target)
+    click.echo(target)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; what a person or a file does wrong ends it with one line and the exit code of the fault."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")

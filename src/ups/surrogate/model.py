@@ -116,11 +116,10 @@ class Model:
         Raises:
             ConfigFault: an argument is missing, unknown or does not suit the models; the message says what is expected.
         """
-        problem = self._pose(family, u_0, dt, parameters)
-        if members is not None and (members < 2 or members % 2):
-            raise ConfigFault(f"members must be an even number of at least 2, not {members}")
-        _check_steps(problem, steps)
-        parts = list(self._advance(problem, 1 if steps is None else steps, members, seed))
+        problem = self.pose(family, u_0, dt, parameters)
+        check_members(members)
+        check_steps(problem, steps)
+        parts = list(self.advance(problem, 1 if steps is None else steps, members, seed))
         u = parts[0] if problem.u_0 is None else torch.stack(parts, 2)  # (M, B, [T + 1,] C, *grid)
         results = [_result(member, problem, steps, labels) for member in u]
         return results[0] if members is None else Ensemble(_stacked(results))
@@ -138,8 +137,8 @@ class Model:
 
         Arguments are those of `predict`, which returns the same snapshots at once and the initial state before them.
         """
-        problem = self._pose(family, u_0, dt, parameters)
-        _check_steps(problem, steps)
+        problem = self.pose(family, u_0, dt, parameters)
+        check_steps(problem, steps)
         return self._snapshots(problem, steps)
 
     def save(self, folder: str | Path) -> None:
@@ -147,7 +146,7 @@ class Model:
         bundle.save(self._bundle, Path(folder), card_text(self._bundle.card, self._cards))
 
     def _snapshots(self, problem: Problem, steps: int) -> Iterator[Array]:
-        snapshots = self._advance(problem, steps, None, 0)
+        snapshots = self.advance(problem, steps, None, 0)
         next(snapshots)  # the initial state
         for u in snapshots:
             yield _result(u[0], problem, None, False)
@@ -155,7 +154,12 @@ class Model:
     def _find(self, family: str, grid: tuple[int, ...] | None) -> str:
         return find_family(family, self.families, grid, {name: each.grid for name, each in self._cards.items()})
 
-    def _pose(self, family: str, u_0: Array | None, dt: float | None, arguments: dict[str, Any]) -> Problem:
+    def pose(self, family: str, u_0: Array | None, dt: float | None, arguments: dict[str, Any]) -> Problem:
+        """What `predict` is asked for, checked; `arguments` are parameters and coefficients by name.
+
+        Raises:
+            ConfigFault: as `predict`.
+        """
         given = u_0 if u_0 is not None else next(iter(arguments.values()), None)
         shape = tuple(getattr(given, "shape", ()))
         card = self._cards[self._find(family, shape)]
@@ -164,7 +168,7 @@ class Model:
             log.info("%s: dt = %g is %d steps of the operator", card.name, problem.dt, problem.substeps)
         return problem
 
-    def _advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
+    def advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
         """Snapshots (M, B, C, *grid), from the initial state on; of steady families the solution alone."""
         name, count = problem.card.name, members or 1
         codec = self.surrogate.codec.on_grid(name, problem.dataset.grid)
@@ -215,7 +219,14 @@ def load(place: str | Path, *, device: str | torch.device | None = None) -> Mode
     return Model(read(place, device), device)
 
 
-def _check_steps(problem: Problem, steps: int | None) -> None:
+def check_members(members: int | None) -> None:
+    """Raise `ConfigFault` for a size that an ensemble cannot have."""
+    if members is not None and (members < 2 or members % 2):
+        raise ConfigFault(f"members must be an even number of at least 2, not {members}")
+
+
+def check_steps(problem: Problem, steps: int | None) -> None:
+    """Raise `ConfigFault` for a number of steps that does not suit the family."""
     name = problem.card.name
     if problem.u_0 is None and steps is not None:
         raise ConfigFault(f"{name} is steady and has no time steps: leave out steps")
