@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         commands(given or ["--help"], prog_name="ups", standalone_mode=False)
     except click.ClickException as error:
-        _end(ConfigFault(f"{error.format_message()}; `ups --help` shows the commands and their options"))
+        _end(ConfigFault(f"{error.format_message().rstrip('.')}; `ups --help` shows the commands and their options"))
     except click.Abort:
         _end(Preempted("interrupted; the same command goes on"))
     except Fault as fault:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import h5py
 import numpy as np
@@ -143,6 +143,8 @@ def _plain(array: Any) -> tuple[Stored, str]:
 
 
 def _of_npz(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any]]:
+    if not is_zipfile(path):
+        raise ValueError("it is no zip archive")
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     texts = {name: array.item() for name, array in arrays.items() if array.dtype.kind == "U" and array.ndim == 0}

@@ -120,7 +120,7 @@ def as_tensor(array: Array, name: str, device: torch.device) -> Tensor:
         values = np.asarray(array)
         if values.dtype.kind not in "fiub":
             raise ConfigFault(f"{name} must hold real numbers, not {values.dtype}")
-        tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+        tensor = torch.from_numpy(np.array(values, dtype=np.float32, order="C"))  # a number has no axis
     if tensor.is_complex():
         raise ConfigFault(f"{name} must hold real numbers, not {tensor.dtype}")
     return tensor.to(device, torch.float32)

@@ -209,14 +209,24 @@ def load(place: str | Path, *, device: str | torch.device | None = None) -> Mode
         device: where the models run; None: a GPU if there is one.
 
     Raises:
+        ConfigFault: there is no such device.
         DataFault: there are no trained models, or a file is damaged.
     """
-    place = Path(place)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place, device = Path(place), _device(device)
     if not place.is_dir():
         raise DataFault(f"{place} is no folder: name a data root or a bundle")
     read = bundle.read if (place / bundle.CARD).is_file() else bundle.from_data_root
     return Model(read(place, device), device)
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    try:
+        found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ConfigFault(f"there is no device {device!r}: choose cpu or cuda") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigFault("this machine has no GPU that torch can use: choose the device cpu")
+    return found
 
 
 def check_members(members: int | None) -> None:
