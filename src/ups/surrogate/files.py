@@ -133,7 +133,7 @@ class Job:
         first, request, family = self.first, self.request, self.first.card.family
         times = () if request.steps is None else tuple(first.dt * step for step in range(request.steps + 1))
         known = _arguments(file, request, range(self.count))
-        default = {name: values.expand(self.count).cpu().numpy() for name, values in first.parameters.items()}
+        default = {name: float(str(values[0].cpu().numpy())) for name, values in first.parameters.items()}
         parameters = {name: np.broadcast_to(known.get(name, default[name]), self.count) for name in family.parameters}
         attributes = {"family": first.card.name, "equation": family.equation, "source": self.source.name}
         chunk = (self.size, self.steps_at_once)
