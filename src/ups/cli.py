@@ -1,42 +1,107 @@
-"""The command line `ups`: commands that need neither a Kedro run nor torch at their start."""
+"""The command `ups`: predictions and scores of files, descriptions and exports of trained models, checks of data.
 
+It starts without torch, which a command imports when it needs it.
+"""
+
+import difflib
+import logging
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ups.errors import DataFault, Fault
+from ups.errors import ConfigFault, DataFault, Fault, Preempted
+
+FILE = click.Path(path_type=Path)
+ANY_OPTION = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
-class FaultExit(click.ClickException):
-    """Ends the command line with a fault's exit code and one line, `FAULT <code> <kind>: <what and remedy>`."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(f"FAULT {fault.exit_code} {fault.kind}: {' '.join(str(fault).split())}")
-        self.exit_code = fault.exit_code
-
-    def show(self, file: Any = None) -> None:
-        click.echo(self.message, file=file or sys.stderr)
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ups")
+def commands() -> None:
+    """Universal Physics Stack: trained surrogates of PDEs."""
 
 
-class Commands(click.Group):
-    """A group of commands in which a fault ends with one line and its exit code."""
+@commands.command(context_settings=ANY_OPTION)
+@click.argument("source", metavar="IN", type=FILE)
+@click.argument("target", metavar="OUT", type=FILE)
+@click.option("--model", "place", default="data", show_default=True, help="Data root or bundle with the models.")
+@click.option("--family", required=True, help="For example burgers_1d; `ups info` lists them.")
+@click.option("--steps", type=int, help="Time steps; not for steady families.")
+@click.option("--members", type=int, help="Size of an ensemble, even.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the ensemble's noise.")
+@click.option("--dt", type=float, help="Time between snapshots, a multiple of the trained one, which is the default.")
+@click.option("--device", help="cpu or cuda; by default a GPU if there is one.")
+@click.pass_context
+def predict(context: click.Context, source: Path, target: Path, place: str, device: str | None, **asked: Any) -> None:
+    """Predict from all initial states in the file IN, and write the trajectories to OUT.
 
-    def invoke(self, context: click.Context) -> Any:
+    Parameters of the PDE are further options, `--nu 0.01`, and override those that IN states.
+
+    IN is npz, npy, zarr, HDF5 or NetCDF: an array (N, *grid) per field, or a single one (N, C, *grid); of trajectories
+    the first snapshot is taken. Coefficient fields and parameters are arrays of their names. OUT is zarr, NetCDF or npz
+    with an array per field, or HDF5 in PDEBench's layout. The same command goes on where a killed one has ended.
+    """
+    parameters = _parameters(context.args)
+    import ups
+    from ups.runs.progress import ProgressBar
+    from ups.surrogate.files import Job, Request
+
+    job = Job.of(ups.load(place, device=device), source, target, Request(**asked, parameters=parameters))
+    with ProgressBar("predict", job.total, "snapshots") as bar:
+        job.run(bar.advance)
+    click.echo(target)
+
+
+def _parameters(given: list[str]) -> dict[str, float]:
+    """The parameters of the PDE among the options: `--nu 0.01` or `--nu=0.01`."""
+    words = [part for word in given for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    parameters = {}
+    for name, value in zip(words[::2], words[1::2] + [""] * (len(words) % 2), strict=True):
+        near = difflib.get_close_matches(name, [option.opts[0] for option in predict.params], 1, 0.75)
+        hint = f"did you mean {near[0]}?" if near else "parameters of the PDE are given as `--nu 0.01`"
+        if not name.startswith("--"):
+            raise ConfigFault(f"unexpected {name!r}: {hint}")
         try:
-            return super().invoke(context)
-        except Fault as fault:
-            raise FaultExit(fault) from None
+            parameters[name[2:]] = float(value)
+        except ValueError:
+            raise ConfigFault(f"{name} is {value!r}, not a number: {hint}") from None
+        if near:
+            raise ConfigFault(f"there is no option {name}: {hint}")
+    return parameters
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-def main() -> None:
-    """Universal Physics Stack: neural surrogates of PDEs."""
+@commands.command()
+@click.argument("place", default="data", type=FILE)
+@click.argument("family", required=False)
+def info(place: Path, family: str | None) -> None:
+    """Show the families of the models in the data root or bundle PLACE, or fields, parameters and scores of FAMILY."""
+    import ups
+
+    model = ups.load(place, device="cpu")
+    if family is not None:
+        click.echo(repr(model.describe(family)))
+        return
+    width = max(map(len, model.families))
+    for name in model.families:
+        click.echo(f"{name:{width}}  {model.describe(name).equation}")
 
 
-@main.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@commands.command()
+@click.argument("place", type=FILE)
+@click.argument("target", metavar="OUT", type=FILE)
+def export(place: Path, target: Path) -> None:
+    """Write the models of the data root PLACE as a bundle: a folder OUT that runs without this project's data."""
+    import ups
+
+    ups.load(place, device="cpu").save(target)
+    click.echo(target)
+
+
+@commands.command()
+@click.argument("file", type=FILE)
 @click.option("--family", metavar="NAME", help="Family of the file, if the file does not say it.")
 @click.option("--env", metavar="NAME", default="local", help="Environment of conf with families.yml, besides base.")
 def check(file: Path, family: str | None, env: str) -> None:
@@ -71,3 +136,27 @@ def define_families(conf: Path, env: str) -> None:
     from ups.settings import CONFIG_LOADER_ARGS
 
     FAMILIES.define(*families_of(ConfigLoader(str(conf), env, **CONFIG_LOADER_ARGS)["families"]))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command; what a person or a file does wrong ends it with one line and the exit code of the fault."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        commands(given or ["--help"], prog_name="ups", standalone_mode=False)
+    except click.ClickException as error:
+        _end(ConfigFault(f"{error.format_message().rstrip('.')}; `ups --help` shows the commands and their options"))
+    except click.Abort:
+        _end(Preempted("interrupted; the same command goes on"))
+    except Fault as fault:
+        _end(fault)
+
+
+def _end(fault: Fault) -> None:
+    click.echo(fault.line, err=True)
+    sys.exit(fault.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,11 @@ class Fault(Exception):
     def __init__(self, message: str = "") -> None:
         super().__init__("\n".join(map(printable, message.split("\n"))))
 
+    @property
+    def line(self) -> str:
+        """`FAULT <code> <kind>: <what and remedy>`, with which a command ends."""
+        return f"FAULT {self.exit_code} {self.kind}: {' '.join(str(self).split())}"
+
 
 class ConfigFault(Fault, ValueError):
     """A parameter, option or folder name is wrong."""

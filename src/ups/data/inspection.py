@@ -163,6 +163,17 @@ def check(folder: str, dataset: dict[str, Any]) -> None:
     check_values(Path(folder), Dataset.from_json(dataset), lambda count: _say(advance=count))
 
 
+def fields(path: str, family: str) -> None:
+    """Read the first snapshot of every trajectory of a file of initial states or predictions."""
+    from ups.data.field_files import open_fields
+    from ups.data.pdebench import FAMILIES
+
+    with open_fields(Path(path), FAMILIES[family]) as file:
+        for row in range(file.first.count):
+            file.initial_states(range(row, row + 1))
+            file.read_coefficients(range(row, row + 1))
+
+
 def marker(path: str) -> str | None:
     """Origin of a partial file, None for a whole one."""
     from ups.data.partial import read_marker
@@ -179,7 +190,8 @@ def structure(url: str, size: int, file: dict[str, Any], positions: list[int]) -
 
 
 TASKS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (recognize, examine, describe, find, fit, check, marker, structure)
+    function.__name__: function
+    for function in (recognize, examine, describe, find, fit, check, fields, marker, structure)
 }
 
 

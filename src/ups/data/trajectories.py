@@ -184,11 +184,16 @@ def read_parameter(file: h5py.File, path: Path, family: Family, name: str) -> fl
     value = read_number(file, attribute)
     if value is not None:
         return value
-    match = re.search(rf"(?<![A-Za-z]){attribute}{NUMBER_PATTERN}(?=_|$)", path.stem, re.IGNORECASE)
-    if match is None:
+    if (value := parameter_in_name(path, attribute)) is None:
         what = f"parameter {attribute!r} is neither an attribute or number in the file nor in its name"
         raise file_fault(path, what, f"add it, or write {attribute}<value> into the name")
-    return float(match[1])
+    return value
+
+
+def parameter_in_name(path: Path, attribute: str) -> float | None:
+    """The value of a parameter that the name of a file states, `Nu0.01` or `_M0.1_`; None if it does not."""
+    match = re.search(rf"(?<![A-Za-z]){attribute}{NUMBER_PATTERN}(?=_|$)", path.stem, re.IGNORECASE)
+    return None if match is None else float(match[1])
 
 
 def _natural_order(name: str) -> list[tuple[int, str]]:

@@ -73,12 +73,12 @@ class Model:
     def __init__(self, loaded: bundle.Bundle, device: torch.device) -> None:
         self._bundle = loaded
         self._device = device
-        self._cards = {name: FamilyCard.of(name, entry) for name, entry in loaded.card["families"].items()}
+        self.cards = {name: FamilyCard.of(name, entry) for name, entry in loaded.card["families"].items()}
 
     @property
     def families(self) -> tuple[str, ...]:
         """Names of the families that the models can predict."""
-        return tuple(self._cards)
+        return tuple(self.cards)
 
     @property
     def card(self) -> dict[str, Any]:
@@ -92,8 +92,8 @@ class Model:
 
     def describe(self, family: str) -> Description:
         """Fields, grid, time step, trained parameters and scores of a family."""
-        name = find_family(family, self._cards, None)
-        return describe(self._cards[name], self._bundle.card["families"][name], self._corrector(name) is not None)
+        name = find_family(family, self.cards, None)
+        return describe(self.cards[name], self._bundle.card["families"][name], self._corrector(name) is not None)
 
     def predict(
         self,
@@ -159,7 +159,7 @@ class Model:
 
     def save(self, folder: str | Path) -> None:
         """Write the models as a bundle: a folder that `ups.load` reads with torch, numpy and safetensors alone."""
-        bundle.save(self._bundle, Path(folder), card_text(self._bundle.card, self._cards))
+        bundle.save(self._bundle, Path(folder), card_text(self._bundle.card, self.cards))
 
     def _snapshots(self, problem: Problem, steps: int) -> Iterator[Array]:
         snapshots = self.advance(problem, steps, None, 0)
@@ -174,7 +174,7 @@ class Model:
             ConfigFault: as `predict`.
         """
         given = u_0 if u_0 is not None else next(iter(arguments.values()), None)
-        card = self._cards[find_family(family, self._cards, given)]
+        card = self.cards[find_family(family, self.cards, given)]
         problem = pose(card, u_0, arguments, dt, self._device)
         if problem.substeps > 1:
             log.info("%s: dt = %g is %d steps of the operator", card.name, problem.dt, problem.substeps)

@@ -1,0 +1,281 @@
+"""Fields of trajectories in files of any kind: initial states, or whole trajectories, truth or predicted.
+
+HDF5 and NetCDF, zarr, npz and npy. Arrays are named after the fields, or a single one holds them all:
+
+- a field: (*grid), (N, *grid), (N, T, *grid) or, of an ensemble, (N, M, T, *grid);
+- a single array: (C, *grid), (N, C, *grid) or (N, T, C, *grid), of one field also as above;
+- HDF5 also has PDEBench's layouts.
+
+Coefficients (N, *grid) and parameters of the PDE, as an attribute or an array () or (N,), have their names.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, is_zipfile
+
+import h5py
+import numpy as np
+
+from ups.data.families import Family
+from ups.data.hdf5 import file_fault, list_names, open_dataset, open_file, read_array
+from ups.data.trajectories import parameter_in_name
+from ups.errors import ConfigFault
+
+KINDS = (".npz", ".npy", ".zarr", ".h5", ".hdf5", ".nc")
+COORDINATES = ("time", "t", "trajectory", "member")
+REMEDY = "give an array for each field, or a single one; see `ups predict --help`"
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array in a file, of which `read(index)` reads a part as float32."""
+
+    shape: tuple[int, ...]
+    read: Callable[[tuple[Any, ...]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field (N, M, T, *grid), M or T None without such an axis; `read(row, member, times)` gives (T, *grid)."""
+
+    count: int
+    members: int | None
+    times: int | None
+    grid: tuple[int, ...]
+    read: Callable[[int, int, slice], np.ndarray]
+
+    @property
+    def sizes(self) -> tuple[Any, ...]:
+        return (self.count, self.members, self.times, self.grid)
+
+
+@dataclass(frozen=True)
+class FieldFile:
+    """An open file: `fields` by name and `coefficients` of its trajectories, `parameters` (N,) that it states.
+
+    A file of initial states of a steady family has coefficients alone.
+    """
+
+    path: Path
+    fields: dict[str, Field]
+    coefficients: dict[str, Field]
+    parameters: dict[str, np.ndarray]
+    attributes: Mapping[str, Any]
+
+    @property
+    def first(self) -> Field:
+        """The first field, or coefficient, whose sizes the others share."""
+        return next(iter((self.fields or self.coefficients).values()))
+
+    def read(self, row: int, member: int, times: slice) -> np.ndarray:
+        """Snapshots of one trajectory, float32 (T, C, *grid)."""
+        return np.stack([field.read(row, member, times) for field in self.fields.values()], 1)
+
+    def initial_states(self, rows: range) -> np.ndarray | None:
+        """The first snapshots (B, C, *grid); None where there are coefficients alone."""
+        return np.concatenate([self.read(row, 0, slice(0, 1)) for row in rows]) if self.fields else None
+
+    def read_coefficients(self, rows: range) -> dict[str, np.ndarray]:
+        """Coefficient fields (B, *grid) by name."""
+        read = {name: field.read for name, field in self.coefficients.items()}
+        return {name: np.concatenate([each(row, 0, slice(0, 1)) for row in rows]) for name, each in read.items()}
+
+
+@contextmanager
+def open_fields(path: Path, family: Family) -> Iterator[FieldFile]:
+    """Open a file of fields of a family, for initial states or predictions.
+
+    Raises:
+        ConfigFault: the name has another suffix than those in `KINDS`.
+        DataFault: the file is damaged, lacks fields, or they have other shapes.
+    """
+    with _open_arrays(path) as (arrays, attributes):
+        fields = _fields(path, arrays, family)
+        coefficients = _coefficients(path, arrays, family)
+        if not fields and not (family.steady and coefficients):
+            found = ", ".join(f"{name} {stored.shape}" for name, stored in list(arrays.items())[:8])
+            needed = ", ".join(family.coefficients if family.steady else family.fields)
+            raise file_fault(path, f"has no fields of {family.name} ({needed}), found {found or 'no arrays'}", REMEDY)
+        counts = {each.count for each in (*fields.values(), *coefficients.values())}
+        if len({each.sizes for each in fields.values()}) > 1 or len(counts) > 1 or 0 in counts:
+            found = ", ".join(f"{name} {each.sizes}" for name, each in (fields | coefficients).items())
+            raise file_fault(path, f"fields have different shapes, or none: {found}", REMEDY)
+        parameters = dict(_parameters(path, arrays, attributes, family, counts.pop()))
+        yield FieldFile(path, fields, coefficients, parameters, attributes)
+
+
+@contextmanager
+def _open_arrays(path: Path) -> Iterator[tuple[dict[str, Stored], Mapping[str, Any]]]:
+    """All arrays by name, of groups as `group/name`, and the attributes at the root."""
+    if path.suffix not in KINDS:
+        raise ConfigFault(f"{path} is of an unknown kind: name a file that ends in {', '.join(KINDS)}")
+    if not path.exists():
+        raise file_fault(path, "no such file", "check its name")
+    if path.suffix in (".h5", ".hdf5", ".nc"):
+        with open_file(path) as file:
+            yield _of_hdf5(file), dict(file.attrs)
+        return
+    read = {".npz": _of_npz, ".npy": _of_npy, ".zarr": _of_zarr}[path.suffix]
+    try:
+        arrays, attributes = read(path)
+    except UNREADABLE as error:
+        raise file_fault(path, f"cannot be read ({error})", "write it again") from error
+    yield {name: stored for name, (stored, kind) in arrays.items() if kind in "fiu"}, attributes
+
+
+def _of_hdf5(file: h5py.File) -> dict[str, Stored]:
+    arrays = {}
+    for name in list_names(file):
+        path = name if isinstance(file.get(name), h5py.Dataset) else f"{name}/data"
+        if path in file and (dataset := open_dataset(file, path)).dtype.kind in "fiu":
+            if "scale_factor" in dataset.attrs or "add_offset" in dataset.attrs:
+                raise file_fault(file.filename, f"{path!r} is packed", "store floating-point numbers")
+            arrays[path] = Stored(dataset.shape, lambda index, stored=dataset: read_array(stored, stored.ndim, index))
+    return arrays
+
+
+def _plain(array: Any) -> tuple[Stored, str]:
+    return Stored(array.shape, lambda index: np.asarray(array[index], dtype=np.float32)), array.dtype.kind
+
+
+def _of_npz(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any]]:
+    if not is_zipfile(path):
+        raise ValueError("it is no zip archive")
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    texts = {name: array.item() for name, array in arrays.items() if array.dtype.kind == "U" and array.ndim == 0}
+    return {name: _plain(array) for name, array in arrays.items()}, texts
+
+
+def _of_npy(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any]]:
+    return {"array": _plain(np.load(path, mmap_mode="r", allow_pickle=False))}, {}
+
+
+def _of_zarr(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any]]:
+    import zarr
+
+    opened = zarr.open(path, mode="r")
+    if isinstance(opened, zarr.Array):
+        return {"array": _plain(opened)}, dict(opened.attrs)
+    return {name: _plain(array) for name, array in opened.arrays()}, dict(opened.attrs)
+
+
+def _fields(path: Path, arrays: dict[str, Stored], family: Family) -> dict[str, Field]:
+    """The fields of a family by name; none where the file has other arrays alone."""
+    groups = [stored for name, stored in sorted(arrays.items()) if name.endswith("/data")]
+    if family.layout == "groups" and groups:
+        return _grouped(path, groups, family)
+    named = dict(arrays)
+    if family.layout == "tensor" and "tensor" in arrays:
+        named[family.fields[0]] = arrays["tensor"]
+    if family.layout == "batch" and {"velocity", "particles"} <= arrays.keys():
+        named |= _channels(arrays["velocity"], family.fields[:-1]) | _channels(arrays["particles"], family.fields[-1:])
+    if all(name in named for name in family.fields):
+        return {name: _field(path, name, named[name], len(family.axes)) for name in family.fields}
+    single = None if family.steady else _single(arrays, family)
+    return {} if single is None else _stacked(path, single, family)
+
+
+def _single(arrays: dict[str, Stored], family: Family) -> Stored | None:
+    """The only array that is no coordinate and has no name of the family; None if there are several or none."""
+    known = {*family.parameters, *family.coefficients, *family.axes, *COORDINATES}
+    others = [stored for name, stored in arrays.items() if name not in known and not name.endswith("-coordinate")]
+    return others[0] if len(others) == 1 else None
+
+
+def _coefficients(path: Path, arrays: dict[str, Stored], family: Family) -> dict[str, Field]:
+    """The coefficients of a family by name; of a steady family a single array may be the only one."""
+    named = dict(arrays)
+    if family.layout == "batch" and "force" in arrays:
+        named |= _channels(arrays["force"], family.coefficients)
+    if family.steady and len(family.coefficients) == 1 and (single := _single(arrays, family)) is not None:
+        named.setdefault(family.coefficients[0], single)
+    return {name: _field(path, name, named[name], len(family.axes)) for name in family.coefficients if name in named}
+
+
+def _channels(stored: Stored, names: tuple[str, ...], axis: int = -1) -> dict[str, Stored]:
+    """The parts of an array along one axis, by name."""
+    axis %= len(stored.shape)
+    shape = stored.shape[:axis] + stored.shape[axis + 1 :]
+
+    def part(channel: int) -> Stored:
+        def read(index: tuple[Any, ...]) -> np.ndarray:
+            index = (*index, *(slice(None),) * (axis - len(index)))
+            return stored.read((*index[:axis], channel, *index[axis:]))
+
+        return Stored(shape, read)
+
+    return {name: part(channel) for channel, name in enumerate(names)}
+
+
+def _grouped(path: Path, groups: list[Stored], family: Family) -> dict[str, Field]:
+    """PDEBench's layout `groups`: for each trajectory an array (T, *grid, C), in which x and y may be swapped."""
+    expected = (*("T", *"XYZ"[: len(family.axes)]), len(family.fields))
+    shape = groups[0].shape
+    if {stored.shape for stored in groups} != {shape} or len(shape) != len(expected) or shape[-1] != expected[-1]:
+        found = ", ".join(sorted({str(stored.shape) for stored in groups}))
+        raise file_fault(path, f"its groups have data of shape {found}, expected {expected} in all", REMEDY)
+    grid = shape[-2:0:-1] if family.stored_yx else shape[1:-1]
+    channels = [_channels(stored, family.fields) for stored in groups]
+
+    def field(name: str) -> Field:
+        def read(row: int, member: int, times: slice) -> np.ndarray:
+            u = channels[row][name].read((times,))
+            return u.swapaxes(1, 2) if family.stored_yx else u
+
+        return Field(len(groups), None, shape[0], grid, read)
+
+    return {name: field(name) for name in family.fields}
+
+
+def _field(path: Path, name: str, stored: Stored, num_axes: int) -> Field:
+    """An array of one field, with the axes of trajectories, members and times before those of the grid."""
+    rank = len(stored.shape) - num_axes
+    if not 0 <= rank <= 3:
+        what = f"{name!r} has shape {stored.shape}, expected {num_axes} axes of the grid and up to 3 before them"
+        raise file_fault(path, what, REMEDY)
+    lead, grid = stored.shape[:rank], stored.shape[rank:]
+
+    def read(row: int, member: int, times: slice) -> np.ndarray:
+        index = ((), (row,), (row, times), (row, member, times))[rank]
+        u = stored.read(index)
+        return u if rank > 1 else u[None]
+
+    return Field(lead[0] if lead else 1, lead[1] if rank == 3 else None, lead[-1] if rank > 1 else None, grid, read)
+
+
+def _stacked(path: Path, stored: Stored, family: Family) -> dict[str, Field]:
+    """The fields in a single array, with an axis of fields before the grid; without it if there is one field."""
+    num_axes, num_fields = len(family.axes), len(family.fields)
+    rank = len(stored.shape) - num_axes
+    if num_fields == 1 and 0 <= rank < 3:
+        named = {family.fields[0]: stored}
+    elif 1 <= rank <= 3 and stored.shape[rank - 1] == num_fields:
+        named = _channels(stored, family.fields, rank - 1)
+    else:
+        grid = ", ".join("XYZ"[:num_axes])
+        expected = f"(N, {num_fields}, {grid}) or (N, T, {num_fields}, {grid})"
+        raise file_fault(path, f"its array has shape {stored.shape}, expected {expected}", REMEDY)
+    return {name: _field(path, name, each, num_axes) for name, each in named.items()}
+
+
+def _parameters(
+    path: Path, arrays: dict[str, Stored], attributes: Mapping[str, Any], family: Family, count: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Parameters (N,) of the PDE that the file states: as an attribute, an array, or in its name."""
+    for name, attribute in family.attributes.items():
+        stated = attributes.get(name, attributes.get(attribute))
+        if name in arrays:
+            stated = arrays[name].read(())
+        if stated is None:
+            stated = parameter_in_name(path, attribute)
+        if stated is None:
+            continue
+        values = np.asarray(stated)
+        if values.dtype.kind not in "fiu" or values.size not in (1, count):
+            raise file_fault(path, f"{name!r} is no number, nor one for each of {count} trajectories", "correct it")
+        yield name, np.broadcast_to(values.reshape(-1).astype(np.float64), count)
