@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ups import __version__
+from ups.data.families import NUM_CONDITIONS
 from ups.errors import ConfigFault, DataFault
 from ups.files import digest_of, publish, read_json, write_json
 from ups.models.weights import load_settings
@@ -71,7 +72,16 @@ def from_data_root(root: Path, device: torch.device) -> Bundle:
         "latent_scale": surrogate.latent_scale,
         "families": families,
     }
-    return Bundle(surrogate, card)
+    return Bundle(surrogate, _checked(card, root))
+
+
+def _checked(card: dict[str, Any], place: Path) -> dict[str, Any]:
+    """The card, if its models take the condition features of this version."""
+    sizes = [settings["sizes"]["num_conditions"] for settings in card["settings"].values() if "sizes" in settings]
+    if any(size != NUM_CONDITIONS for size in sizes):
+        what = f"take {sizes[0]} condition features, this version has {NUM_CONDITIONS}"
+        raise DataFault(f"{place}: the models of ups {card['ups']} {what}: train again with `kedro run`")
+    return card
 
 
 def _trained(root: Path) -> Trained:
@@ -139,7 +149,7 @@ def read(folder: Path, device: torch.device) -> Bundle:
         chosen = {(method, family): Correction(**how) for method, family, how in card["corrections"]}
     except (TypeError, RuntimeError, ValueError, KeyError) as fault:
         raise DataFault(f"{folder} does not fit ups {__version__}, but ups {card['ups']}: {REMEDY}") from fault
-    return Bundle(surrogate_of(models, chosen, card["latent_scale"]), card)
+    return Bundle(surrogate_of(models, chosen, card["latent_scale"]), _checked(card, folder))
 
 
 def _read_card(path: Path) -> dict[str, Any]:
