@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ups.data import http, inspection
-from ups.data.families import Family
+from ups.data.families import Families, Family
 from ups.data.pdebench import FAMILIES
 
 NAMES = {
@@ -199,3 +199,13 @@ def fake_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(inspection.sys, "executable", str(program))
 
     return replace
+
+
+@pytest.fixture
+def families() -> Iterator[Families]:
+    """The table of families, which is again what it was after the test."""
+    before, stored = dict(FAMILIES), set(FAMILIES._stored)
+    yield FAMILIES
+    FAMILIES.clear()
+    FAMILIES.update(before)
+    FAMILIES._stored = stored

@@ -42,7 +42,7 @@ def families_of(section: dict[str, Any]) -> list[families.Family]:
     defined = []
     for name, entry in section.items():
         place = f"families.yml, {name}"
-        if not isinstance(entry, dict):
+        if not isinstance(entry, dict) or entry.get("name", name) != name:
             raise ConfigFault(f"{place}: expected a section with equation, fields, axes, boundary and parameters")
         if not str(name).startswith("_"):
             text = json.dumps(entry | {"name": str(name)}, default=str)

@@ -134,7 +134,7 @@ def _draw_lines(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray, 
     names = (*card.family.fields, *card.family.coefficients)
     panels = right.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
     for panel, name, values in zip(panels, names, [*u.swapaxes(0, 1), *coefficients[:, None]], strict=True):
-        _tidy(panel, name)
+        _tidy(panel, card.family.label(name))
         if len(values) > 1:
             extent = (0, 1, times[0], times[-1])
             image = panel.imshow(values, origin="lower", aspect="auto", interpolation="nearest", extent=extent)
@@ -165,7 +165,7 @@ def _draw_planes(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray,
             panel.imshow(plane, origin="lower", interpolation="nearest")
             panel.set(xticks=[], yticks=[])
             panel.set_xlabel(f"{plane.min():.3g} to {plane.max():.3g}", fontsize=SMALL)
-            _tidy(panel, f"{name}{title}")
+            _tidy(panel, f"{card.family.label(name)}{title}")
 
 
 def _tidy(panel: Axes, title: str) -> None:

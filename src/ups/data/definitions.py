@@ -3,7 +3,10 @@
 import difflib
 import keyword
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from ups.errors import ConfigFault
 
 if TYPE_CHECKING:
     from ups.data.families import Family
@@ -81,8 +84,26 @@ def _problems_of_names(family: "Family") -> Iterator[str]:
             yield f"vectors has {name!r}, which is no field"
 
 
-def explain(problem: dict[str, Any], known: list[str]) -> str:
-    """One of pydantic's problems with a definition, whose keys are `known`."""
+def validated(kind: type["Family"], text: str, place: str) -> "Family":
+    """The `Family` that a JSON object defines.
+
+    Raises:
+        ConfigFault: naming `place` and every wrong key or value there.
+    """
+    from pydantic import TypeAdapter, ValidationError  # families of the table do without
+
+    try:
+        family = TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        known = [field.name for field in fields(kind)]
+        what = "; ".join(_explain(problem, known) for problem in error.errors(include_url=False))
+        raise ConfigFault(f"{place}: {what}") from None
+    if base_of(family.name) != family.name:
+        raise ConfigFault(f"{place}: {family.name!r} would be a variant of a family; choose a name without hyphen")
+    return family
+
+
+def _explain(problem: dict[str, Any], known: list[str]) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "unexpected_keyword_argument":
         near = difflib.get_close_matches(key, known, 1)

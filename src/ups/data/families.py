@@ -1,14 +1,11 @@
 r"""The records `Family` (PDE, fields, parameters), `Subsample` (part of its data), `Dataset`, and condition features.
 
-A family of your own is an entry of `conf/<env>/families.yml` or, in Python, a `Family`; a file of its data that
-`ups.write_dataset` has written carries the definition itself. Neither needs a change of this package:
+A family of one's own needs no change of this package. Either `conf/<env>/families.yml` defines it,
 
-    kdv_1d:                            # families.yml                family = ups.Family(
-      equation: u_t + 6 u u_x + delta^2 u_xxx = 0                        "kdv_1d", "u_t + 6 u u_x + delta^2 u_xxx = 0",
-      fields: [u]                                                        fields=("u",),
-      axes: [x]                                                          axes=("x",),
-      boundary: periodic               # or one per axis                 boundary="periodic",
-      parameters: [delta]                                                parameters=("delta",))
+    kdv_1d: {equation: u_t + u u_x + delta^2 u_xxx = 0, fields: [u], axes: [x], boundary: periodic, parameters: [delta]}
+
+or Python, `ups.Family("kdv_1d", "u_t + ...", ["u"], ["x"], "periodic", ["delta"])`, and `ups.write_dataset` stores the
+definition with the data. All further options of `Family` may be there too.
 
 Data: HDF5, NetCDF, npz or zarr, one file per set of parameters, with
 
@@ -37,8 +34,8 @@ from ups.data.definitions import (
     PARAMETERS,
     Layout,
     base_of,
-    explain,
     problems_of,
+    validated,
 )
 from ups.data.definitions import NUM_CONDITIONS as NUM_CONDITIONS
 from ups.errors import ConfigFault
@@ -119,14 +116,7 @@ class Family:
     @classmethod
     def from_json(cls, text: str, place: str) -> "Family":
         """The family that a JSON object defines; a `ConfigFault` names `place`, and every wrong key or value there."""
-        from pydantic import TypeAdapter, ValidationError  # families of the table do without
-
-        try:
-            return TypeAdapter(cls).validate_json(text)
-        except ValidationError as error:
-            known = [entry.name for entry in fields(cls)]
-            what = "; ".join(explain(problem, known) for problem in error.errors(include_url=False))
-            raise ConfigFault(f"{place}: {what}") from None
+        return validated(cls, text, place)
 
     @property
     def digest(self) -> str:
@@ -142,6 +132,10 @@ class Family:
         """The arguments that define the family, without those that have their default."""
         defaults = {e.name: e.default_factory() if e.default is MISSING else e.default for e in fields(self)[6:]}
         return {name: value for name, value in asdict(self).items() if name not in defaults or value != defaults[name]}
+
+    def label(self, name: str) -> str:
+        """A name with its unit, if it has one."""
+        return f"{name} [{self.units[name]}]" if name in self.units else name
 
     @property
     def boundaries(self) -> tuple[str, ...]:

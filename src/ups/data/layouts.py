@@ -199,6 +199,10 @@ def _expect_shape(file: h5py.File, name: str, expected: tuple[int, ...]) -> None
 def find_shape(file: h5py.File, family: Family) -> tuple[int, ...]:
     """The shape (N, T, *grid) of all fields in the layouts `tensor` and `fields`."""
     names = arrays_of(file, family)
+    found = open_dataset(file, names[0]).shape or ()
+    if len(found) < 2 + len(family.axes):
+        what = f"{names[0]!r} has shape {found}, expected the axes (trajectory, snapshot, {', '.join(family.axes)})"
+        raise file_fault(file.filename, what, "write them all, be it with length 1")
     shape = _shape(file, names[0], 2 + len(family.axes))
     for name in names[1:]:
         _expect_shape(file, name, shape)

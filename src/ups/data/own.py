@@ -46,11 +46,13 @@ def write_dataset(
     path, family = Path(path), family if isinstance(family, Family) else _known_family(family)
     if path.suffix not in HDF5_SUFFIXES or not NAME.fullmatch(path.name):
         raise ConfigFault(f"{path}: call the file NAME.hdf5, of letters, digits and . _ + - alone")
+    if not isinstance(arrays, dict):
+        raise ConfigFault(f"{path}: arrays is a {type(arrays).__name__}, expected arrays by name: {{'u': u}}")
     _expect_names(f"{path}: arrays", arrays, (*family.fields, *family.coefficients))
     _expect_names(f"{path}: parameters", parameters, family.parameters)
     values = {name: _as_array(path, family, name, array) for name, array in arrays.items()}
     axes = family.axes if family.steady else (*family.axes, "t")
-    points = {name: np.asarray(each, np.float64) for name, each in (coordinates or {}).items()}
+    points = {name: _as_numbers(path, name, each) for name, each in (coordinates or {}).items()}
     _expect_names(f"{path}: coordinates and steps", [*points, *(name.removeprefix("d") for name in steps)], axes)
     numbers = {name: _as_number(path, name, number) for name, number in (parameters | steps).items()}
     with publish(path) as temporary:
@@ -75,6 +77,7 @@ def _expect_names(what: str, found: Any, expected: tuple[str, ...]) -> None:
     """Refuse names other than the expected ones."""
     wrong = [f"{name!r} is missing" for name in expected if name not in found]
     wrong += [f"{name!r} is unknown" for name in found if name not in expected]
+    wrong += [f"{name!r} is there twice" for name in expected if list(found).count(name) > 1]
     if wrong:
         raise ConfigFault(f"{what}: {', '.join(wrong)}; expected {', '.join(expected) or 'none'}")
 
@@ -85,14 +88,20 @@ def _as_number(path: Path, name: str, number: Any) -> float:
     return float(number)
 
 
-def _as_array(path: Path, family: Family, name: str, array: Any) -> Any:
-    """The array, of numbers, with the axes that the family has."""
+def _as_numbers(path: Path, name: str, array: Any) -> Any:
+    """The array, of real numbers; values of an HDF5 dataset are not read."""
     try:
         array = array if isinstance(array, h5py.Dataset) else np.asarray(array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigFault(f"{path}: {name!r} is no array of numbers ({error})") from None
     if array.dtype.kind not in "fiu":
         raise ConfigFault(f"{path}: {name!r} has dtype {array.dtype}, expected real numbers")
+    return array
+
+
+def _as_array(path: Path, family: Family, name: str, array: Any) -> Any:
+    """The array, of real numbers, with the axes that the family has."""
+    array = _as_numbers(path, name, array)
     axes = ("trajectory", *(() if name in family.coefficients else ("snapshot",)), *family.axes)
     if len(array.shape) != len(axes) or 0 in array.shape:
         raise ConfigFault(f"{path}: {name!r} has shape {array.shape}, expected the axes ({', '.join(axes)})")
@@ -106,10 +115,11 @@ def _write(path: Path, family: Family, dataset: h5py.Dataset, array: Any) -> Non
     for index in blocks_of(array.shape, np.dtype(np.float64)):
         with np.errstate(over="ignore"):
             values = np.asarray(array[index]).astype(np.float32)
-        bad = ~np.isfinite(values) | (values <= 0 if is_positive else False)
-        if bad.any():
-            what = "not finite" if not np.isfinite(values[bad][0]) else "not positive"
-            raise ConfigFault(f"{path}: {name!r} has a value that is {what}; correct it or leave the trajectory out")
+        bad = np.argwhere(~np.isfinite(values) | (values <= 0 if is_positive else False))
+        if len(bad):
+            what = "NaN or too large" if not np.isfinite(values[tuple(bad[0])]) else "not positive"
+            trajectory = index[0] if isinstance(index[0], int) else bad[0][0]
+            raise ConfigFault(f"{path}: {name!r} of trajectory {trajectory} is {what}; correct it or leave it out")
         dataset[index] = values
 
 
@@ -147,7 +157,8 @@ def examine(path: Path, name: str | None) -> tuple[dict[str, str], list[str]]:
             return {"arrays": ", ".join(shapes) or "none"}, problems
         facts |= _describe_family(family)
         parameters = {name: attempt(read_parameter, file, path, family, name) for name in family.parameters}
-        facts["parameters"] = ", ".join(f"{name} = {value}" for name, value in parameters.items()) or "none"
+        words = {name: "missing" if value is None else f"{value:g}" for name, value in parameters.items()}
+        facts["parameters"] = ", ".join(f"{name} = {word}" for name, word in words.items()) or "none"
         if family.layout in ("tensor", "fields") and (shape := attempt(find_shape, file, family)):
             facts["trajectories"], facts["snapshots"] = map(str, shape[:2])
             if not family.steady:
@@ -163,12 +174,10 @@ def examine(path: Path, name: str | None) -> tuple[dict[str, str], list[str]]:
 
 
 def _describe_family(family: Family) -> dict[str, str]:
-    meanings = {name: family.meanings.get(name, "") for name in (*family.fields, *family.coefficients)}
-    units = {name: f"[{family.units[name]}]" if name in family.units else "" for name in meanings}
-    words = {name: " ".join(filter(None, (name, meanings[name], units[name]))) for name in meanings}
     facts = {"family": family.name, "equation": family.equation}
-    facts["fields"] = ", ".join(words[name] for name in family.fields)
-    facts |= {"coefficients": ", ".join(words[name] for name in family.coefficients)} if family.coefficients else {}
+    for kind, names in (("fields", family.fields), ("coefficients", family.coefficients)):
+        words = [f"{family.label(name)} {family.meanings.get(name, '')}".strip() for name in names]
+        facts |= {kind: ", ".join(words)} if words else {}
     return facts
 
 
@@ -191,7 +200,7 @@ def _examine_values(path: Path, dataset: Dataset, facts: dict[str, str]) -> None
         for index in range(dataset.num_trajectories):
             for kind, names, start, values in read_slabs(reader, index):
                 check_slab(reader, index, names, values, start)
-                twice &= {axis for axis in twice if kind == "fields" and _is_repeated(values, axis)}
+                twice = {axis for axis in twice if kind != "fields" or _is_repeated(values, axis)}
                 for name, u in zip(names, values.swapaxes(0, 1), strict=True):
                     lowest[name] = min(lowest.get(name, math.inf), float(u.min()))
                     highest[name] = max(highest.get(name, -math.inf), float(u.max()))
@@ -203,5 +212,7 @@ def _examine_values(path: Path, dataset: Dataset, facts: dict[str, str]) -> None
 
 
 def _is_repeated(values: np.ndarray, axis: int) -> bool:
-    first, last = (values.take(place, axis=axis + 2) for place in (0, -1))
-    return bool(np.allclose(first, last, rtol=1e-5, atol=0.0))
+    """Whether the last point along an axis has the values of the first one, but the second has not."""
+    first, second, last = (values.take(place, axis=axis + 2) for place in (0, 1, -1))
+    tolerance = 1e-5 * abs(values).max()
+    return bool(np.allclose(first, last, rtol=0.0, atol=tolerance)) and abs(second - first).max() > tolerance

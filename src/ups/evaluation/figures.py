@@ -267,7 +267,8 @@ def draw_figures(folder: Path, datasets: dict[str, str]) -> dict[str, bytes]:
         figures["errors.png"] = plot_errors(curves, {name: arrays[name]["times"][1:] for name in transient})
     for name, content in arrays.items():
         rollouts, errors = _part(content, "rollout"), _part(content, "nRMSE")
-        fields, truth = FAMILIES[datasets[name]].fields, rollouts.pop("truth")
+        family, truth = FAMILIES[datasets[name]], rollouts.pop("truth")
+        fields = tuple(map(family.label, family.fields))
         figure = plot_snapshots(name, fields, content["shown"], truth, rollouts, errors)
         figures[f"snapshots_{name}.png"] = figure
     return {name: png(figure) for name, figure in figures.items()}

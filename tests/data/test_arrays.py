@@ -1,0 +1,198 @@
+"""Files in npz, zarr and NetCDF are read as the same data in HDF5 are."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+from scipy.io import netcdf_file
+
+from tests.data.own import DT, KDV, X, solve_kdv
+from ups.data.arrays import open_data
+from ups.data.families import Families
+from ups.data.inspection import inspect
+from ups.data.sources import list_files
+from ups.data.trajectories import TrajectoryReader, find_datasets
+from ups.errors import DataFault, StorageFault
+
+DELTA = 0.1
+U, T = solve_kdv(4, 5, DELTA).astype(np.float32), DT * np.arange(5)
+
+
+@pytest.fixture(autouse=True)
+def definition(families: Families) -> None:
+    """The family of the files is known, as if `families.yml` had defined it."""
+    families.define(KDV)
+
+
+def write_npz(folder: Path) -> Path:
+    """All of the content as arrays."""
+    path = folder / "named.npz"
+    np.savez(path, u=U, x=X, t=T, delta=DELTA, family="kdv_1d")
+    return path
+
+
+def write_compressed(folder: Path) -> Path:
+    """One field as `tensor`, steps as numbers, family and parameter in the name."""
+    path = folder / f"kdv_1d_delta{DELTA}.npz"
+    np.savez_compressed(path, tensor=U, dx=X[1] - X[0], dt=DT)
+    return path
+
+
+def write_zarr(version: int, folder: Path) -> Path:
+    """A group of chunked arrays, with attributes."""
+    group = zarr.open_group(folder / "named.zarr", mode="w", zarr_format=version)
+    for name, values in {"u": U, "x": X, "t": T}.items():
+        group.create_array(name, data=values, chunks=(2,) * values.ndim)
+    group.attrs.update(delta=DELTA, family="kdv_1d")
+    return folder / "named.zarr"
+
+
+def write_netcdf_3(folder: Path) -> Path:
+    """Classic NetCDF, as xarray writes it with SciPy."""
+    with netcdf_file(folder / "named.nc", "w") as file:
+        for axis, values in {"x": X, "t": T, "n": range(4)}.items():
+            file.createDimension(axis, len(values))
+        for name, axes, values in (("u", "ntx", U), ("x", "x", X), ("t", "t", T)):
+            file.createVariable(name, values.dtype.str[1:], tuple(axes))[:] = values
+        file.delta, file.family = np.array([DELTA]), "kdv_1d"
+    return folder / "named.nc"
+
+
+def write_netcdf_4(folder: Path) -> Path:
+    """NetCDF 4 is HDF5 with dimension scales."""
+    with h5py.File(folder / "named.nc", "w") as file:
+        file["u"], file["x"], file["time"] = U, X, T
+        for place, name in ((1, "time"), (2, "x")):
+            file[name].make_scale(name)
+            file["u"].dims[place].attach_scale(file[name])
+        file.attrs["delta"], file.attrs["family"] = np.array([DELTA]), "kdv_1d"
+    return folder / "named.nc"
+
+
+FORMATS: dict[str, Callable[[Path], Path]] = {
+    "npz": write_npz,
+    "compressed npz": write_compressed,
+    "zarr 2": lambda folder: write_zarr(2, folder),
+    "zarr 3": lambda folder: write_zarr(3, folder),
+    "NetCDF 3": write_netcdf_3,
+    "NetCDF 4": write_netcdf_4,
+}
+
+
+@pytest.mark.parametrize("blocks", [2**26, 64])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_all_formats_hold_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, blocks: int):
+    """Whatever the format, and however small the blocks in which it is copied: values, grid, times and parameters."""
+    monkeypatch.setattr("ups.data.arrays.BLOCK_BYTES", blocks)
+    path = FORMATS[kind](tmp_path)
+    (dataset,) = find_datasets(tmp_path, [path.name]).values()
+    assert (dataset.family, dataset.parameters, dataset.files) == ("kdv_1d", {"delta": DELTA}, (path.name,))
+    assert (dataset.grid, dataset.lengths) == ((32,), (2.0,)) and dataset.times == pytest.approx(T)
+    with TrajectoryReader(tmp_path, dataset) as reader:
+        assert (np.stack([reader.read(index)[:, 0] for index in range(4)]) == U).all()
+        assert (reader.read(2, 1, 3)[:, 0] == U[2, 1:3]).all()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_first_reader_is_the_child_process(tmp_path: Path, kind: str):
+    """Families and datasets are found by the process that may die of a damaged file."""
+    path = FORMATS[kind](tmp_path)
+    assert inspect("recognize", folder=tmp_path, names=[path.name])["families"] == {path.name: "kdv_1d"}
+    files = list_files(tmp_path, tmp_path / "sums.json")
+    assert list(files) == [path.name] and files[path.name]["family"] == "kdv_1d"
+    assert list_files(tmp_path, tmp_path / "sums.json") == files
+
+
+def test_a_changed_file_is_copied_anew(tmp_path: Path):
+    """The copy is that of the present content, and is left alone while the file stays the same."""
+    path = write_npz(tmp_path)
+    copy = tmp_path / ".named.npz.hdf5"
+    with open_data(path):
+        pass
+    made = copy.stat().st_mtime_ns
+    with open_data(path) as file:
+        assert copy.stat().st_mtime_ns == made and file.attrs["delta"] == DELTA
+    np.savez(path, u=2 * U, x=X, t=T, delta=0.5, family="kdv_1d")
+    with open_data(path) as file:
+        assert file.attrs["delta"] == 0.5 and (file["u"][:] == 2 * U).all()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_is_not_writable_is_named(tmp_path: Path):
+    """Without room for the copy there is one line."""
+    path = write_npz(tmp_path)
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageFault, match="named.npz: its folder is not writable, where it is copied to HDF5 once"):
+        open_data(path)
+
+
+def test_a_zarr_that_could_run_code_is_refused(tmp_path: Path):
+    """Codecs other than those that compress or reorder bytes are refused before zarr reads anything."""
+    changes = {"zarr 2": {"filters": [{"id": "pickle"}]}, "zarr 3": {"codecs": [{"name": "numcodecs.pickle"}]}}
+    for name, change in changes.items():
+        path = FORMATS[name](tmp_path)
+        metadata = next(each for each in (path / "u" / ".zarray", path / "u" / "zarr.json") if each.is_file())
+        metadata.write_text(json.dumps(json.loads(metadata.read_text()) | change))
+        with pytest.raises(DataFault, match=r"the codec '(numcodecs\.)?pickle' is not read"):
+            open_data(path)
+        for file in sorted(path.rglob("*"), reverse=True):
+            file.rmdir() if file.is_dir() else file.unlink()
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[400] ^= 255
+    path.write_bytes(content)
+
+
+def _save_objects(path: Path) -> None:
+    np.savez(path, u=np.array([{}, 1], object), family="kdv_1d")
+
+
+def _save_fortran(path: Path) -> None:
+    np.savez(path, u=np.asfortranarray(U), x=X, t=T, delta=DELTA, family="kdv_1d")
+
+
+def _save_html(path: Path) -> None:
+    path.write_text("<html>not found</html>")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncate, "cannot be read as npz .File is not a zip file"),
+        (_flip, "Bad CRC-32 for file 'u.npy'"),
+        (_save_objects, "holds Python objects"),
+        (_save_fortran, "an array in Fortran's order; save numpy.ascontiguousarray"),
+        (_save_html, "cannot be read as npz"),
+    ],
+)
+def test_a_damaged_archive_is_one_line(tmp_path: Path, damage: Callable[[Path], None], message: str):
+    """What cannot be read is named with the reason, and no copy is left."""
+    path = write_npz(tmp_path)
+    damage(path)
+    with pytest.raises(DataFault, match=message) as caught:
+        inspect("recognize", folder=tmp_path, names=[path.name])
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_faults_name_the_file_and_not_its_copy(tmp_path: Path, families: Families):
+    """What is missing in an npz is said of the npz."""
+    families.define(replace(KDV, parameters=("delta", "mu")))
+    path = write_npz(tmp_path)
+    with pytest.raises(DataFault, match=f"^{path}: parameter 'mu'"):
+        find_datasets(tmp_path, [path.name])
+    np.savez(path, u=U, x=X[1:], t=T, delta=DELTA, mu=1, family="kdv_1d")
+    with pytest.raises(DataFault, match=f"^{path}: 'x' has 31 entries for 32 points"):
+        find_datasets(tmp_path, [path.name])

@@ -1,0 +1,90 @@
+"""The command line `ups`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+import ups
+from tests.data.own import DT, KDV, X, solve_kdv
+from ups.cli import main
+from ups.data.pdebench import FAMILIES
+
+PROJECT = Path(__file__).parents[1]
+ENTRY = {name: list(value) if isinstance(value, tuple) else value for name, value in KDV.definition.items()}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the project's configuration and a file of a family that is defined nowhere."""
+    before = dict(FAMILIES)
+    (tmp_path / "conf" / "base").mkdir(parents=True)
+    (tmp_path / "conf" / "local").mkdir()
+    arrays = {"u": solve_kdv(3, 4, 0.1)}
+    path = ups.write_dataset(tmp_path / "a.hdf5", KDV, arrays, parameters={"delta": 0.1}, coordinates={"x": X}, dt=DT)
+    relabelled(path, "kdv_1d")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    FAMILIES.clear()
+    FAMILIES.update(before)
+
+
+def relabelled(path: Path, label: str) -> None:
+    """Put a name in the place of the definition."""
+    import h5py
+
+    with h5py.File(path, "r+") as file:
+        file.attrs["family"] = label
+
+
+def run(*arguments: str) -> Result:
+    """The result of `ups ARGUMENTS`."""
+    return CliRunner().invoke(main, arguments)
+
+
+def test_check_needs_the_definition(project: Path):
+    """Without `families.yml` the file is refused with exit code 3 and the place for it, with it the file is complete."""
+    result = run("check", "a.hdf5")
+    assert result.exit_code == 3
+    assert "is of the family 'kdv_1d', which is not defined; define it in conf/base/families.yml" in result.output
+    assert result.output.splitlines()[-1].startswith("FAULT 3 data: a.hdf5: cannot be used yet")
+    (project / "conf/local/families.yml").write_text(yaml.safe_dump({"kdv_1d": ENTRY | {"name": "kdv_1d"}}))
+    result = run("check", "a.hdf5")
+    assert result.exit_code == 0, result.output
+    assert "u [m] surface elevation" in result.output and "complete: kedro run --params source=folder" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("check", "none.npz"), 3, "none.npz: no such file"),
+        (("check", "conf"), 3, "conf: is no regular file"),
+        (("check", "a.hdf5", "--family", "burger_1d"), 3, "no family is called 'burger_1d', did you mean burgers_1d?"),
+        (("check",), 2, "Missing argument 'FILE'"),
+        (("chek", "a.hdf5"), 2, "No such command 'chek'"),
+    ],
+)
+def test_mistakes_are_one_line(project: Path, arguments: tuple[str, ...], code: int, message: str):
+    """A wrong command, file or family ends with its exit code, and without a traceback."""
+    result = run(*arguments)
+    assert result.exit_code == code and message in result.output and "Traceback" not in result.output
+
+
+def test_a_wrong_definition_is_named(project: Path):
+    """A mistake in `families.yml` has exit code 2."""
+    (project / "conf/base/families.yml").write_text("kdv_1d: {fields: [u]}\n")
+    result = run("check", "a.hdf5")
+    assert result.exit_code == 2 and "families.yml, kdv_1d: equation is missing" in result.output
+
+
+def test_the_start_imports_little():
+    """`import ups` and `ups --help` need neither torch nor Kedro, and the names of the package are found lazily."""
+    code = "import sys, ups, ups.cli; print({'torch', 'kedro', 'h5py', 'numpy', 'pydantic'} & set(sys.modules))"
+    code += "; print(ups.Family.__name__, ups.write_dataset.__name__)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert printed.stdout == "set()\nFamily write_dataset\n"
+    with pytest.raises(AttributeError, match="module 'ups' has no attribute 'famly'"):
+        _ = ups.famly
