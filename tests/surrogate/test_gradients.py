@@ -21,16 +21,15 @@ SOME = ("diffusion_reaction_1d", "compressible_ns_1d", "compressible_ns_2d", "in
 
 def has_true_gradients(model: PhysicalModel, num_steps: int) -> bool:
     """Whether gradients of some steps to all inputs are those of finite differences, along random directions."""
-    inputs = {name: value.requires_grad_() for name, value in random_inputs(model, SMALL_BATCH).items()}
+    inputs = [value.requires_grad_() for value in random_inputs(model, SMALL_BATCH).values()]
 
     def predicted(*values: Tensor) -> Tensor:
-        given = dict(zip(inputs, values, strict=True))
         for _ in range(num_steps):
-            u = model(given)
-            given = given | {"u": u}
+            u = model(*values)
+            values = (u, *values[1:])
         return u
 
-    return torch.autograd.gradcheck(predicted, tuple(inputs.values()), fast_mode=True, atol=1e-6)
+    return torch.autograd.gradcheck(predicted, inputs, fast_mode=True, atol=1e-6)
 
 
 def two_steps(surrogate: Surrogate, u_0: Tensor, nu: Tensor) -> Tensor:
@@ -52,9 +51,10 @@ def test_gradients_are_those_of_finite_differences(family: str):
 def test_gradients_are_true_where_a_limit_holds(limit: str):
     """A step that is rescaled or clamped has the gradient of the limited state."""
     model = tiny_model("compressible_ns_2d").double()
-    free = model(random_inputs(model, SMALL_BATCH))
+    inputs = random_inputs(model, SMALL_BATCH).values()
+    free = model(*inputs)
     getattr(model.model.statistics, limit).fill_(0.5)
-    assert not torch.allclose(model(random_inputs(model, SMALL_BATCH)), free, rtol=1e-3)
+    assert not torch.allclose(model(*inputs), free, rtol=1e-3)
     assert has_true_gradients(model, 2)
 
 
@@ -62,8 +62,8 @@ def test_gradients_are_true_where_a_limit_holds(limit: str):
 def test_constant_fields_have_finite_gradients(family: str):
     """A fluid at rest, where the amplitude of the state is 0."""
     model = tiny_model(family)
-    inputs = {name: value.requires_grad_() for name, value in model.example(SMALL_BATCH).items()}
-    gradients = torch.autograd.grad(model(inputs).sum(), list(inputs.values()))
+    inputs = [value.requires_grad_() for value in model.example(SMALL_BATCH)]
+    gradients = torch.autograd.grad(model(*inputs).sum(), inputs)
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
@@ -82,17 +82,17 @@ def test_gradients_flow_through_a_rollout_in_latents():
 def test_a_batch_may_be_mapped_over(family: str):
     """`torch.func.vmap` of the prediction for one sample is the prediction for a batch, and so are its gradients."""
     model = tiny_model(family).double()
-    inputs = random_inputs(model, 3)
+    inputs = tuple(random_inputs(model, 3).values())
 
-    def energy(sample: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        u = model({name: value[None] for name, value in sample.items()})[0]
+    def energy(*sample: Tensor) -> tuple[Tensor, Tensor]:
+        u = model(*(value[None] for value in sample))[0]
         return u.square().sum(), u
 
-    gradients, mapped = torch.func.vmap(torch.func.grad(energy, has_aux=True))(inputs)
-    torch.testing.assert_close(mapped, model(inputs))
-    leaves = {name: value.requires_grad_() for name, value in inputs.items()}
-    expected = torch.autograd.grad(model(leaves).square().sum(), list(leaves.values()))
-    torch.testing.assert_close(list(gradients.values()), list(expected))
+    every_input = tuple(range(len(inputs)))
+    gradients, mapped = torch.func.vmap(torch.func.grad(energy, every_input, has_aux=True))(*inputs)
+    torch.testing.assert_close(mapped, model(*inputs))
+    leaves = [value.requires_grad_() for value in inputs]
+    torch.testing.assert_close(gradients, torch.autograd.grad(model(*leaves).square().sum(), leaves))
 
 
 def test_gradients_can_be_taken_after_inference_mode(monkeypatch: pytest.MonkeyPatch):

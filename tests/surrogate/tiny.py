@@ -22,9 +22,7 @@ def dataset_of(family: Family) -> Dataset:
     times = (0.0,) if family.steady else (0.0, 0.1)
     boundary = (family.boundary,) * len(grid)
     parameters = dict.fromkeys(family.parameters, 0.1)
-    return Dataset(
-        "tiny", family.name, ("tiny.hdf5",), (1,), times, grid, (1.0,) * len(grid), boundary, parameters
-    )
+    return Dataset("tiny", family.name, ("tiny.hdf5",), (1,), times, grid, (1.0,) * len(grid), boundary, parameters)
 
 
 def domain_of(dataset: Dataset) -> Domain:
@@ -51,7 +49,7 @@ def tiny_surrogate(name: str) -> Surrogate:
     channels = (COMPONENTS * fields, COMPONENTS * coefficients)
     other = next(each for each in FAMILIES if each != name)
     sizes = Sizes((other, name), (1, dims), (1, fields), (1, channels[0]), (0, channels[1]), NUM_CONDITIONS)
-    codec, model = _codec(family, GRIDS[dims]), (SteadyModel if family.steady else Operator)(sizes, small())
+    codec, model = _codec(family, GRIDS[dims]), (SteadyModel if family.steady else Operator)(sizes, small(num_layers=1))
     generator = torch.Generator().manual_seed(0)
     for module in (codec, model):
         for weight in module.requires_grad_(False).eval().parameters():

@@ -1,17 +1,20 @@
 """Export of one family's model between physical fields to a file that runs without this package.
 
-All files hold the codec and plain prediction alone: no corrector, no ensembles. They take the batch of any size, and a
-description of themselves. The model in them is called with a dict of arrays by name, see `PhysicalModel`:
+All files hold the codec and plain prediction alone: no corrector, no ensembles. They take batches of any size, and hold
+a description of themselves. Inputs come in the order of `PhysicalModel.inputs`, for Burgers the state u and nu (B,):
 
-    u_next = torch.export.load("burgers_1d.pt2").module()({"u": u, "nu": nu})                         # pt2
+    u_next = torch.export.load("burgers_1d.pt2").module()(u, nu)                                      # pt2
     u_next = onnxruntime.InferenceSession("burgers_1d.onnx").run(None, {"u": u, "nu": nu})[0]         # onnx, NumPy
-    u_next = torch._inductor.aoti_load_package("burgers_1d.aoti.pt2")({"u": u, "nu": nu})             # aoti, this CPU
+    u_next = torch._inductor.aoti_load_package("burgers_1d.aoti.pt2")(u, nu)                          # aoti
+
+Compiled packages (aoti) do not look at their inputs, unless the environment has AOTI_RUNTIME_CHECK_INPUTS=1.
 """
 
 import copy
 import io
 import json
 import logging
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -38,9 +41,9 @@ EXAMPLE_BATCH = 2  # a batch of one would be taken for one that is always one
 class PhysicalModel(nn.Module):
     """The model of one family between physical fields, without corrector: encode, advance or solve, decode.
 
-    Inputs by name, in the order of `inputs`: the state `u` (B, C, *grid) unless the family is steady, `coefficients`
-    (B, C_c, *grid) if it has any, and each PDE parameter (B,). The result is the state after one time step or the steady
-    solution, (B, C, *grid). Since the codec's bases are orthonormal, decoding and encoding again between two steps
+    Inputs are, in the order of `inputs`: the state `u` (B, C, *grid) unless the family is steady, `coefficients`
+    (B, C_c, *grid) if it has any, and each PDE parameter (B,). The result (B, C, *grid) is the state after a time step,
+    or the steady solution. Since the codec's bases are orthonormal, decoding and encoding again between two steps
     changes a rollout by rounding alone. Gradients flow to all inputs.
 
     Raises:
@@ -67,7 +70,7 @@ class PhysicalModel(nn.Module):
         grid, state = self.groups["fields"].grid, {} if self.family.steady else {"u": self.family.fields}
         given = {"coefficients": self.family.coefficients} if self.family.coefficients else {}
         arrays = {name: (len(fields), *grid) for name, fields in (state | given).items()}
-        return arrays | {name: () for name in self.family.parameters}
+        return arrays | dict.fromkeys(self.family.parameters, ())
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -89,29 +92,28 @@ class PhysicalModel(nn.Module):
             "versions": {"ups": __version__, "torch": torch.__version__},
         }
 
-    def example(self, batch_size: int) -> dict[str, Tensor]:
+    def example(self, batch_size: int) -> tuple[Tensor, ...]:
         """Inputs of the right shapes, all one."""
-        return {name: self.features.new_ones(batch_size, *shape) for name, shape in self.inputs.items()}
+        return tuple(self.features.new_ones(batch_size, *shape) for shape in self.inputs.values())
 
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Tensor:
         """The next state or the steady solution (B, C, *grid)."""
-        group, given = self.groups["fields"], inputs["coefficients" if self.family.steady else "u"]
-        condition = condition_of(self.features, {n: inputs[n] for n in self.family.parameters}, given.shape[0])
+        group, named = self.groups["fields"], dict(zip(self.inputs, inputs, strict=True))
+        batch_size = inputs[0].shape[0]
+        condition = condition_of(self.features, {n: named[n] for n in self.family.parameters}, batch_size)
         if self.family.steady:
-            z = given.new_zeros(given.shape[0], group.num_tokens, group.num_channels)
+            z = inputs[0].new_zeros(batch_size, group.num_tokens, group.num_channels)
         else:
-            z = encode_fields(given, group, self.fields_bases)
+            z = encode_fields(named["u"], group, self.fields_bases)
         coefficients = z[..., :0]
         if self.family.coefficients:
-            coefficients = encode_fields(
-                inputs["coefficients"], self.groups["coefficients"], self.coefficients_bases
-            )
+            coefficients = encode_fields(named["coefficients"], self.groups["coefficients"], self.coefficients_bases)
         return decode_fields(self.model(z, coefficients, condition, self.domain), group, self.fields_bases)
 
     def _drop_unused_weights(self) -> None:
         """Empty the weights that are of other families alone: those to which the result has no gradient."""
         weights = list(self.model.requires_grad_(True).parameters())
-        gradients = torch.autograd.grad(self(self.example(EXAMPLE_BATCH)).sum(), weights, allow_unused=True)
+        gradients = torch.autograd.grad(self(*self.example(EXAMPLE_BATCH)).sum(), weights, allow_unused=True)
         self.model.requires_grad_(False)
         for weight, gradient in zip(weights, gradients, strict=True):
             if gradient is None:
@@ -133,7 +135,7 @@ def export(model: PhysicalModel, path: Path, form: Format) -> None:
     if form == "onnx" and None in map(find_spec, ("onnx", "onnxscript")):
         raise ConfigFault("ONNX files need packages that are not installed: pip install 'ups[export]'")
     program, description = trace(model), json.dumps(model.metadata, indent=1, allow_nan=False)
-    writers = {"pt2": _pt2_bytes, "onnx": _onnx_bytes, "aoti": _aoti_bytes}
+    writers = {"pt2": _pt2_bytes, "onnx": partial(_onnx_bytes, list(model.inputs)), "aoti": _aoti_bytes}
     content = writers[form](program, description)
     with publish(path) as temporary:
         temporary.write_bytes(content)
@@ -143,9 +145,9 @@ def trace(model: PhysicalModel) -> ExportedProgram:
     """The model as a program of torch operators for batches of any size."""
     example = model.example(EXAMPLE_BATCH)
     # Called once before it is traced, so that cached constants such as Fourier bases are tensors with values.
-    model(example)
-    shapes = {name: {0: torch.export.Dim("batch")} for name in example}
-    return torch.export.export(model, (example,), dynamic_shapes=(shapes,), strict=False)
+    model(*example)
+    batch_axes = tuple({0: torch.export.Dim("batch")} for _ in example)
+    return torch.export.export(model, example, dynamic_shapes=(batch_axes,), strict=False)
 
 
 def _pt2_bytes(program: ExportedProgram, description: str) -> bytes:
@@ -154,10 +156,9 @@ def _pt2_bytes(program: ExportedProgram, description: str) -> bytes:
     return buffer.getvalue()
 
 
-def _onnx_bytes(program: ExportedProgram, description: str) -> bytes:
+def _onnx_bytes(names: list[str], program: ExportedProgram, description: str) -> bytes:
     # Reports at every export that torchvision, whose operators nobody needs here, is not installed.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
-    names = list(program.example_inputs[0][0])
     onnx_program = torch.onnx.export(
         program, opset_version=OPSET, input_names=names, output_names=["output"], verbose=False
     )
@@ -175,5 +176,7 @@ def _aoti_bytes(program: ExportedProgram, description: str) -> bytes:
         )
     except (exc.InvalidCxxCompiler, exc.CppCompileError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ConfigFault(f"AOTInductor needs a C++ compiler: {reason}; install g++ or choose another format") from error
+        raise ConfigFault(
+            f"AOTInductor needs a C++ compiler: {reason}; install g++ or choose another format"
+        ) from error
     return buffer.getvalue()
