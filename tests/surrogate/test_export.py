@@ -56,7 +56,7 @@ def run_onnx(path: Path, *inputs: Tensor) -> Tensor:
 
 def needs_onnx() -> None:
     """Skip a test without the packages of the extra `export`."""
-    for name in ("onnx", "onnxscript", "onnxruntime"):
+    for name in export_module.EXTRA:
         pytest.importorskip(name)
 
 
@@ -154,7 +154,9 @@ def _sizes(model: nn.Module) -> list[Tensor]:
     return [weight.detach() for weight in model.parameters()]
 
 
-@pytest.mark.parametrize(("form", "hint"), [("onnxx", "pt2, onnx, aoti"), ("onnx", r"pip install 'ups\[export\]'")])
+@pytest.mark.parametrize(
+    ("form", "hint"), [("onnxx", "pt2, onnx, aoti"), ("onnx", r"'\.\[export\]' \(there is no onnx\)")]
+)
 def test_what_is_missing_is_said(form: Format, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An unknown format, and packages that are not installed, are one line, and nothing is written."""
     monkeypatch.setattr(export_module, "find_spec", lambda name: None if name == "onnx" else find_spec(name))

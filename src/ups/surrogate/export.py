@@ -35,6 +35,7 @@ from ups.surrogate.surrogate import Surrogate, condition_of
 Format = Literal["pt2", "onnx", "aoti"]
 METADATA = "ups.json"  # name of the description, JSON, in files of all formats
 OPSET = 18  # of ONNX
+EXTRA = ("onnx", "onnxscript", "onnxruntime")
 EXAMPLE_BATCH = 2  # a batch of one would be taken for one that is always one
 
 
@@ -132,8 +133,8 @@ def export(model: PhysicalModel, path: Path, form: Format) -> None:
     """
     if form not in get_args(Format):
         raise ConfigFault(f"format {form!r} is unknown: choose one of {', '.join(get_args(Format))}")
-    if form == "onnx" and None in map(find_spec, ("onnx", "onnxscript")):
-        raise ConfigFault("ONNX files need packages that are not installed: pip install 'ups[export]'")
+    if form == "onnx" and (missing := [name for name in EXTRA if find_spec(name) is None]):
+        raise ConfigFault(f"ONNX needs the extra: pip install -e '.[export]' (there is no {', '.join(missing)})")
     program, description = trace(model), json.dumps(model.metadata, indent=1, allow_nan=False)
     writers = {"pt2": _pt2_bytes, "onnx": partial(_onnx_bytes, list(model.inputs)), "aoti": _aoti_bytes}
     content = writers[form](program, description)
