@@ -40,6 +40,8 @@ NAMES = {
     "activation_checkpointing_over_plain",
     "activation_checkpointing_memory_over_plain",
     "prefetch_over_none",
+    "exported_pt2_step_over_eager",
+    "exported_onnx_step_over_eager",
     "fRMSE_of_snapshot_over_loop",
     "fRMSE_of_trajectory_over_loop",
 }

@@ -23,6 +23,7 @@ class BenchmarkConfig(Section):
     - `codec_steps`: training steps of the codec that encodes the data
     - `datasets`, `loading_dataset`: simulated, for training the operator and for timing the loading of batches
     - `large_model`, `large_batch_tokens`: operator and batch with which all speed switches are compared with none
+    - `compiled_exports`: time exported models by `torch.compile` and AOTInductor as well, not only programs and ONNX
     """
 
     seed: Seed
@@ -34,3 +35,4 @@ class BenchmarkConfig(Section):
     loading_dataset: SimulatedDataset
     large_model: Backbone
     large_batch_tokens: PositiveInt
+    compiled_exports: bool

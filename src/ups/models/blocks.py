@@ -22,7 +22,11 @@ def constant(function: Callable[..., Result]) -> Callable[..., Result]:
 
     The attribute is that of `torch.compiler.assume_constant_result`, which would import the whole compiler.
     """
-    cached = lru_cache(maxsize=64)(function)
+
+    @lru_cache(maxsize=64)
+    def cached(*arguments: Any) -> Result:
+        with torch.inference_mode(False):  # tensors made in inference mode could not be used with gradients later
+            return function(*arguments)
 
     @wraps(function)
     def constant_function(*arguments: Any) -> Result:

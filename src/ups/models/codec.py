@@ -115,7 +115,8 @@ class Codec(nn.Module):
             return _bases(skew, group)
         state = (skew._version, skew.data_ptr(), skew.dtype, skew.device)
         if name not in self._kept or self._kept[name][0] != state:
-            self._kept[name] = state, _bases(skew.detach(), group)
+            with torch.inference_mode(False):  # tensors made in inference mode could not be used with gradients later
+                self._kept[name] = state, _bases(skew.detach(), group)
         return self._kept[name][1]
 
     def encode(self, u: Tensor, name: str) -> Tensor:

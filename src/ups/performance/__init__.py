@@ -4,6 +4,7 @@
 - `tune`: the largest micro-batch that fits into memory
 - `profile`: time and memory of the parts of a training step, by torch.profiler
 - `benchmark`: which two setups are compared, start-up times, and the records of the results
+- `exported`: speed of exported models against the eager one
 - `timing_worker`: times two setups alternately in one process group
 - `timed_training`: a stage under one setup (configuration, launch, data path), trained some steps at a time
 - `report`: tables and figures of benchmark and profile

@@ -174,6 +174,7 @@ def measure_speed(
     import torch
 
     from ups.performance.benchmark import measure
+    from ups.performance.exported import export_records
 
     # One process, as in the reference setups; whole batches, because accumulation would change the measured time.
     launch = launch.model_copy(update={"num_processes": 1, "num_nodes": 1, "micro_batch_tokens": None})
@@ -182,7 +183,8 @@ def measure_speed(
     section = operator.model_dump(mode="json")
     run = Run(root / "06_models/operator", "operator", "benchmark", section, data, launch, where, root, root / "01_raw")
     described = machine.describe_machine(where, launch.threads_per_process or os.cpu_count() or 1, config.seed)
-    return {"machine": described, "records": measure(run, config, torch.cuda.device_count())}
+    exported = export_records(run, config)  # first, because it may fail for want of a package
+    return {"machine": described, "records": [*measure(run, config, torch.cuda.device_count()), *exported]}
 
 
 def report_benchmark(benchmark: dict[str, Any]) -> tuple[str, Any]:

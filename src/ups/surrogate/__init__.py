@@ -5,5 +5,6 @@
 - `description`: what a model says about a family
 - `bundle`: models with their card on disk
 - `surrogate`: `Surrogate` encodes fields, predicts rollouts with or without a sampled correction, and decodes them
+- `export`: one family's model between physical fields, and files of it that run without this package
 - `trained`: the receipts of a run's trained stages, and the surrogate loaded from them
 """

@@ -57,7 +57,7 @@ def condition_of(features: Tensor, parameters: dict[str, Tensor], num_samples: i
     for name, value in parameters.items():
         place, values = parameter_feature(name, parameters), value.expand(num_samples)
         columns[place] = values.abs().clamp(min=SMALLEST_PARAMETER).log10() / 2
-        columns[place + 1] = torch.ones_like(values).copysign(values)
+        columns[place + 1] = torch.where(values < 0, -1.0, 1.0).type_as(values)  # ONNX has no `copysign`
     return torch.stack(columns, 1)
 
 
