@@ -52,6 +52,7 @@ def register_pipelines() -> dict[str, Pipeline]:
         "profile": performance.create_profile(),
         "benchmark": performance.create_benchmark(),
         "selection": studies.create_selection(),
+        "coverage": studies.create_coverage(),
         "seeds": studies.create_seeds(),
         "register": registration.create_pipeline(),
     }

@@ -17,6 +17,7 @@ from ups.config.evaluation import (
     RegistrationConfig,
     SeedsConfig,
     SelectionConfig,
+    ShiftsConfig,
 )
 from ups.config.launch import LaunchConfig
 from ups.config.performance import BenchmarkConfig, ProfileConfig
@@ -85,6 +86,7 @@ class Parameters(Section):
     corrector: CorrectorConfig
     evaluation: EvaluationConfig
     selection: SelectionConfig
+    shifts: ShiftsConfig
     seeds: SeedsConfig
     judge: JudgeConfig
     registration: RegistrationConfig

@@ -1,14 +1,23 @@
-"""Parameters of the evaluation: choice of the corrector, scoring, search among members, gates, several seeds."""
+"""Parameters of the evaluation: corrector, scoring, search among members, shifts, gates, several seeds."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from ups.config.sections import Section, Seed
+from ups.config.sections import PerDimension, Section, Seed
 
 EnsembleSize = Annotated[int, Field(ge=4, multiple_of=2)]
 """Members of an ensemble, half of which have the noise of the others negated."""
+
+
+def _expect_change(factor: float) -> float:
+    if factor == 1:
+        raise ValueError("a factor of 1 changes nothing")
+    return factor
+
+
+Factor = Annotated[PositiveFloat, AfterValidator(_expect_change)]
 
 
 class Start(Section):
@@ -132,6 +141,25 @@ class SeedsConfig(Section):
         if len({Path(root) for root in self.data_roots}) < len(self.data_roots):
             raise ValueError(f"seeds.data_roots must differ, got {', '.join(self.data_roots)}")
         return self
+
+
+class ShiftsConfig(Section):
+    """`--pipeline coverage`: shifted trajectories that are simulated and predicted, one thing changed by each factor.
+
+    There are `num_trajectories` of every shift on 1D, 2D and 3D grids, and `unshifted` times as many without shift.
+    Factors on each parameter of the equation, the amplitude and the wavenumbers of the initial states (of steady
+    families: of the coefficients), time step and grid; `noises` are RMS values relative to the fluctuation.
+    """
+
+    seed: Seed
+    num_trajectories: PerDimension
+    unshifted: PositiveInt
+    parameters: list[Factor]
+    amplitudes: list[Factor]
+    wavenumbers: list[Annotated[int, Field(ge=2)]]
+    noises: list[PositiveFloat]
+    time_steps: list[Factor]
+    grids: list[Annotated[int, Field(ge=2)]]
 
 
 class Gate(Section):

@@ -6,6 +6,7 @@
 - `gates`: pass or fail, from the metrics alone
 - `corrector`: choice among ways to sample residuals, by their scores on validation trajectories
 - `comparison`, `costs`: errors beside those of the baselines; seconds per training, milliseconds per snapshot
+- `coverage`, `shifts`: what the training split covers, and whether being outside foretells errors
 - `studies`: tables of the ablation and of several seeds
 - `violations`: violations of physics by predictions, and a score fitted on them
 - `search`, `selection`: choice among ensemble members by that score, its cost, and whether it lowers the error

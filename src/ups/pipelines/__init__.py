@@ -3,10 +3,10 @@
 `plan`: sizes and times of a run before it starts; its check of sizes is part of `data`.
 `data`: raw files to checked, split and normalized datasets.
 `training`: codec, latents, operator, steady model, diffusion, consistency.
-`evaluation`: corrector, scores, figures, gates.
+`evaluation`: coverage of the training split, corrector, scores, figures, gates.
 `baselines`: FNO, U-Net and linear models at equal cost, and the comparison with them.
 `registration`: register.
-`studies`: ablation, fine-tuning, selection by physics, seeds.
+`studies`: ablation, fine-tuning, selection by physics, warnings of shifts, seeds.
 `performance`: tune, profile, benchmark.
 
 The lists of nodes do not repeat `launch` and the two folders of a run, `data_root` and `raw_root`: `step` adds them

@@ -1,4 +1,4 @@
-"""Pipeline `evaluation`: choice of the corrector, scores in physical units, figures, and gates on the scores."""
+"""Pipeline `evaluation`: coverage of training, choice of the corrector, scores in physical units, figures, gates."""
 
 import logging
 from pathlib import Path
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 STAGES = {stage: f"{stage}_receipt" for stage in ("codec", "operator", "steady", "diffusion", "consistency")}
 TRAINED = STAGES | {"latent_cache": "latent_cache"}
 SURROGATE = TRAINED | {"corrector": "corrector"}
+PLAIN = {name: TRAINED[name] for name in ("codec", "operator", "steady", "latent_cache")}
 
 
 def create_pipeline() -> Pipeline:
     """`require_pass` is last: a run that fails its gates has written scores, figures and verdict before."""
     steps = [
+        step(measure_coverage, PLAIN | {"config": "params:evaluation"}, "coverage"),
         step(
             choose_corrector,
             TRAINED | {"config": "params:corrector"},
@@ -59,6 +61,18 @@ def trained_stages(inputs: dict[str, Receipt], launch: LaunchConfig, data_root: 
     limit_threads(launch)
     stages = {name: receipt for name, receipt in inputs.items() if name != "latent_cache"}
     return Trained(inputs["latent_cache"], trained_receipts(stages), data_root)
+
+
+def measure_coverage(
+    latent_cache: Receipt, config: EvaluationConfig, launch: LaunchConfig, raw: Path, data_root: Path, **stages: Receipt
+) -> Receipt:
+    """Ranges and features of the training split by family, and the usual error: outside of them predictions warn."""
+    from ups.evaluation.coverage import measure_coverage as measure
+
+    inputs = {"latent_cache": latent_cache, **stages}
+    trained = trained_stages(inputs, launch, data_root)
+    measured = cached("measure_coverage", data_root, "06_models/coverage", "ups.evaluation.coverage", config, inputs)
+    return measured(lambda folder: measure(folder, trained, config, launch, raw))
 
 
 def choose_corrector(

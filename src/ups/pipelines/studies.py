@@ -1,4 +1,4 @@
-"""Pipelines `ablation`, `finetune`, `selection` and `seeds`: effects of model and training choices on the error."""
+"""Pipelines `ablation`, `finetune`, `selection`, `coverage`, `seeds`: effects of choices and of shifts on errors."""
 
 from itertools import product
 from pathlib import Path
@@ -15,10 +15,11 @@ from ups.config import (
     OperatorConfig,
     SeedsConfig,
     SelectionConfig,
+    ShiftsConfig,
 )
 from ups.errors import ConfigFault
 from ups.pipelines import cached, step
-from ups.pipelines.evaluation import SURROGATE, trained_stages
+from ups.pipelines.evaluation import PLAIN, SURROGATE, measure_coverage, trained_stages
 from ups.runs.launcher import train_stage
 from ups.runs.stage_cache import Receipt
 
@@ -53,6 +54,15 @@ def create_selection() -> Pipeline:
         step(report_selection, ["selection"], ["selection_text", "selection_figure"]),
     ]
     return Pipeline(steps, tags="selection")
+
+
+def create_coverage() -> Pipeline:
+    """Needs the stages of `kedro run --pipeline training`; raw files of the training and validation split."""
+    steps = [
+        step(measure_coverage, PLAIN | {"config": "params:evaluation"}, "coverage"),
+        step(score_shifts, PLAIN | {"coverage": "coverage", "config": "params:shifts"}, ["shifts", "shifts_text"]),
+    ]
+    return Pipeline(steps, tags="coverage")
 
 
 def create_seeds() -> Pipeline:
@@ -175,6 +185,27 @@ def report_selection(selection: dict[str, Any]) -> tuple[str, Any]:
     from ups.evaluation.selection import selection_figure, selection_text
 
     return selection_text(selection), selection_figure(selection["records"])
+
+
+def score_shifts(
+    latent_cache: Receipt,
+    coverage: Receipt,
+    config: ShiftsConfig,
+    launch: LaunchConfig,
+    data_root: Path,
+    **stages: Receipt,
+) -> tuple[dict[str, Any], str]:
+    """Whether the warning outside what training covered foretells errors of simulated trajectories."""
+    from ups.evaluation.shifts import score_shifts as score
+    from ups.evaluation.shifts import shifts_text, summarize
+
+    inputs = {"latent_cache": latent_cache, **stages}
+    trained = trained_stages(inputs, launch, data_root)
+    inputs["coverage"] = coverage
+    scored = cached("score_shifts", data_root, "07_model_output/shifts", "ups.evaluation.shifts", config, inputs)
+    records = scored(lambda _: score(trained, coverage["families"], config, launch))["records"]
+    summary = summarize(records)
+    return {"summary": summary, "records": records}, shifts_text(summary)
 
 
 def compare_seeds(config: SeedsConfig) -> str:

@@ -6,5 +6,6 @@
 - `bundle`: models with their card on disk
 - `surrogate`: `Surrogate` encodes fields, predicts rollouts with or without a sampled correction, and decodes them
 - `export`: one family's model between physical fields, and files of it that run without this package
+- `coverage`: what training covered, and reasons for a warning where a prediction is asked for outside of it
 - `trained`: the receipts of a run's trained stages, and the surrogate loaded from them
 """
