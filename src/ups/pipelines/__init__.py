@@ -5,7 +5,8 @@
 `training`: codec, latents, operator, steady model, diffusion, consistency.
 `evaluation`: corrector, scores, figures, gates.
 `baselines`: FNO, U-Net and linear models at equal cost, and the comparison with them.
-`studies`: ablation, fine-tuning, selection by physics, seeds.
+`adaptation`: learning from a few trajectories of new files.
+`studies`: ablation, selection by physics, seeds.
 `performance`: tune, profile, benchmark.
 
 The lists of nodes do not repeat `launch` and the two folders of a run, `data_root` and `raw_root`: `step` adds them
