@@ -98,7 +98,7 @@ def test_published_data_are_shared_equally_by_gpus(num_processes: int):
     """With `--env pdebench` a batch of any stage and any published grid is divided by 1, 2, 4 or 8 processes."""
     parameters = {n: s for n, s in load("pdebench").items() if isinstance(s, dict) and not n.startswith("_")}
     codec, sections = parameters["codec"]["model"], batch_sections(parameters)
-    assert sections.keys() >= {"codec", "operator", "diffusion", "consistency", "steady", "finetune", "baselines"}
+    assert sections.keys() >= {"codec", "operator", "diffusion", "consistency", "steady", "baselines"}
     for grid in PUBLISHED:
         axes = len(grid) - 1
         patch = choose_patch(grid, codec["patch_size"][axes], codec["max_tokens"][axes])
@@ -276,8 +276,11 @@ WRONG = [
     ("diffusion.clip_norm", 0.0),
     ("consistency.q", 1.0),
     ("steady.warmup_steps", -1),
-    ("finetune.family", "burgers"),
-    ("finetune.steps", 0),
+    ("adapt.donor", "burgers"),
+    ("adapt.sizes", [1]),
+    ("adapt.sizes", [8, 4]),
+    ("adapt.trial_share", 1.5),
+    ("adapt.folder", ""),
     ("launch.num_processes", 0),
     ("launch.threads_per_process", 0),
     ("launch.num_nodes", 0),

@@ -405,21 +405,33 @@ def test_a_folder_is_scored_and_nothing_else_done(data_root: Path, tmp_path: Pat
     assert (data_root / "08_reporting/metrics.json").read_bytes() == before
 
 
-def test_the_operator_goes_on_with_one_family(data_root: Path):
-    """`--pipeline finetune` trains a stage of its own, scores it beside the operator, and leaves the rest alone."""
-    before = _json(data_root / "06_models/operator.json")
-    completed = _kedro_run(
-        data_root, "--pipeline", "finetune", "--env", "smoke", params="finetune.family=diffusion_reaction_2d"
+def test_models_learn_from_a_folder(data_root: Path, tmp_path: Path):
+    """`--pipeline adapt` trains and scores networks of the files alone; a second run has nothing to do."""
+    (tmp_path / "files").mkdir()
+    path, sizes = (
+        tmp_path / "files/1D_Advection_Sols_beta1.0.hdf5",
+        {"num_trajectories": 4, "resolution": 32, "seed": 1},
     )
+    simulate(path, family="advection_1d", parameters={"beta": 1.0}, num_snapshots=4, duration=0.3, **sizes)
+    before = _json(data_root / "06_models/operator.json")
+    arguments = ("--pipeline", "adapt", "--env", "smoke")
+    completed = _kedro_run(data_root, *arguments, params=f"adapt.folder={tmp_path / 'files'}")
     assert completed.returncode == 0, completed.stderr
-    assert _steps(completed) == {"finetune": "running", "score_finetuned": "running"}
-    records = _json(data_root / "08_reporting/finetune/metrics.json")
-    assert {(r["family"], r["method"]) for r in records} == {
-        ("diffusion_reaction_2d", "operator"),
-        ("diffusion_reaction_2d", "finetuned"),
-    }
+    steps = {"describe_few", "adapted_2", "scratch_2", "fno_2", "score_adapted"}
+    assert _steps(completed) == dict.fromkeys(steps, "running")
+    records = _json(data_root / "08_reporting/adapt/metrics.json")
+    assert {record["method"] for record in records} == {"before", "persistence", "adapted", "scratch", "fno"}
+    assert {path.name for path in (data_root / "08_reporting/adapt").iterdir()} >= {"adapt.md", "learning_curves.png"}
     assert _json(data_root / "06_models/operator.json") == before
-    assert _json(data_root / "06_models/finetune.json")["weights"] != before["weights"]
+    again = _kedro_run(data_root, *arguments, params=f"adapt.folder={tmp_path / 'files'}")
+    assert _steps(again) == dict.fromkeys(steps, "up to date")
+
+
+def test_adapting_needs_a_folder(tmp_path: Path):
+    """Without `adapt.folder` there is one line with the remedy, exit code 2 and no result."""
+    completed = _kedro_run(tmp_path, "--pipeline", "adapt", "--env", "smoke", "--nodes", "describe_few")
+    assert completed.returncode == 2
+    assert re.fullmatch(r"FAULT 2 config: adapt.folder is not set: .* --params adapt.folder=DIR\n", completed.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -524,20 +536,10 @@ def test_commands_start_without_heavy_packages():
 
 
 def test_registered_pipelines():
-    """The registry has the whole house under two names, its three rooms, and ten pipelines run by name alone."""
+    """The registry has the whole house under two names, its three rooms, and eleven pipelines run by name alone."""
     bootstrap_project(PROJECT)
-    tools = {
-        "plan",
-        "baselines",
-        "ablation",
-        "finetune",
-        "tune",
-        "profile",
-        "benchmark",
-        "selection",
-        "seeds",
-        "register",
-    }
+    tools = {"plan", "baselines", "ablation", "adapt", "tune", "profile", "benchmark", "selection", "seeds"}
+    tools |= {"coverage", "register"}
     assert set(pipelines) == {"__default__", "full", "data", "training", "evaluation"} | tools
     nodes = {name: {node.name for node in pipelines[name].nodes} for name in pipelines}
     assert nodes["__default__"] == nodes["full"]
@@ -568,9 +570,9 @@ def test_every_output_is_in_the_catalog(tmp_path: Path):
 def test_training_nodes_take_what_their_stages_need():
     """The inputs of the nodes that train and tune a stage are those that the table of stages names."""
     bootstrap_project(PROJECT)
-    nodes = {node.name: node for name in ("training", "finetune", "tune") for node in pipelines[name].nodes}
+    nodes = {node.name: node for name in ("training", "tune") for node in pipelines[name].nodes}
     ending = re.compile("(_receipt)?(_if_any)?$")
-    for stage in STAGES | {"finetune"}:
+    for stage in STAGES:
         for node in {f"train_{stage}", f"tune_{stage}"} & set(nodes):
             inputs = {ending.sub("", name) for name in nodes[node].inputs if not name.startswith("params:")}
             assert inputs == set(STAGE_TABLE[stage].needs), node

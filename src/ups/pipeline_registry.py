@@ -7,7 +7,17 @@ for the folder `pipelines/full` alone.
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
-from ups.pipelines import baselines, data, evaluation, performance, plan, registration, studies, training
+from ups.pipelines import (
+    adaptation,
+    baselines,
+    data,
+    evaluation,
+    performance,
+    plan,
+    registration,
+    studies,
+    training,
+)
 
 
 class FoldedNode(Node):
@@ -47,7 +57,7 @@ def register_pipelines() -> dict[str, Pipeline]:
         "plan": plan.create_pipeline(),
         "baselines": baselines.create_pipeline(),
         "ablation": studies.create_ablation(),
-        "finetune": studies.create_finetune(),
+        "adapt": adaptation.create_pipeline(),
         "tune": performance.create_tune(),
         "profile": performance.create_profile(),
         "benchmark": performance.create_benchmark(),

@@ -1,20 +1,15 @@
-"""From some parameters to others, and from all families to one."""
+"""From some parameters to others."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 
-from tests.data.conftest import write_file
-from tests.evaluation.test_external import CORRECTOR, LAUNCH, config, score, stages, value
+from tests.evaluation.test_external import score, value
 from tests.training.jobs import launched, section
-from tests.untrained import make_root, make_stage, receipt
+from tests.untrained import make_root, receipt
 from ups.data.simulate import simulate
 from ups.files import WEIGHTS, digest_of, write_json
-from ups.pipelines.evaluation import evaluate
-from ups.pipelines.studies import score_finetuned
 from ups.runs.run import Run
 from ups.training import loop
 from ups.training.distributed import Ranks
@@ -52,42 +47,3 @@ def test_an_operator_is_scored_on_parameters_it_has_not_seen(tmp_path: Path):
     records = score(root, tmp_path / "unseen")
     assert {(record["dataset"], record["num_trajectories"]) for record in records} == {("1D_Advection_Sols_beta0.4", 4)}
     assert value(records, "operator") < 0.8 * value(records, "persistence")
-
-
-@pytest.fixture(scope="module")
-def finetuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data root with an operator of two families, and one that went on with the first."""
-    root = tmp_path_factory.mktemp("finetuned")
-    write_advection(root / "01_raw", 0.1, 1.0, num_trajectories=5)
-    write_file(root / "01_raw", "burgers_1d", grid=(16,))
-    make_root(root, ("operator",))
-    make_stage(root, "finetune")
-    return root
-
-
-def score_both(root: Path, finetuned: dict[str, Any]) -> list[dict[str, Any]]:
-    """The records of the operator and of what a receipt says it has become."""
-    before = [receipt(root, name) for name in ("latent_cache", "codec", "operator")]
-    return score_finetuned(*before, finetuned, section("finetune"), config(None), LAUNCH, root / "01_raw", root)
-
-
-def test_the_finetuned_operator_stands_beside_what_it_was(finetuned: Path):
-    """Both have every score of the family's test split; those of the operator are those of the normal evaluation."""
-    records = score_both(finetuned, receipt(finetuned, "finetune"))
-    cache, raw = receipt(finetuned, "latent_cache"), finetuned / "01_raw"
-    given = stages(finetuned) | {"corrector": CORRECTOR}
-    everything, _ = evaluate(cache, config(None), LAUNCH, raw, finetuned, **given)
-    expected = [r for r in everything if (r["family"], r["method"]) == ("advection_1d", "operator")]
-    keys = {(r["dataset"], r["metric"], r["horizon"]) for r in expected}
-    assert [record for record in records if record["method"] == "operator"] == expected
-    after = [record for record in records if record["method"] == "finetuned"]
-    assert {(r["dataset"], r["metric"], r["horizon"]) for r in after} == keys
-    assert [r["value"] for r in after] != [r["value"] for r in expected]
-    assert len(records) == len(after) + len(expected)
-
-
-def test_an_operator_that_learned_nothing_more_has_the_same_scores(finetuned: Path):
-    """With the operator's own weights as the finetuned ones both methods have equal records."""
-    records = score_both(finetuned, receipt(finetuned, "operator"))
-    before, after = ([r for r in records if r["method"] == method] for method in ("operator", "finetuned"))
-    assert [record | {"method": "operator"} for record in after] == before

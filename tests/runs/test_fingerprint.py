@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from ups.runs.stage_cache import fingerprint
 
 SOURCE = Path(__file__).parents[2] / "src" / "ups"
-STAGES = ("codec", "operator", "diffusion", "consistency", "steady", "finetune")
+STAGES = ("codec", "operator", "diffusion", "consistency", "steady")
 LOOP = "training.loop"
 TRAINED_BY = {stage: (f"training.stages.{stage}", LOOP) for stage in STAGES}
 
@@ -185,8 +185,7 @@ def test_fingerprint_ignores_the_order_of_keys():
     ("edited", "trained_again"),
     [
         ("training/stages/codec", {"codec"}),
-        ("training/stages/operator", {"operator", "finetune"}),
-        ("training/stages/finetune", {"finetune"}),
+        ("training/stages/operator", {"operator"}),
         ("training/stages/diffusion", {"diffusion", "consistency"}),
         ("training/stages/consistency", {"consistency"}),
         ("training/stages/steady", {"steady"}),
@@ -195,8 +194,8 @@ def test_fingerprint_ignores_the_order_of_keys():
         ("training/batches", set(STAGES)),
         ("training/optimizers", set(STAGES)),
         ("models/codec", set(STAGES)),
-        ("models/operator", {"operator", "diffusion", "consistency", "finetune", "steady"}),
-        ("models/backbone", {"operator", "diffusion", "consistency", "steady", "finetune"}),
+        ("models/operator", {"operator", "diffusion", "consistency", "steady"}),
+        ("models/backbone", {"operator", "diffusion", "consistency", "steady"}),
         ("diffusion/losses", {"diffusion", "consistency"}),
         ("diffusion/samplers", set()),
         ("training/worker", set()),

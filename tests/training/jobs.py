@@ -19,10 +19,10 @@ from filelock import FileLock
 from tests.backbones import SMALL
 from ups.config import (
     WHOLE,
+    AdaptConfig,
     CodecConfig,
     ConsistencyConfig,
     DiffusionConfig,
-    FinetuneConfig,
     LatentsConfig,
     LaunchConfig,
     OperatorConfig,
@@ -101,7 +101,6 @@ CONFIGS: dict[str, tuple[type[TrainingSection], dict[str, Any]]] = {
     "diffusion": (DiffusionConfig, {"model": SMALL} | NOISE),
     "consistency": (ConsistencyConfig, NOISE | {"q": 256.0, "k": 8.0, "b": 0.5}),
     "steady": (SteadyConfig, {"model": SMALL, "symmetries": True}),
-    "finetune": (FinetuneConfig, {"family": "advection_1d"}),
 }
 
 
@@ -109,6 +108,17 @@ def section(stage: str = "operator", **changes: Any) -> TrainingSection:
     """The configuration of a small stage."""
     kind, own = CONFIGS[stage]
     return kind(**LOOP | own | changes)
+
+
+RECIPE = {name: value for name, value in LOOP.items() if name not in ("steps", "learning_rate", "warmup_steps")}
+
+
+def adapt_section(**changes: Any) -> AdaptConfig:
+    """The configuration of a short adaptation."""
+    section = {"folder": None, "donor": None, "sizes": [4], "test_fraction": 0.3, "valid_fraction": 0.25}
+    section |= {"recipe": RECIPE, "steps": 12, "learning_rates": [0.003, 0.01], "trial_share": 0.5, "warmup_share": 0.1}
+    section |= {"noise": noisy(0.0, own_error=1.0), "unroll": ONE_STEP, "symmetries": True, "fno": None}
+    return AdaptConfig(**section | changes)
 
 
 def launched(**changes: Any) -> LaunchConfig:
@@ -137,7 +147,6 @@ INPUTS = {
     "diffusion": ("latent_cache", "operator", "steady"),
     "consistency": ("latent_cache", "operator", "steady", "diffusion"),
     "steady": ("latent_cache",),
-    "finetune": ("latent_cache", "operator"),
 }
 
 

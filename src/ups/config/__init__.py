@@ -22,12 +22,11 @@ from ups.config.evaluation import (
 from ups.config.launch import LaunchConfig
 from ups.config.performance import BenchmarkConfig, ProfileConfig
 from ups.config.sections import Section, Seed
-from ups.config.studies import AblationConfig, Variant
+from ups.config.studies import AblationConfig, AdaptConfig, Variant
 from ups.config.training import (
     CodecConfig,
     ConsistencyConfig,
     DiffusionConfig,
-    FinetuneConfig,
     OperatorConfig,
     SteadyConfig,
 )
@@ -79,7 +78,7 @@ class Parameters(Section):
     steady: SteadyConfig
     baselines: BaselinesConfig
     ablation: AblationConfig
-    finetune: FinetuneConfig
+    adapt: AdaptConfig
     launch: LaunchConfig
     profile: ProfileConfig
     benchmark: BenchmarkConfig

@@ -1,11 +1,13 @@
-"""Parameters of the ablation: variants of the operator, compared with a base variant."""
+"""Parameters of studies: variants of the operator beside a base variant; adapting to a few trajectories."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from ups.config.sections import Section, Seed, Steps
-from ups.config.training import OperatorConfig
+from ups.config.baselines import FNOModel
+from ups.config.data import VariantName
+from ups.config.sections import Fraction, Section, Seed, Steps
+from ups.config.training import Noise, OperatorConfig, Recipe, TrainingSection, Unroll
 
 BASE = "base"
 
@@ -61,3 +63,62 @@ def _merged(section: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any
         if isinstance(value, dict) and isinstance(section.get(name), dict)
     }
     return section | overrides | inner
+
+
+class AdaptTraining(TrainingSection):
+    """One training on a few trajectories, with the loss of the operator or of the steady model."""
+
+    noise: Noise
+    unroll: Unroll
+
+
+class AdaptConfig(Section):
+    """`--pipeline adapt`: trained networks learn the files of `folder` from `sizes` of their trajectories.
+
+    A family that the models do not know starts from the trunk of another one, `donor` or the best in a trial. With a
+    `donor` a known family does so too, with `other` from the best one. The fraction `test_fraction` of a dataset's
+    trajectories is for scores.
+
+    - `learning_rates`: each is tried for the fraction `trial_share` of the `steps`, scored on the fraction
+      `valid_fraction` of the trajectories, which the final training uses as well
+    - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
+    - `symmetries`: the images of the trajectories under the symmetries of the PDE are added to them
+    - `fno`: a Fourier neural operator of this size is trained beside; null: none
+    """
+
+    folder: Annotated[Annotated[str, Field(min_length=1)] | None, Field(exclude=True)]
+    donor: Literal["other"] | VariantName | None
+    sizes: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=1)]
+    test_fraction: Fraction
+    valid_fraction: Fraction
+    recipe: Recipe
+    steps: Steps
+    learning_rates: Annotated[list[PositiveFloat], Field(min_length=1)]
+    trial_share: Annotated[float, Field(gt=0.0, le=1.0)]
+    warmup_share: Fraction
+    noise: Noise
+    unroll: Unroll
+    symmetries: bool
+    fno: FNOModel | None
+
+    def training(self, steps: int, learning_rate: float) -> AdaptTraining:
+        """The section of one training of `steps` steps."""
+        return AdaptTraining(
+            **self.recipe.model_dump(),
+            steps=steps,
+            learning_rate=learning_rate,
+            warmup_steps=round(self.warmup_share * steps),
+            noise=self.noise,
+            unroll=self.unroll,
+        )
+
+    @property
+    def trial_steps(self) -> int:
+        """Steps of a trial."""
+        return max(1, round(self.trial_share * self.steps))
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if self.sizes != sorted(set(self.sizes)):
+            raise ValueError(f"adapt.sizes must increase, got {self.sizes}")
+        return self

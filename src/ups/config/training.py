@@ -4,7 +4,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from ups.config.data import VariantName
 from ups.config.sections import NonNegative, PerDimension, PerDimensionFloat, Section, Seed, Steps, section_of
 from ups.models import sizes
 
@@ -164,9 +163,3 @@ class SteadyConfig(TrainingSection):
 
     model: Backbone
     symmetries: bool
-
-
-class FinetuneConfig(TrainingSection):
-    """Stage `finetune`: continue the training of the operator on one family, with the operator's loss."""
-
-    family: VariantName | None

@@ -2,7 +2,8 @@
 
 - `predictions`: one step and rollouts of every method for a batch of trajectories
 - `scores`: metrics of every method over sets of trajectories
-- `external`: scores of other files and other models: PDEBench files of a folder, fine-tuned operators, baselines
+- `external`: scores of other files and other models: PDEBench files of a folder, baselines
+- `adaptation`: networks that learned from a few trajectories, and their learning curves
 - `gates`: pass or fail, from the metrics alone
 - `corrector`: choice among ways to sample residuals, by their scores on validation trajectories
 - `comparison`, `costs`: errors beside those of the baselines; seconds per training, milliseconds per snapshot

@@ -1,4 +1,4 @@
-"""Scores of other files and other models: PDEBench files of a folder, fine-tuned operators, baselines."""
+"""Scores of other files and other models: PDEBench files of a folder, baselines."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -51,7 +51,7 @@ def score_external(
 
 
 def _external_set(folder: Path, dataset: Dataset, codec: Codec, cache: LatentCache) -> TrajectorySet:
-    path, dataset = folder / dataset.files[0], replace(dataset, family=_trained_family(dataset, cache))
+    path, dataset = folder / dataset.files[0], replace(dataset, family=trained_family(dataset, cache))
     patch = _field_group(path, dataset, codec).patch
     if any(n % patch for n in dataset.grid):
         what = f"grid {' x '.join(map(str, dataset.grid))} is not divided by the codec's patch of {patch} points"
@@ -60,7 +60,7 @@ def _external_set(folder: Path, dataset: Dataset, codec: Codec, cache: LatentCac
     return TrajectorySet(folder, dataset, tuple(range(dataset.num_trajectories)), condition_features(dataset), domain)
 
 
-def _trained_family(dataset: Dataset, cache: LatentCache) -> str:
+def trained_family(dataset: Dataset, cache: LatentCache) -> str:
     """Of the variants of its family that models were trained on, that with the same boundary, then the same grid."""
     known = [Dataset.from_json(entry["dataset"]) for entry in cache.datasets.values()]
     variants = [other for other in known if base_of(other.family) == dataset.family]
@@ -88,21 +88,6 @@ def _periodic(dataset: Dataset, cache: LatentCache) -> tuple[bool, ...]:
         if (known.family, known.boundary) == (dataset.family, dataset.boundary):
             return domains(cache)[dataset.family].periodic
     return tuple(boundary == "periodic" for boundary in dataset.boundary)
-
-
-def score_operators(
-    folder: Path,
-    operators: dict[str, Trained],
-    sets: list[TrajectorySet],
-    config: EvaluationConfig,
-    launch: LaunchConfig,
-) -> dict[str, Any]:
-    """Records of several operators, each under the name of its method; arrays for figures: `folder/<method>`."""
-    records, compute = [], Compute.of(launch)
-    for method, trained in operators.items():
-        scored = score_sets(folder / method, trained.surrogate(compute.device), sets, config, compute)
-        records += [record | {"method": method} for record in scored if record["method"] == "operator"]
-    return {"records": records}
 
 
 def score_baselines(

@@ -40,7 +40,7 @@ def geometric_mean(values: Sequence[float | None]) -> float | None:
     return exp(fmean(log(value) for value in values)) if values and all(values) else None
 
 
-METHODS = ("persistence", "operator", "finetuned", "diffusion", "consistency", "steady")
+METHODS = ("persistence", "operator", "diffusion", "consistency", "steady")
 
 
 def score_table(records: list[dict[str, Any]], metric: str, scored: str) -> Table:

@@ -19,7 +19,7 @@ class Operator(nn.Module):
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
         super().__init__()
-        self.rows = sizes.rows
+        self.sizes, self.backbone, self.rows = sizes, backbone, sizes.rows
         self.statistics = StateStatistics(sizes)
         self.register_buffer("conserved", torch.zeros(len(sizes.families), max(sizes.latent_channels)))
         self.mixer = TokenMixer(backbone, sizes, num_states=2, num_conditions=sizes.num_conditions)
@@ -48,6 +48,7 @@ class SteadyModel(nn.Module):
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
         super().__init__()
+        self.sizes, self.backbone, self.rows = sizes, backbone, sizes.rows
         self.mixer = TokenMixer(backbone, sizes, num_states=0, num_conditions=sizes.num_conditions)
         self.statistics = StateStatistics(sizes)
 

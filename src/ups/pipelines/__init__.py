@@ -5,8 +5,9 @@
 `training`: codec, latents, operator, steady model, diffusion, consistency.
 `evaluation`: coverage of the training split, corrector, scores, figures, gates.
 `baselines`: FNO, U-Net and linear models at equal cost, and the comparison with them.
+`adaptation`: learning from a few trajectories of new files.
 `registration`: register.
-`studies`: ablation, fine-tuning, selection by physics, warnings of shifts, seeds.
+`studies`: ablation, selection by physics, warnings of shifts, seeds.
 `performance`: tune, profile, benchmark.
 
 The lists of nodes do not repeat `launch` and the two folders of a run, `data_root` and `raw_root`: `step` adds them

@@ -1,16 +1,14 @@
-"""Pipelines `ablation`, `finetune`, `selection`, `coverage`, `seeds`: effects of choices and of shifts on errors."""
+"""Pipelines `ablation`, `selection`, `coverage` and `seeds`: effects of choices and of shifts on errors."""
 
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from kedro.pipeline import Pipeline
-from rich import get_console
 
 from ups.config import (
     AblationConfig,
     EvaluationConfig,
-    FinetuneConfig,
     LaunchConfig,
     OperatorConfig,
     SeedsConfig,
@@ -35,16 +33,6 @@ def create_ablation() -> Pipeline:
         step(compare_variants, ["ablation_scores", "ablation_pace"], ["ablation", "ablation_text"]),
     ]
     return Pipeline(steps, tags="ablation")
-
-
-def create_finetune() -> Pipeline:
-    """Needs the operator of `kedro run --pipeline training`."""
-    stages = ["latent_cache", "codec_receipt", "operator_receipt", "finetune_receipt"]
-    steps = [
-        step(train_finetune, ["latent_cache", "operator_receipt", "params:finetune"], "finetune_receipt"),
-        step(score_finetuned, [*stages, "params:finetune", "params:evaluation"], "finetune_metrics"),
-    ]
-    return Pipeline(steps, tags="finetune")
 
 
 def create_selection() -> Pipeline:
@@ -125,46 +113,6 @@ def compare_variants(scores: list[dict[str, Any]], pace: Receipt) -> tuple[list[
 
     rows = compare(scores, pace["seconds_per_step"])
     return rows, ablation_text(rows)
-
-
-def train_finetune(
-    latent_cache: Receipt, operator: Receipt, config: FinetuneConfig, launch: LaunchConfig, data_root: Path
-) -> Receipt:
-    """Continue the training of the operator on the datasets of one family."""
-    if config.family not in latent_cache["transient"]:
-        known = ", ".join(latent_cache["transient"]) or "none"
-        raise ConfigFault(
-            f"finetune.family = {config.family}: choose a family that the operator was trained on: {known}"
-        )
-    return train_stage("finetune", config, {"latent_cache": latent_cache, "operator": operator}, launch, data_root)
-
-
-def score_finetuned(
-    latent_cache: Receipt,
-    codec: Receipt,
-    operator: Receipt,
-    finetune: Receipt,
-    chosen: FinetuneConfig,
-    config: EvaluationConfig,
-    launch: LaunchConfig,
-    raw: Path,
-    data_root: Path,
-) -> list[dict[str, Any]]:
-    """Score the operator before and after fine-tuning, on the family's test split."""
-    from ups.evaluation.external import score_operators
-    from ups.evaluation.scores import held_out
-    from ups.evaluation.tables import score_table
-
-    shared = {"latent_cache": latent_cache, "codec": codec}
-    before = trained_stages(shared | {"operator": operator}, launch, data_root)
-    after = trained_stages(shared | {"operator": finetune}, launch, data_root)
-    operators = {"operator": before, "finetuned": after}
-    sets = [each for each in held_out(before.cache(), raw) if each.dataset.family == chosen.family]
-    inputs, module = shared | {"operator": operator, "finetune": finetune}, "ups.evaluation.external"
-    scored = cached("score_finetuned", data_root, "07_model_output/finetune", module, config, inputs)
-    records = scored(lambda folder: score_operators(folder, operators, sets, config, launch))["records"]
-    get_console().print(score_table(records, "nRMSE", f"the test split of {chosen.family}"))
-    return records
 
 
 def select(

@@ -1,8 +1,10 @@
 """Shared by all stages that are trained on latents: latent cache, model sizes, state statistics, RMS per field."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,15 +107,22 @@ def set_statistics(statistics: StateStatistics, cache: LatentCache) -> None:
     its field.
     """
     for family in {entry["dataset"]["family"] for entry in cache.datasets.values()}:
-        entries, num_fields = entries_of(cache, family), len(FAMILIES[family].fields)
-        row = row_of(statistics.rows, family)
-        num_components = entries[0]["arrays"]["fields"]["shape"][-1] // num_fields
-        for name in entries[0]["statistics"]:
-            largest = torch.tensor([entry["statistics"][name] for entry in entries]).amax(0)
-            values = largest.clamp(min=SMALLEST_STATISTIC).repeat_interleave(num_components)
-            getattr(statistics, name)[row, : len(values)] = values
-        blocks = [torch.full((num_components, num_components), 1 / num_components)] * num_fields
-        statistics.field_average[row, : len(values), : len(values)] = torch.block_diag(*blocks)
+        entries = entries_of(cache, family)
+        found = {name: np.max([entry["statistics"][name] for entry in entries], 0) for name in entries[0]["statistics"]}
+        set_statistics_of(statistics, family, found, entries[0]["arrays"]["fields"]["shape"][-1])
+
+
+def set_statistics_of(
+    statistics: StateStatistics, family: str, found: Mapping[str, Sequence[float]], num_channels: int
+) -> None:
+    """Fill in the statistics of one family by name, each with a value per field, for its `num_channels` latents."""
+    row, num_fields = row_of(statistics.rows, family), len(FAMILIES[family].fields)
+    num_components = num_channels // num_fields
+    for name, values in found.items():
+        own = torch.as_tensor(values, dtype=torch.float32).clamp(min=SMALLEST_STATISTIC)
+        getattr(statistics, name)[row, :num_channels] = own.repeat_interleave(num_components)
+    blocks = [torch.full((num_components, num_components), 1 / num_components)] * num_fields
+    statistics.field_average[row, :num_channels, :num_channels] = torch.block_diag(*blocks)
 
 
 def field_rms(error: Tensor, family: str) -> Tensor:

@@ -124,14 +124,19 @@ def set_conserved(operator: Operator, cache: LatentCache, codec: Codec) -> None:
     whose boundary differs from the one under which the PDE conserves (outflow instead of periodic).
     """
     for name, row in operator.rows.items():
-        family, boundaries = FAMILIES[name], [entry["dataset"]["boundary"] for entry in entries_of(cache, name)]
-        if any(tuple(boundary) != family.boundaries for boundary in boundaries):
-            continue
-        key = group_name(name, "fields")
-        bases, group = codec.bases(key), codec.groups[key]
-        for field in family.conserved:
-            index = family.fields.index(field)
-            if not group.log[index]:
-                direction = bases[index].sum(-1)
-                channels = slice(index * group.components, (index + 1) * group.components)
-                operator.conserved[row, channels] = direction / direction.norm()
+        boundaries = [tuple(entry["dataset"]["boundary"]) for entry in entries_of(cache, name)]
+        direction = conserved_direction(name, boundaries, codec)
+        operator.conserved[row, : len(direction)] = direction
+
+
+def conserved_direction(name: str, boundaries: Sequence[tuple[str, ...]], codec: Codec) -> Tensor:
+    """The direction (D,) of the integrals that a family conserves, see `set_conserved`; 0 for other boundaries."""
+    family, key = FAMILIES[name], group_name(name, "fields")
+    bases, group = codec.bases(key), codec.groups[key]
+    direction = torch.zeros(len(family.fields), group.components)
+    for field in family.conserved:
+        index = family.fields.index(field)
+        if not group.log[index] and all(each == family.boundaries for each in boundaries):
+            along = bases[index].sum(-1)
+            direction[index] = along / along.norm()
+    return direction.flatten()

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ups.config import CodecConfig, ConsistencyConfig, DiffusionConfig, FinetuneConfig, OperatorConfig, SteadyConfig
+from ups.config import CodecConfig, ConsistencyConfig, DiffusionConfig, OperatorConfig, SteadyConfig
 from ups.config.baselines import BaselineConfig
 from ups.config.training import TrainingSection
 from ups.runs.run import Run
 from ups.training.stage import Stage
-from ups.training.stages import baseline, codec, consistency, diffusion, finetune, operator, steady
+from ups.training.stages import baseline, codec, consistency, diffusion, operator, steady
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ STAGES = {
     "consistency": StageEntry(
         ConsistencyConfig, consistency.build, ("latent_cache", "operator", "steady", "diffusion"), "all"
     ),
-    "finetune": StageEntry(FinetuneConfig, finetune.build, ("latent_cache", "operator"), "transient"),
     "baseline": StageEntry(BaselineConfig, baseline.build, ("latent_cache",), "all"),
 }
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ups.config import OperatorConfig
 from ups.config.baselines import BaselineConfig
+from ups.config.studies import AdaptTraining
 from ups.config.training import Noise, Unroll
 from ups.data.samples import LatentBatch, LatentSamples
 from ups.models.codec import codec_from
@@ -43,7 +44,7 @@ def build(config: OperatorConfig, run: Run) -> Stage:
 
 
 def step_loss(
-    statistics: StateStatistics, config: OperatorConfig | BaselineConfig, terms: TermSum | None = None
+    statistics: StateStatistics, config: OperatorConfig | BaselineConfig | AdaptTraining, terms: TermSum | None = None
 ) -> Loss:
     """Mean error of a rollout of h steps, relative to the change that is expected in each step.
 

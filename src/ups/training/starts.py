@@ -1,0 +1,218 @@
+"""Networks of one family from which an adaptation starts: the family's own, a donor's trunk, or random weights."""
+
+import copy
+import re
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from ups.config.studies import AdaptConfig
+from ups.data.families import Dataset
+from ups.data.pdebench import FAMILIES
+from ups.errors import ConfigFault
+from ups.metrics.errors import EPS
+from ups.models.baselines import grid_model
+from ups.models.codec import Codec, FieldGroup, group_name
+from ups.models.operator import Operator, SteadyModel
+from ups.models.sizes import Sizes, row_of
+from ups.surrogate.surrogate import Setting, Surrogate, rollout
+from ups.training.examples import Trajectories, encode, fit_codec, measure_statistics, renormalized
+from ups.training.symmetry import conserved_direction
+
+LIMITS, UNITS = ("max_mean", "max_fluctuation", "max_growth", "max_rms"), ("fluctuation_rms", "step_rms")
+TRUNK = "mixer.trunks."
+
+Model = Operator | SteadyModel
+
+
+@dataclass(frozen=True)
+class Start:
+    """A model of one family before its training, its codec, and the constructor arguments that are saved with it.
+
+    `donor` is the family whose trunk it has; None: all its weights are random.
+    """
+
+    codec: Codec
+    model: nn.Module
+    settings: dict[str, Any]
+    donor: str | None
+
+
+def surrogate_of(codec: Codec, model: nn.Module, family: str) -> Surrogate:
+    """A surrogate with a model of one family as its operator, or as its steady model."""
+    steady = FAMILIES[family].steady
+    return Surrogate(codec, None if steady else model, None, None, model if steady else None, {})
+
+
+@torch.no_grad()
+def rollout_error(codec: Codec, model: nn.Module, trajectories: Trajectories) -> float:
+    """The nRMSE of rollouts, mean over trajectories, fields and times after the first."""
+    family, examples = trajectories.family, encode(codec, trajectories)
+    surrogate = surrogate_of(codec.on_grid(family.name, trajectories.dataset.grid), model, family.name)
+    condition = examples.condition.expand(len(examples.z), -1)
+    step = surrogate.plain_step(Setting(family.name, examples.domain, examples.coefficients, condition))
+    z_0 = torch.zeros_like(examples.z[:, 0]) if family.steady else examples.z[:, 0]
+    u = surrogate.decode(rollout(step, z_0, examples.num_steps)[:, 1:], family.name)
+    u_ref = trajectories.u if family.steady else trajectories.u[:, 1:]
+    error, size = ((values.flatten(3).square().mean(3).sqrt()) for values in (u - u_ref, u_ref))
+    return (error / size.clamp_min(EPS)).mean().item()
+
+
+def is_known(surrogate: Surrogate, dataset: Dataset) -> bool:
+    """Whether a surrogate can predict a dataset: it was trained on the family, and its patch divides the grid."""
+    model, group = surrogate.model(dataset.family), surrogate.codec.groups.get(group_name(dataset.family, "fields"))
+    trained = model is not None and dataset.family in model.rows
+    return trained and group is not None and all(n % group.patch == 0 for n in dataset.grid)
+
+
+def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig) -> list[Start]:
+    """The family's own network if the surrogate can predict the dataset, else one per donor.
+
+    Donors are the families with as many axes; `config.donor` may name one, or be `other` although the family is known.
+    The new network has the donor's trunk between a random stem and head, and a codec of its own.
+
+    Raises:
+        ConfigFault: there is no donor, or no trained model.
+    """
+    dataset, donors = trajectories.dataset, _donors(surrogate, trajectories.dataset)
+    if is_known(surrogate, dataset) and config.donor in (None, dataset.family):
+        return [_known(surrogate, trajectories, config.recipe.seed)]
+    names = [name for name in donors if config.donor in (None, "other", name)]
+    if not names:
+        known = ", ".join(donors) or "none"
+        raise ConfigFault(
+            f"adapt.donor = {config.donor}: families with {len(dataset.grid)} axes to start from: {known}"
+        )
+    plain = scratch(surrogate, trajectories, config)
+    return [replace(plain, model=_with_trunk(plain.model, donors[name], name), donor=name) for name in names]
+
+
+def scratch(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig) -> Start:
+    """A network of the surrogate's kind with random weights, and a codec that the trajectories normalize."""
+    group = _group_like(surrogate, trajectories.dataset)
+    codec = fit_codec(trajectories, patch_size=group.patch, components=group.components)
+    return _random(surrogate, codec, trajectories, config.recipe.seed)
+
+
+def fno_scratch(trajectories: Trajectories, sizes: dict[str, Any], config: AdaptConfig) -> Start:
+    """A Fourier neural operator on the grid with random weights."""
+    codec, family = fit_codec(trajectories, patch_size=1, components=1), trajectories.family
+    examples = encode(codec, trajectories)
+    settings = {
+        "kind": "fno",
+        "steady": family.steady,
+        "family": family.name,
+        "in_channels": len(family.coefficients) + (0 if family.steady else len(family.fields)),
+        "out_channels": len(family.fields),
+        "grid": examples.domain.grid,
+        "periodic": examples.domain.periodic,
+        "condition_channels": [],  # all trajectories have one condition
+        "model": sizes,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(config.recipe.seed)
+        model = grid_model(**settings)
+    measure_statistics(model.statistics, examples)
+    return Start(codec, model.to(trajectories.u.device), settings, None)
+
+
+def _known(surrogate: Surrogate, trajectories: Trajectories, seed: int) -> Start:
+    """The family's own weights, with limits that the new trajectories widen.
+
+    The units of states and of their changes are those of the trained data or of the new ones, and in a third candidate
+    the fields are normalized anew: the start is what predicts the new trajectories best before any training.
+    """
+    name, trained = trajectories.family.name, surrogate.codec
+    source, candidates = surrogate.model(name), []
+    assert source is not None
+    for codec, units in ((trained, ()), (trained, UNITS), (renormalized(trained, trajectories), ())):
+        start = _random(surrogate, codec, trajectories, seed)
+        measured = copy.deepcopy(start.model.statistics)
+        _copy_row(start.model, source, row_of(source.rows, name), "")
+        statistics = start.model.statistics
+        for limit in LIMITS:
+            getattr(statistics, limit).copy_(getattr(measured, limit).maximum(getattr(statistics, limit)))
+        for unit in units:
+            getattr(statistics, unit).copy_(getattr(measured, unit))
+        candidates.append(replace(start, donor=name))
+    return min(candidates, key=lambda start: rollout_error(start.codec, start.model, trajectories))
+
+
+def _random(surrogate: Surrogate, codec: Codec, trajectories: Trajectories, seed: int) -> Start:
+    """A network of the surrogate's kind, with random weights and the statistics of the trajectories."""
+    examples, family, dataset = encode(codec, trajectories), trajectories.family, trajectories.dataset
+    like = _model_like(surrogate, family.name)
+    # A trunk that all families share has the axes of the family with the most.
+    num_axes = len(dataset.grid) if like.backbone.separate_trunks else max(like.sizes.num_axes)
+    sizes = Sizes(
+        families=[family.name],
+        num_axes=[num_axes],
+        num_fields=[len(family.fields)],
+        latent_channels=[examples.z.shape[-1]],
+        coefficient_channels=[examples.coefficients.shape[-1]],
+        num_conditions=len(examples.condition),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = (SteadyModel if family.steady else Operator)(sizes, like.backbone)
+    measure_statistics(model.statistics, examples)
+    if isinstance(model, Operator):
+        model.conserved[0] = conserved_direction(family.name, [dataset.boundary], codec)
+    settings = {"sizes": asdict(sizes), "backbone": asdict(model.backbone)}
+    return Start(codec, model.to(trajectories.u.device), settings, None)
+
+
+def _model_like(surrogate: Surrogate, family: str) -> Model:
+    """The surrogate's model of the kind that predicts the family, or if it has none its other one."""
+    model = surrogate.model(family) or surrogate.operator or surrogate.steady
+    if model is None:
+        raise ConfigFault("adapting needs a trained operator or steady model: run `kedro run --pipeline training`")
+    return model
+
+
+def _donors(surrogate: Surrogate, dataset: Dataset) -> dict[str, Model]:
+    """The models, by family, whose trunk of that family has the dataset's number of axes and fits into its network.
+
+    Of families that share one trunk there is only one.
+    """
+    backbone, num_axes = _model_like(surrogate, dataset.family).backbone, len(dataset.grid)
+    models = [model for model in (surrogate.operator, surrogate.steady) if model is not None]
+    donors = {
+        family: model
+        for model in models
+        for family, row in model.rows.items()
+        if model.sizes.num_axes[row] == num_axes and model.backbone == backbone and family != dataset.family
+    }
+    return donors if backbone.separate_trunks else dict(islice(donors.items(), 1))
+
+
+def _group_like(surrogate: Surrogate, dataset: Dataset) -> FieldGroup:
+    """The codec's group of the family, or of any other with as many axes; its patch suits the trained trunks."""
+    groups = surrogate.codec.groups
+    alike = [group for group in groups.values() if len(group.grid) == len(dataset.grid)]
+    return groups.get(group_name(dataset.family, "fields")) or max(alike, key=lambda group: group.num_tokens)
+
+
+def _with_trunk(model: nn.Module, source: Model, family: str) -> nn.Module:
+    """A copy of a model of one family with the trunk that `source` has for `family`."""
+    changed = copy.deepcopy(model)
+    _copy_row(changed, source, row_of(source.rows, family), TRUNK)
+    return changed
+
+
+@torch.no_grad()
+def _copy_row(model: nn.Module, source: Model, row: int, prefix: str) -> None:
+    """Copy into a model of one family what `source` has in `row`, of the tensors whose names begin with `prefix`.
+
+    Tensors of `source` may be larger: all its families have the size of the largest, and surplus entries are unused.
+    """
+    found, buffers, shared = source.state_dict(), dict(model.named_buffers()), not source.backbone.separate_trunks
+    for name, tensor in model.state_dict().items():
+        if name.startswith(prefix):
+            of_family = re.sub(r"(weights|biases|trunks)\.0", rf"\1.{row}", name, count=1)
+            own = name if shared and name.startswith(TRUNK) else of_family
+            values = found[name][row : row + 1] if name in buffers else found[own]
+            tensor.copy_(values[tuple(map(slice, tensor.shape))])

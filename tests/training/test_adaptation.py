@@ -1,0 +1,99 @@
+"""Learning from few."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.jobs import adapt_section
+from ups.errors import DataFault, Diverged
+from ups.files import WEIGHTS
+from ups.models.codec import codec_from
+from ups.models.operator import Operator
+from ups.models.weights import from_settings, load_model
+from ups.surrogate.surrogate import Surrogate
+from ups.training.adaptation import adapt, best_trial, train_and_save, train_best
+from ups.training.examples import Trajectories
+from ups.training.starts import rollout_error, scratch, starts
+
+Few = dict[str, Trajectories]
+
+
+@pytest.mark.parametrize("family", ["advection_1d", "darcy_2d"])
+def test_it_learns(surrogate: Surrogate, trajectories: Few, family: str):
+    """Some steps lower the error on the trajectories, of time steps and of steady solutions."""
+    few, config = trajectories[family], adapt_section(steps=60, learning_rates=[0.01], trial_share=0.1)
+    candidates = starts(surrogate, few, config)
+    trained = train_best(candidates, few, config)
+    assert rollout_error(trained.start.codec, trained.model, few) < 0.8 * rollout_error(
+        candidates[0].codec, candidates[0].model, few
+    )
+
+
+def test_the_start_is_left_alone(surrogate: Surrogate, trajectories: Few):
+    """Neither the surrogate nor the start change, so that trials do not disturb each other."""
+    few, config = trajectories["advection_1d"], adapt_section()
+    assert surrogate.operator is not None
+    before = {name: value.clone() for name, value in surrogate.operator.state_dict().items()}
+    (start,) = starts(surrogate, few, config)
+    weights = {name: value.clone() for name, value in start.model.state_dict().items()}
+    train_best([start], few, config)
+    assert all(torch.equal(before[name], value) for name, value in surrogate.operator.state_dict().items())
+    assert all(torch.equal(weights[name], value) for name, value in start.model.state_dict().items())
+
+
+def test_the_same_seed_gives_the_same_weights(surrogate: Surrogate, trajectories: Few):
+    """Training is a function of its inputs, whatever the state of torch's random numbers."""
+    few, config, found = trajectories["advection_1d"], adapt_section(), []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        found.append(train_best([scratch(surrogate, few, config)], few, config).model.state_dict())
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def test_trials_choose(surrogate: Surrogate, trajectories: Few):
+    """A learning rate that destroys the network loses against one that does not."""
+    few = trajectories["advection_1d"]
+    config = adapt_section(learning_rates=[1e6, 0.003], steps=20)
+    _, rate, error = best_trial([scratch(surrogate, few, config)], few, config)
+    assert rate == 0.003 and error < 2
+
+
+def test_one_trajectory_is_refused(surrogate: Surrogate, trajectories: Few):
+    """Trials need another one to compare with."""
+    few = trajectories["advection_1d"].of(slice(1))
+    with pytest.raises(DataFault, match="at least 2 trajectories, got 1"):
+        adapt(surrogate, few, adapt_section())
+
+
+def test_data_that_are_not_finite_are_told(surrogate: Surrogate, trajectories: Few):
+    """A loss that is not finite in every trial is a fault with a remedy."""
+    few = trajectories["advection_1d"]
+    broken = replace(few, u=few.u * float("nan"))
+    with pytest.raises(Diverged, match="no trial is finite"):
+        best_trial([scratch(surrogate, few, adapt_section())], broken, adapt_section())
+
+
+def test_a_surrogate_and_its_gain_are_returned(surrogate: Surrogate, trajectories: Few):
+    """The result predicts the family; its gain is a ratio of two errors of trials."""
+    few, config = trajectories["advection_1d"], adapt_section()
+    gain = adapt(surrogate, few, config)
+    trials = [
+        best_trial(each, few, config)[2] for each in (starts(surrogate, few, config), [scratch(surrogate, few, config)])
+    ]
+    assert gain.over_scratch == pytest.approx(trials[0] / trials[1])
+    assert gain.surrogate.operator is not None and list(gain.surrogate.operator.rows) == ["advection_1d"]
+
+
+def test_what_is_saved_is_what_was_trained(surrogate: Surrogate, trajectories: Few, tmp_path: Path):
+    """Receipts name codec and network below the data root, and loading them gives the same predictions."""
+    few, config = trajectories["advection_1d"], adapt_section()
+    (tmp_path / "a").mkdir()
+    saved = train_and_save(tmp_path / "a", "adapted", surrogate, few, config, tmp_path)
+    codec = load_model(codec_from, tmp_path, saved["stages"]["codec"])
+    operator = load_model(from_settings(Operator), tmp_path, saved["stages"]["operator"])
+    trained = train_best(starts(surrogate, few, config), few, config)
+    assert rollout_error(codec, operator, few) == rollout_error(trained.start.codec, trained.model, few)
+    assert (tmp_path / saved["stages"]["operator"]["path"] / WEIGHTS).is_file()
+    assert saved["donor"] == "advection_1d" and saved["learning_rate"] == trained.learning_rate

@@ -1,0 +1,111 @@
+"""Networks from which an adaptation starts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.training.jobs import adapt_section
+from ups.data.families import condition_features
+from ups.errors import ConfigFault
+from ups.surrogate.surrogate import Surrogate
+from ups.training.examples import Trajectories, encode
+from ups.training.starts import Start, fno_scratch, rollout_error, scratch, starts, surrogate_of
+
+
+def error_of(start: Start, few: Trajectories) -> float:
+    """Of a rollout before any training."""
+    return rollout_error(start.codec, start.model, few)
+
+
+@pytest.mark.parametrize("family", ["advection_1d", "compressible_ns_1d", "darcy_2d"])
+def test_a_known_family_has_its_own_weights(surrogate: Surrogate, trajectories: dict[str, Trajectories], family: str):
+    """With equal codec and statistics the network alone predicts what the network of all families does."""
+    few, model = trajectories[family], surrogate.model(family)
+    assert model is not None
+    (start,) = starts(surrogate, few, adapt_section())
+    assert start.donor == family and start.settings["sizes"]["families"] == [family]
+    row = model.rows[family]
+    for name, buffer in start.model.statistics.named_buffers():
+        buffer.copy_(getattr(model.statistics, name)[row : row + 1][tuple(map(slice, buffer.shape))])
+    batch = encode(surrogate.codec, few).spread(6)
+    with torch.no_grad():
+        found, expected = (m(batch.z, batch.coefficients, batch.condition, batch.domain) for m in (start.model, model))
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_limits_are_those_of_both(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
+    """A start limits states no more than the trained model did, and not below the new trajectories."""
+    few, model = trajectories["compressible_ns_1d"], surrogate.operator
+    assert model is not None
+    larger = replace(few, u=few.u * 50)
+    (start,) = starts(surrogate, larger, adapt_section())
+    row, channels = model.rows["compressible_ns_1d"], start.model.statistics.max_fluctuation.shape[1]
+    assert (start.model.statistics.max_fluctuation[0] >= model.statistics.max_fluctuation[row, :channels]).all()
+    z = encode(start.codec, larger).z.flatten(0, 1)
+    assert torch.equal(start.model.statistics.clamp_state(z, encode(start.codec, larger).domain), z)
+
+
+def test_another_family_takes_a_trunk(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
+    """With a donor the trunk is the donor's, stem, head and codec are those from scratch."""
+    few, config = trajectories["advection_1d"], adapt_section(donor="compressible_ns_1d")
+    (start,), plain = starts(surrogate, few, config), scratch(surrogate, few, config)
+    source = surrogate.operator
+    assert source is not None and start.donor == "compressible_ns_1d"
+    assert start.codec.groups == plain.codec.groups
+    trunk = source.mixer.trunks[source.rows["compressible_ns_1d"]].state_dict()
+    assert all(torch.equal(trunk[name], value) for name, value in start.model.mixer.trunks[0].state_dict().items())
+    rest = {name: value for name, value in plain.model.state_dict().items() if "trunks" not in name}
+    assert all(torch.equal(start.model.state_dict()[name], value) for name, value in rest.items())
+
+
+def test_an_unknown_family_has_every_donor_of_its_axes(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
+    """A variant that no model knows can start from each family in 1D, and from none in 2D."""
+    few = trajectories["advection_1d"]
+    variant = replace(few, dataset=replace(few.dataset, family="burgers_1d", parameters={"nu": 0.1}))
+    found = starts(surrogate, variant, adapt_section())
+    assert [start.donor for start in found] == ["advection_1d", "compressible_ns_1d"]
+
+
+def test_a_known_family_can_count_as_unknown(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
+    """`other` leaves out the family's own trunk."""
+    found = starts(surrogate, trajectories["advection_1d"], adapt_section(donor="other"))
+    assert [start.donor for start in found] == ["compressible_ns_1d"]
+
+
+def test_a_donor_with_other_axes_is_refused(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
+    """One line with the families that can be named."""
+    with pytest.raises(ConfigFault, match="adapt.donor = darcy_2d: .* 1 axes .*: compressible_ns_1d$"):
+        starts(surrogate, trajectories["advection_1d"], adapt_section(donor="darcy_2d"))
+
+
+def test_a_grid_that_the_patch_does_not_divide_is_new(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
+    """On 15 points the family's own patch of 2 cannot be used: trunks of other families are."""
+    few = trajectories["advection_1d"]
+    odd = replace(few, u=few.u[..., :15], dataset=replace(few.dataset, grid=(15,)))
+    (start,) = starts(surrogate, odd, adapt_section())
+    assert start.donor == "compressible_ns_1d" and start.codec.groups["advection_1d/fields"].patch == 3
+
+
+def test_the_error_is_that_of_the_rollout(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
+    """NRMSE by hand: RMSE over space by RMS, mean over trajectories, fields and times."""
+    few, model = trajectories["compressible_ns_1d"], surrogate.operator
+    assert model is not None
+    examples, whole = encode(surrogate.codec, few), surrogate_of(surrogate.codec, model, "compressible_ns_1d")
+    z, errors = examples.z[:, 0], []
+    condition = torch.tensor(condition_features(few.dataset)).expand(4, -1)
+    for time in range(1, 5):
+        with torch.no_grad():
+            z = model(z, examples.coefficients, condition, examples.domain)
+        u, u_ref = whole.decode(z, "compressible_ns_1d"), few.u[:, time]
+        errors.append(((u - u_ref).square().mean(-1) / u_ref.square().mean(-1)).sqrt())
+    expected = torch.stack(errors).mean().item()
+    assert rollout_error(surrogate.codec, model, few) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_fourier_neural_operator_predicts_the_grid(trajectories: dict[str, Trajectories]):
+    """It has random weights of the seed, and finite errors for transient and steady families."""
+    sizes = {"hidden_channels": 4, "num_layers": 1, "modes": (4, 2, 2), "padding": 0.125}
+    for family in ("advection_1d", "darcy_2d"):
+        first, again = (fno_scratch(trajectories[family], sizes, adapt_section()) for _ in range(2))
+        assert error_of(first, trajectories[family]) == error_of(again, trajectories[family]) < 100
