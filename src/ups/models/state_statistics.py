@@ -25,7 +25,12 @@ class StateStatistics(nn.Module):
     The amplitude a (B, 1, D) of a state is the RMS of its fluctuation over `fluctuation_rms`, one value per field,
     clamped to [0.2, 20]. Divided by it, decaying and rescaled solutions look alike to a network (reversible instance
     normalization as in McCabe et al. 2023, arXiv:2310.02994, section 4.1).
+
+    `limited` (3,), None except while predictions are scored, counts the predicted states, those that a limit has
+    changed, and the changed values, as a sum over the states of their share.
     """
+
+    limited: Tensor | None = None
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -74,15 +79,26 @@ class StateStatistics(nn.Module):
         of `before`, the whole fluctuation of the field is rescaled to the limit. Clamping single tokens would leave a
         diverging field at its peak value everywhere.
         """
-        z = self.clamp_state(z, domain, before)
-        mean, fluctuation = _split(z)
+        clamped = self.clamp_state(z, domain, before)
+        mean, fluctuation = _split(clamped)
         with torch.no_grad():  # the square root has no gradient where a field is constant
             floor = SMALLEST_FLUCTUATION * self.of("fluctuation_rms", domain, z.shape[-1])
             rms_before = torch.maximum(self.field_rms(_split(before)[1], domain), floor)
             grown = self.of("max_growth", domain, z.shape[-1]) * rms_before
             largest = torch.maximum(self.of("max_rms", domain, z.shape[-1]), rms_before)
             factor = torch.minimum(grown, largest) / torch.maximum(self.field_rms(fluctuation, domain), 1e-6 * floor)
-        return torch.where(factor >= 1, z, mean + factor.clamp(max=1.0) * fluctuation)
+        return self._counted(z, torch.where(factor >= 1, clamped, mean + factor.clamp(max=1.0) * fluctuation))
+
+    def limit_solution(self, z: Tensor, domain: Domain) -> Tensor:
+        """The steady solution z (B, N, D), limited by `clamp_state`."""
+        return self._counted(z, self.clamp_state(z, domain))
+
+    def _counted(self, z: Tensor, limited: Tensor) -> Tensor:
+        """The limited states; a value that is not finite counts as one that was limited."""
+        if self.limited is not None:
+            changed = ((z != limited) | ~z.isfinite()).flatten(1).float().mean(1)
+            self.limited += torch.stack([torch.ones_like(changed), (changed > 0).float(), changed]).sum(1)
+        return limited
 
     def clamp_state(self, z: Tensor, domain: Domain, before: Tensor | None = None) -> Tensor:
         """Clamp the mean of z (B, N, D) to `max_mean` and its fluctuation to `max_fluctuation`.
