@@ -208,7 +208,7 @@ def test_errors_have_a_confidence_interval(first: tuple[Path, Completed]):
 
 
 def test_verdict_has_every_gate(first: tuple[Path, Completed]):
-    """The verdict grades each dataset and names each gate on it, with value, limit and outcome, and so did the first."""
+    """The verdict grades each dataset and names each gate on it, with value, limit and outcome; so did the first."""
     verdict = _json(first[0] / "08_reporting/verdict.json")
     assert verdict["passed"] is True
     assert {(gate["name"], gate["family"]) for gate in verdict["gates"]} == {

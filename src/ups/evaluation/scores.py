@@ -33,6 +33,7 @@ from ups.evaluation.predictions import (
     predict,
     predict_trivially,
     steppers,
+    trained_correctors,
 )
 from ups.evaluation.records import LimitCount, Suites, records_of
 from ups.evaluation.violations import conserved_channels, non_negative_channels
@@ -114,7 +115,9 @@ def score_sets(
     """
     folder.mkdir(exist_ok=True)
     records = []
-    with ProgressBar("evaluate", sum(len(each.indices) for each in sets), "trajectories") as bar:
+    total = sum(len(each.indices) for each in sets)
+    cost = sum(len(each.indices) * trajectory_cost(surrogate, each, config.ensemble_size) for each in sets)
+    with ProgressBar("evaluate", total, "trajectories", cost) as bar:
         for each in sets:
             suites, limited, example = _score_set(compute.limited(surrogate), each, config, compute, bar)
             arrays = example.arrays() | _curves_and_ranks(suites)
@@ -139,7 +142,7 @@ def _score_set(
 
     active = {h: steppers(on_grid, family.name, config.ensemble_size, partial(normal_of, h)) for h in HORIZONS}
     limited = {(m, h): LimitCount(on_grid, family.name, compute.device) for h in HORIZONS for m in active[h]}
-    example = Example(dataset)
+    example, cost = Example(dataset), trajectory_cost(surrogate, scored, config.ensemble_size)
     for batch in batches(on_grid, scored, config.batch_tokens, compute, num_members(active["rollout"])):
         forecasts = {
             m: Forecast({h: limited[m, h].of(active[h][m]) for h in HORIZONS}, batch.setting) for m in active["rollout"]
@@ -150,11 +153,18 @@ def _score_set(
         )
         is_first = batch.indices[0] == scored.indices[0]
         score_batch(on_grid, batch, [trivial, by_models], suites, example if is_first else None)
-        bar.advance(len(batch.indices))
+        bar.advance(len(batch.indices), len(batch.indices) * cost)
     if clamped := suites["codec", "rollout"].metrics.clamped:
         message = "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there"
         log.warning(message, dataset.name, clamped, EPS, EPS)
     return suites, limited, example
+
+
+def trajectory_cost(surrogate: Surrogate, scored: TrajectorySet, ensemble_size: int) -> int:
+    """Tokens of a trajectory times network evaluations per step, of all methods and members: a measure of its time."""
+    corrections = [surrogate.corrections.get((m, scored.dataset.family)) for m in trained_correctors(surrogate)]
+    evaluations = sum(1 + correction.num_steps for correction in corrections if correction is not None)
+    return scored.num_tokens * (1 + ensemble_size * evaluations)
 
 
 def num_members(of_methods: dict[str, Stepper]) -> int:
