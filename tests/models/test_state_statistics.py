@@ -32,11 +32,11 @@ def test_the_stricter_limit_holds(max_growth: float, max_rms: float, rms: float)
 
 
 def test_changed_states_and_values_are_counted():
-    """Of four states one is clamped in one of four tokens, one is rescaled as a whole, and one is not finite at all."""
+    """Of four states one is hardly changed, one is rescaled, one not finite, and one clamped in one of eight tokens."""
     made = statistics(max_mean=10.0, max_fluctuation=4.0, max_rms=2.0)
     made.limited = torch.zeros(3)
     peak = torch.tensor([6.0, -1.0, -1.0, -1.0, -1.0, -1.0, 0.0, -1.0])[None, :, None]
-    states = torch.cat([0.1 * peak, peak, 3.0 * WAVE.repeat(1, 2, 1), torch.full_like(peak, torch.nan)])
+    states = torch.cat([peak, *(size * WAVE.repeat(1, 2, 1) for size in (2.005, 3.0, torch.nan))])
     made.limit_step(states, torch.zeros_like(states) + 0.1 * peak, Domain("advection_1d", (8,), (True,)))
     count, steps, values = made.limited.tolist()
     assert (count, steps) == (4, 3) and values == pytest.approx(1 / 8 + 1 + 1)
