@@ -12,8 +12,9 @@ import torch
 import yaml
 from kedro.io import DatasetError
 
+from ups.command import ConfigLoader
 from ups.errors import DataFault, Preempted
-from ups.hooks import ConfigLoader, FaultExit, TrackingHooks
+from ups.hooks import FaultExit, TrackingHooks
 from ups.runs import tracking
 from ups.settings import CONFIG_LOADER_ARGS
 
@@ -217,7 +218,7 @@ def test_a_damaged_file_with_aliases_is_one_line(conf: Path):
 
 def test_unknown_environments_are_named(conf: Path):
     """A misspelt environment ends in one line with the known ones."""
-    assert "has no environment 'smok': choose one of accuracy, base, " in refusal(conf, env="smok")
+    assert "has no environment 'smok', did you mean smoke?" in refusal(conf, env="smok")
 
 
 def test_a_run_that_was_asked_to_stop_is_killed_and_not_failed(monkeypatch: pytest.MonkeyPatch):

@@ -334,6 +334,9 @@ WRONG = [
     ("judge.gates.0.at_most", INF),
     ("judge.gates.0.horizon", "next"),
     ("judge.gates.0.name", 1),
+    ("judge.gates.0.relative_to", "codec"),
+    ("judge.gates.0.otherwise", "pass"),
+    ("judge.first_trajectories", 0),
 ]
 
 

@@ -33,6 +33,7 @@ STEPS = STAGES | {
     "fit_normalization",
     "draw_cards",
     "encode_latents",
+    "evaluate_few",
     "choose_corrector",
     "evaluate",
 }
@@ -42,6 +43,7 @@ TRANSIENT = {"persistence", "codec", "operator", "diffusion", "consistency"}
 STEADY = {"codec", "steady", "diffusion", "consistency"}
 METHODS = {"advection_1d": TRANSIENT, "diffusion_reaction_2d": TRANSIENT, "darcy_2d": STEADY}
 HORIZONS = {"one_step", "rollout"}
+TRIVIAL = {"persistence", "codec"}
 ROLLOUTS = {(family, method, "rollout") for family in METHODS for method in METHODS[family] if family != "darcy_2d"}
 ENSEMBLES = {(family, m, horizon) for family in METHODS for m in ("diffusion", "consistency") for horizon in HORIZONS}
 FULL = ("--pipeline", "full", "--env", "smoke")
@@ -177,6 +179,7 @@ def test_metrics_are_complete(first: tuple[Path, Completed]):
     assert {metric for metric in keys if keys[metric] == everywhere} >= METRICS
     assert keys["correlation_time"] == ROLLOUTS
     assert keys["conservation_drift"] == {key for key in ROLLOUTS if key[0] == "advection_1d"}
+    assert keys["limited_steps"] == keys["limited_values"] == {k for k in everywhere if k[1] not in TRIVIAL}
     assert keys["CRPS"] == keys["spread_skill"] == keys["rank_deviation"] == keys["ECE"] == ENSEMBLES
     assert len(found) == len(set(found))
     assert all(math.isfinite(record["value"]) and record["num_trajectories"] > 0 for record in records)
@@ -205,7 +208,7 @@ def test_errors_have_a_confidence_interval(first: tuple[Path, Completed]):
 
 
 def test_verdict_has_every_gate(first: tuple[Path, Completed]):
-    """The verdict names each gate on each family it applies to, with value, threshold and outcome."""
+    """The verdict grades each dataset and names each gate on it, with value, limit and outcome; so did the first."""
     verdict = _json(first[0] / "08_reporting/verdict.json")
     assert verdict["passed"] is True
     assert {(gate["name"], gate["family"]) for gate in verdict["gates"]} == {
@@ -213,7 +216,12 @@ def test_verdict_has_every_gate(first: tuple[Path, Completed]):
         ("operator_finite", "diffusion_reaction_2d"),
         ("steady_finite", "darcy_2d"),
     }
-    assert all(set(gate) == {"name", "family", "value", "threshold", "passed"} for gate in verdict["gates"])
+    keys = {"name", "dataset", "family", "value", "limit", "passed", "comparison"}
+    assert all(set(gate) == keys for gate in verdict["gates"])
+    graded = {entry["family"]: entry["grade"] for entry in verdict["grades"].values()}
+    assert graded == dict.fromkeys(METHODS, "good")
+    first_verdict = _json(first[0] / "08_reporting/first_verdict.json")
+    assert set(first_verdict["grades"]) == set(verdict["grades"]) and first_verdict["passed"]
 
 
 def test_figures_are_drawn(first: tuple[Path, Completed]):
@@ -248,7 +256,7 @@ def test_a_changed_section_trains_its_stage_and_those_after_it(interrupted: tupl
     """Other steps for the operator train it and what is built on it, not the codec, its latents or the steady model."""
     _, _, resumed = interrupted
     assert resumed.returncode == 0, resumed.stderr
-    assert _ran(resumed) == {"operator", "diffusion", "consistency", "choose_corrector", "evaluate"}
+    assert _ran(resumed) == {"operator", "diffusion", "consistency", "choose_corrector", "evaluate_few", "evaluate"}
     assert set(_steps(resumed)) == STEPS
 
 
@@ -300,7 +308,9 @@ def test_a_failed_gate_fails_the_run_last(data_root: Path, tmp_path: Path):
     shutil.rmtree(report)
     completed = _kedro_run(data_root, *FULL, "--conf-source", str(conf))
     assert completed.returncode == 7
-    assert completed.stderr.startswith("FAULT 7 gate: 2 of 3 gates failed (operator_finite on advection_1d:")
+    failed = "1D_Advection_Sols_beta0.4: operator_finite: rollout nRMSE of operator: "
+    assert completed.stderr.startswith(f"FAULT 7 gate: datasets: 1 good, 2 unusable; {failed}")
+    assert completed.stderr.count("\n") == 1
     assert _json(report / "verdict.json")["passed"] is False
     assert {path.name for path in report.iterdir()} >= {"metrics.json", "verdict.json", "figures"}
     assert _parents(_runs(data_root))[-1].info.status == "FAILED"
@@ -386,8 +396,20 @@ def _file_with_nan(folder: Path) -> None:
         file["tensor"][2, 1, 0] = math.nan
 
 
+def test_a_hopeless_run_stops_before_its_correctors(data_root: Path, tmp_path: Path):
+    """Where no dataset is usable after a few trajectories the command ends with 7 before it chooses a corrector."""
+    conf = shutil.copytree(PROJECT / "conf", tmp_path / "conf")
+    path = conf / "smoke/parameters.yml"
+    path.write_text(path.read_text().replace("at_most: 1.0e+6", "at_most: 1.0e-9"))
+    completed = _kedro_run(data_root, "--pipeline", "evaluation", "--env", "smoke", "--conf-source", str(conf))
+    assert completed.returncode == 7
+    assert completed.stderr.startswith("FAULT 7 gate: stopped after a few trajectories: ")
+    assert completed.stderr.endswith("see first_verdict.json\n")
+    assert _steps(completed) == {"evaluate_few": "up to date"}
+
+
 def test_a_folder_is_scored_and_nothing_else_done(data_root: Path, tmp_path: Path):
-    """`evaluation.folder` gives scores of all trajectories there; what is trained and scored stays as it is."""
+    """`evaluation.folder` gives scores, verdict, table and figures of all trajectories there, and changes no others."""
     (tmp_path / "files").mkdir()
     _advection(tmp_path / "files", beta=0.7, resolution=64)
     before = (data_root / "08_reporting/metrics.json").read_bytes()
@@ -395,13 +417,19 @@ def test_a_folder_is_scored_and_nothing_else_done(data_root: Path, tmp_path: Pat
     completed = _kedro_run(data_root, "--pipeline", "evaluation", "--env", "smoke", params=params)
     assert completed.returncode == 0, completed.stderr
     assert _steps(completed) == {
+        "evaluate_few": "up to date",
         "choose_corrector": "up to date",
         "evaluate": "up to date",
         "evaluate_external": "running",
     }
     records = _json(data_root / "08_reporting/external/metrics.json")
     assert {(r["dataset"], r["num_trajectories"]) for r in records} == {("1D_Advection_Sols_beta0.7", 4)}
-    assert {record["method"] for record in records} == TRANSIENT
+    assert {record["method"] for record in records} == {"persistence", "codec", "operator"}
+    verdict = _json(data_root / "08_reporting/external/verdict.json")
+    assert set(verdict["grades"]) == {"1D_Advection_Sols_beta0.7"} and verdict["passed"]
+    assert "1D_Advection_Sols_beta0.7: good" in completed.stdout and "beta0.4" not in completed.stdout
+    assert "| 1D_Advection_Sols_beta0.7 |" in (data_root / "08_reporting/external/table.md").read_text()
+    assert (data_root / "08_reporting/external/figures/errors.png").is_file()
     assert (data_root / "08_reporting/metrics.json").read_bytes() == before
 
 

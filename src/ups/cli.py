@@ -132,7 +132,7 @@ def define_families(conf: Path, env: str) -> None:
         return
     from ups.config import families_of
     from ups.data.pdebench import FAMILIES
-    from ups.hooks import ConfigLoader
+    from ups.command import ConfigLoader
     from ups.settings import CONFIG_LOADER_ARGS
 
     FAMILIES.define(*families_of(ConfigLoader(str(conf), env, **CONFIG_LOADER_ARGS)["families"]))

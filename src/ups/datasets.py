@@ -32,7 +32,8 @@ LINE_SEPARATOR = "\u2028"
 class JSON(JSONDataset):
     """A JSON file, replaced atomically, with a preview that cuts long lists.
 
-    An `optional` file may be missing: loading then gives None, and saving an empty list leaves the file as it was.
+    An `optional` file may be missing: loading then gives None, and saving nothing, such as an empty list, leaves the
+    file as it was.
     """
 
     def __init__(self, *, optional: bool = False, **options: Any) -> None:
@@ -43,7 +44,7 @@ class JSON(JSONDataset):
         return None if self._optional and not self._exists() else read_json(Path(self._get_load_path()))
 
     def save(self, data: Any) -> None:
-        if not (self._optional and data == []):
+        if data or not self._optional:
             write_json(Path(self._get_save_path()), data)
 
     def preview(self) -> JSONPreview:
@@ -85,12 +86,18 @@ class LatentCacheReceipt(JSON):
 
 
 class Markdown(TextDataset):
-    """A Markdown file, replaced atomically, with a preview as HTML."""
+    """A Markdown file, replaced atomically, with a preview as HTML; no text leaves an `optional` file as it was."""
+
+    def __init__(self, *, optional: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self._optional = optional
 
     def load(self) -> str:
         return Path(self._get_load_path()).read_text(encoding="utf-8")
 
     def save(self, data: str) -> None:
+        if self._optional and not data:
+            return
         with publish(Path(self._get_save_path())) as temporary:
             temporary.write_text(data, encoding="utf-8")
 
@@ -108,16 +115,18 @@ class Pages(AbstractDataset[dict[str, bytes], dict[str, bytes]]):
     """A folder of PNG pages by file name; saving replaces all of them, each page atomically.
 
     `MatplotlibDataset` writes a dictionary of figures as well, but keeps those of datasets that are gone, and cannot be
-    loaded.
+    loaded. Saving no page leaves an `optional` folder as it was.
     """
 
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path, self.metadata = Path(filepath).resolve(), metadata
+    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None, *, optional: bool = False) -> None:
+        self._path, self.metadata, self._optional = Path(filepath).resolve(), metadata, optional
 
     def load(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in sorted(self._path.glob("*.png"))}
 
     def save(self, data: dict[str, bytes]) -> None:
+        if self._optional and not data:
+            return
         present = self.load()
         for name in present.keys() - data.keys():
             (self._path / name).unlink()

@@ -1,5 +1,14 @@
 """Faults: failures that a person, file or machine can cause; each ends `kedro run` with its exit code and one line."""
 
+import difflib
+from collections.abc import Sequence
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """How the message on an unknown name ends: with the known name most like it, or with all of them."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f", did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+
 
 def printable(text: str) -> str:
     """Text in which every character that cannot be printed, line breaks too, is replaced by its code."""

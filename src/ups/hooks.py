@@ -1,28 +1,22 @@
 """Kedro hooks: parameters are checked before any work, a fault ends a run with one line, MLflow tracks every run."""
 
 import atexit
-import difflib
-import math
 import os
 import signal
 import sys
 import traceback
-from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
-import yaml
-from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from ups.config import Parameters, families_of, fields_at, masked, masked_value
 from ups.data.pdebench import FAMILIES
-from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
+from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault, nearest
 from ups.files import REMEDY, UNUSABLE, storage_faults
 from ups.runs import tracking
 from ups.runs.machine import refuse_under_torchrun
@@ -45,16 +39,6 @@ RENAMED = {
     "benchmark.wide": "benchmark.large_model",
     "benchmark.wide_batch_tokens": "benchmark.large_batch_tokens",
 }
-# Values that an entry of the catalog may have. A type is imported and called, and so are some arguments, such as
-# `validator` and Matplotlib's `backend`: a catalog with others could run code.
-DATASETS = ("JSON", "Records", "LatentCacheReceipt", "Markdown", "Pages")
-TYPES = {*(f"ups.datasets.{name}" for name in DATASETS), "json.JSONDataset", "matplotlib.MatplotlibDataset"}
-ARGUMENTS = {"type", "filepath", "data_root", "optional", "save_args", "metadata"}
-SAVE_ARGUMENTS = {"dpi", "indent", "allow_nan"}
-# Raised by Kedro on files that are no YAML or hold something else than sections; the last two on a list.
-UNREADABLE = (yaml.YAMLError, OmegaConfBaseException, MissingConfigException, ValueError, RecursionError)
-UNREADABLE += (AttributeError, TypeError)
-MAX_ALIASED_VALUES = 10_000  # in a file; Kedro takes a millisecond for three
 LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evaluation` or `selection`"
 
 
@@ -67,62 +51,6 @@ class FaultExit(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         click.echo(self.message, file=file or sys.stderr)
-
-
-class ConfigLoader(OmegaConfigLoader):
-    """Kedro's loader; what it cannot read, and a catalog that `check_catalog` refuses, end the command in one line."""
-
-    def __init__(self, conf_source: str, env: str | None = None, **options: Any) -> None:
-        folder = Path(conf_source)
-        chosen = env or options["default_run_env"]
-        if folder.is_dir() and not (folder / chosen).is_dir():
-            known = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
-            raise FaultExit(ConfigFault(f"{folder} has no environment {chosen!r}: choose one of {known}, or make it"))
-        for path in chain.from_iterable(sorted((folder / name).rglob("*")) for name in (options["base_env"], chosen)):
-            check_aliases(path)
-        super().__init__(conf_source, env, **options)
-
-    def __getitem__(self, key: str) -> dict[str, Any]:
-        try:
-            content = super().__getitem__(key)
-        except MissingConfigException:
-            if key in ("globals", "credentials"):  # Kedro can do without
-                raise
-            if key == "families":
-                return {}
-            raise FaultExit(ConfigFault(f"{self.conf_source}: has no {key}*.yml; restore conf/base")) from None
-        except UNREADABLE as error:
-            what = f"{self.conf_source}, {key}*.yml of {self.base_env} or {self.env or self.default_run_env}"
-            why = "expected sections, not a list" if isinstance(error, AttributeError | TypeError) else error
-            raise FaultExit(ConfigFault(f"{what}: {why}; correct the file")) from None
-        if key == "catalog":
-            try:
-                check_catalog(content)
-            except ConfigFault as fault:
-                raise FaultExit(fault) from None
-        return content
-
-
-def check_aliases(path: Path) -> None:
-    """Refuse a file in which few lines stand for many values, by aliases of aliases: reading it would never end."""
-    if path.suffix not in (".yml", ".yaml", ".json") or not path.is_file() or b"*" not in (text := path.read_bytes()):
-        return
-    try:
-        if _count_values(yaml.compose(text, Loader=yaml.SafeLoader), {}) > MAX_ALIASED_VALUES:
-            what = f"its aliases stand for more than {MAX_ALIASED_VALUES} values"
-            raise FaultExit(ConfigFault(f"{path}: {what}; write out what you need"))
-    except UNREADABLE as error:
-        raise FaultExit(ConfigFault(f"{path}: {error}; correct the file")) from None
-
-
-def _count_values(node: yaml.Node | None, known: dict[int, float]) -> float:
-    """Values of a node, those behind its aliases included; infinite for one that contains itself."""
-    if id(node) not in known:
-        known[id(node)] = math.inf
-        nodes = node.value if isinstance(node, yaml.CollectionNode) else []
-        nodes = chain.from_iterable(nodes) if isinstance(node, yaml.MappingNode) else nodes
-        known[id(node)] = 1 + sum(_count_values(child, known) for child in nodes)
-    return known[id(node)]
 
 
 class ParameterHooks:
@@ -253,38 +181,13 @@ def check_data_root(data_root: str, catalog: dict[str, Any]) -> None:
         )
 
 
-def check_catalog(catalog: dict[str, Any]) -> None:
-    """Check that every entry is of a type of `conf/base` with its arguments, and a file of this machine.
-
-    Raises:
-        ConfigFault: an entry could run code, or would be read from or written to a network address.
-    """
-    for name, entry in catalog.items():
-        if not isinstance(entry, dict) or not isinstance(entry.get("filepath"), str):
-            raise ConfigFault(f"catalog entry {name!r}: expected a section with type and filepath")
-        if not isinstance(entry.get("type"), str) or entry["type"] not in TYPES:
-            allowed = ", ".join(sorted(TYPES))
-            raise ConfigFault(f"catalog entry {name!r}: type {entry.get('type')!r} is not allowed; allowed: {allowed}")
-        unknown = [key for key in entry if key not in ARGUMENTS]
-        save_args = entry.get("save_args", {})
-        if not isinstance(save_args, dict):
-            raise ConfigFault(f"catalog entry {name!r}: save_args is {save_args!r}, expected a section")
-        unknown += [f"save_args.{key}" for key in save_args if key not in SAVE_ARGUMENTS]
-        if unknown:
-            raise ConfigFault(f"catalog entry {name!r}: remove {', '.join(map(repr, unknown))}, which is not allowed")
-        for place in (entry["filepath"], entry.get("data_root", "")):
-            if "://" in str(place) or "::" in str(place):
-                raise ConfigFault(f"catalog entry {name!r}: {place!r} is a network address; name a local folder")
-
-
 def _explain(problem: dict[str, Any]) -> str:
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         if (renamed := _present_name(".".join(part for part in problem["loc"] if isinstance(part, str)))) is not None:
             return f"parameter {place} is now called {renamed}"
         known = fields_at(problem["loc"][:-1])
-        near = difflib.get_close_matches(str(problem["loc"][-1]), known, 1)
-        return f"unknown parameter {place}" + (f", did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
+        return f"unknown parameter {place}{nearest(str(problem['loc'][-1]), known)}"
     if problem["type"] == "missing":
         return f"parameter {place} is missing"
     message = masked(problem["msg"].removeprefix("Value error, "))

@@ -6,8 +6,9 @@ import warnings
 from kedro import KedroDeprecationWarning
 from omegaconf.resolvers import oc
 
+from ups.command import ConfigLoader, Session
 from ups.config import FROM_ENVIRONMENT
-from ups.hooks import ConfigLoader, ParameterHooks, TrackingHooks
+from ups.hooks import ParameterHooks, TrackingHooks
 
 warnings.filterwarnings("ignore", "Option '--pipeline'", KedroDeprecationWarning)  # README uses `--pipeline`
 
@@ -25,6 +26,7 @@ def read_environment(name: str, *default: str | None) -> str | None:
 HOOKS = (TrackingHooks(), ParameterHooks())  # Kedro calls the last first: parameters are checked before any use
 # The hooks of these plug-ins write beside the project and post usage data; a run must write below data_root alone.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro-viz", "kedro-telemetry")
+SESSION_CLASS = Session
 CONFIG_LOADER_CLASS = ConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",

@@ -15,7 +15,7 @@ from tests.data.conftest import write_file
 from tests.evaluation.conftest import TRAINED
 from tests.training.jobs import PROJECT, launched
 from tests.untrained import STAGE_NAMES, copy_some, receipt
-from ups.config import WHOLE, EvaluationConfig, SubsampleConfig
+from ups.config import WHOLE, EvaluationConfig, JudgeConfig, SubsampleConfig
 from ups.data import inspection
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import find_files
@@ -30,6 +30,7 @@ EVERY_SECOND = {"every_point": 2, "every_snapshot": 2, "first_trajectories": 3}
 ALL_DATA = WHOLE.of(FAMILIES)
 EVALUATION = {"folder_correctors": True, "seed": 0, "batch_tokens": 64, "ensemble_size": 4}
 LAUNCH = launched(num_processes=1)
+LIMITS = JudgeConfig.model_validate({"first_trajectories": 1, "gates": []})
 HOW = {
     "mode": "sample",
     "sigma": 5.0,
@@ -56,7 +57,7 @@ def stages(root: Path) -> dict[str, dict[str, Any]]:
 def score(root: Path, folder: Path, subsample: SubsampleConfig = WHOLE, **changed: bool) -> list[dict[str, Any]]:
     """The records of the files in a folder."""
     cache, how = receipt(root, "latent_cache"), config(folder).model_copy(update=changed)
-    return evaluate_external(cache, how, subsample, LAUNCH, root, **stages(root), corrector=CORRECTOR)
+    return evaluate_external(cache, how, subsample, LIMITS, LAUNCH, root, **stages(root), corrector=CORRECTOR)[0]
 
 
 def value(records: list[dict[str, Any]], method: str, metric: str = "nRMSE", horizon: str = "one_step") -> float:
@@ -140,6 +141,16 @@ def test_without_correctors_the_other_scores_are_the_same(trained: Path, held_ou
     assert alone == [record for record in records if record["method"] not in ("diffusion", "consistency")]
 
 
+def test_limits_are_counted_for_every_model(trained: Path, tmp_path: Path):
+    """Models of random weights predict states of which limits change some; codec and persistence predict none."""
+    write_file(tmp_path, "advection_1d", count=2)
+    shares = {
+        (r["method"], r["horizon"]): r["value"] for r in score(trained, tmp_path) if r["metric"] == "limited_steps"
+    }
+    assert {method for method, _ in shares} == {"operator", "diffusion", "consistency"}
+    assert all(0 <= share <= 1 for share in shares.values()) and max(shares.values()) > 0
+
+
 def test_a_family_may_have_several_datasets(trained: Path, tmp_path: Path):
     """Files of one family with different parameters and grids are scored each for itself."""
     for beta, points in ((0.1, 8), (0.2, 8), (0.4, 16)):
@@ -183,7 +194,7 @@ def test_the_folder_makes_nothing_stale():
 
 def test_without_a_folder_nothing_changes(trained: Path):
     """`folder: null` opens no receipt and gives no records, which leave what an earlier run wrote."""
-    assert evaluate_external({}, config(None), WHOLE, LAUNCH, trained) == []
+    assert evaluate_external({}, config(None), WHOLE, LIMITS, LAUNCH, trained) == ([], {}, "", {})
 
 
 def _unknown_family(folder: Path) -> None:

@@ -2,23 +2,27 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 
 from ups.config.evaluation import Gate
-from ups.evaluation.gates import judge
+from ups.evaluation.gates import judge, why_hopeless
+
+BURGERS, DARCY = {"burgers_1d": False}, {"darcy_2d": True}
 
 
-def record(value: float | None, method: str = "operator", dataset: str = "burgers_a", **changes: object) -> dict:
+def record(value: float | None, method: str = "operator", dataset: str = "a", **changes: Any) -> dict[str, Any]:
     """Build one line of the metric records."""
     defaults = {"family": "burgers_1d", "metric": "nRMSE", "horizon": "rollout", "num_trajectories": 4}
     return {**defaults, "dataset": dataset, "method": method, "value": value, **changes}
 
 
-def gate(**changes: object) -> Gate:
-    """Build the gate: rollout nRMSE of the operator at most 0.5, except for the changes."""
+def gate(**changes: Any) -> Gate:
+    """Build the gate: rollout nRMSE of the operator at most 0.5, else unusable, except for the changes."""
     defaults = {"name": "accurate", "method": "operator", "metric": "nRMSE", "horizon": "rollout"}
-    return Gate(**{**defaults, "relative_to": None, "at_most": 0.5, "applies_to": "transient", **changes})
+    others = {"relative_to": None, "at_most": 0.5, "applies_to": "transient", "otherwise": "unusable"}
+    return Gate(**{**defaults, **others, **changes})
 
 
 RELATIVE = gate(relative_to="persistence")
@@ -27,7 +31,6 @@ CASES = {
     "below": (gate(), [record(0.4)], 0.4, True),
     "equal": (gate(), [record(0.5)], 0.5, True),
     "above": (gate(), [record(0.6)], 0.6, False),
-    "no record at all": (gate(), [], None, False),
     "other metric only": (gate(), [record(0.1, metric="RMSE")], None, False),
     "other horizon only": (gate(), [record(0.1, horizon="one_step")], None, False),
     "other method only": (gate(), [record(0.1, method="codec")], None, False),
@@ -41,78 +44,158 @@ CASES = {
     "baseline zero": (RELATIVE, [record(0.1), record(0.0, "persistence")], None, False),
     "both zero": (RELATIVE, [record(0.0), record(0.0, "persistence")], None, False),
     "baseline NaN": (RELATIVE, [record(0.1), record(math.nan, "persistence")], None, False),
-    "baseline infinite": (RELATIVE, [record(0.1), record(math.inf, "persistence")], None, False),
-    "baseline of another dataset": (RELATIVE, [record(0.1), record(1.0, "persistence", "burgers_b")], None, False),
     "ratio overflows": (RELATIVE, [record(1e308), record(1e-308, "persistence")], None, False),
-    "worst dataset counts": (gate(), [record(0.6), record(0.1, dataset="burgers_b")], 0.6, False),
-    "one dataset without the metric": (gate(), [record(0.1), record(0.1, "codec", "burgers_b")], None, False),
-    "one dataset NaN": (gate(), [record(0.1), record(math.nan, dataset="burgers_b")], None, False),
 }
 
 
 @pytest.mark.parametrize(("rule", "records", "value", "passed"), CASES.values(), ids=CASES.keys())
 def test_gate(rule: Gate, records: list[dict], value: float | None, passed: bool):
-    """A gate passes when the worst dataset is finite and at most the threshold; whatever is missing fails."""
-    verdict = judge(records, [rule], {"burgers_1d": False})
-    line = {"name": "accurate", "family": "burgers_1d", "value": value, "threshold": 0.5, "passed": passed}
-    assert verdict == {"passed": passed, "gates": [line]}
+    """A gate holds where the value is finite and at most the limit; whatever is missing fails."""
+    verdict = judge(records, [rule], BURGERS)
+    (line,) = verdict["gates"]
+    comparison = line.pop("comparison")
+    assert line == {
+        "name": "accurate",
+        "dataset": "a",
+        "family": "burgers_1d",
+        "value": value,
+        "limit": 0.5,
+        "passed": passed,
+    }
+    assert comparison.startswith("rollout nRMSE of operator") and comparison.endswith(", at most 0.5")
+    assert verdict["passed"] is passed
+    assert verdict["grades"]["a"]["grade"] == ("good" if passed else "unusable")
     json.dumps(verdict, allow_nan=False)
 
 
+def test_each_dataset_has_a_grade_of_its_own():
+    """One of two datasets of a family misses the limit: only it is unusable, and says why."""
+    grades = judge([record(0.6), record(0.1, dataset="b")], [gate()], BURGERS)["grades"]
+    reason = "accurate: rollout nRMSE of operator: 0.6, at most 0.5"
+    assert grades["a"] == {"family": "burgers_1d", "grade": "unusable", "reasons": [reason]}
+    assert grades["b"] == {"family": "burgers_1d", "grade": "good", "reasons": []}
+
+
+def test_a_number_belongs_to_its_dataset():
+    """The persistence of another dataset is none to compare with."""
+    verdict = judge([record(0.1), record(1.0, "persistence", "b")], [RELATIVE], BURGERS)
+    assert [line["value"] for line in verdict["gates"]] == [None, None]
+
+
 @pytest.mark.parametrize(
-    ("applies_to", "judged"),
-    [("transient", ["burgers_1d"]), ("steady", ["darcy_2d"]), ("all", ["burgers_1d", "darcy_2d"])],
+    ("otherwise", "grade", "passed"), [("weak", "weak", True), ("fail", "weak", False), ("unusable", "unusable", False)]
 )
+def test_what_follows_from_a_gate_that_does_not_hold(otherwise: str, grade: str, passed: bool):
+    """Weak is a grade alone; failed and unusable fail the run too."""
+    verdict = judge([record(0.6)], [gate(otherwise=otherwise)], BURGERS)
+    assert (verdict["grades"]["a"]["grade"], verdict["passed"]) == (grade, passed)
+
+
+def test_the_worst_reason_comes_first():
+    """Of a weak, a failing and an unusable reason the grade is that of the worst, and so is their order."""
+    gates = [gate(name=otherwise, otherwise=otherwise) for otherwise in ("weak", "unusable", "fail")]
+    grade = judge([record(0.6)], gates, BURGERS)["grades"]["a"]
+    assert [reason.split(":")[0] for reason in grade["reasons"]] == ["unusable", "fail", "weak"]
+    assert grade["grade"] == "unusable"
+
+
+@pytest.mark.parametrize(("applies_to", "judged"), [("transient", ["a"]), ("steady", ["d"]), ("all", ["a", "d"])])
 def test_gate_applies_to_its_kind_of_family(applies_to: str, judged: list[str]):
-    """A gate judges the steady families, the transient ones or all, as it says."""
-    records = [record(0.1), record(0.1, family="darcy_2d", dataset="darcy_a")]
-    verdict = judge(records, [gate(applies_to=applies_to)], {"burgers_1d": False, "darcy_2d": True})
-    assert [line["family"] for line in verdict["gates"]] == judged
-    assert verdict["passed"]
-
-
-def test_gate_without_family_is_left_out():
-    """A gate that applies to no family present is neither listed nor counted."""
-    verdict = judge([record(0.1)], [gate(), gate(name="solves", applies_to="steady")], {"burgers_1d": False})
-    assert verdict["passed"]
-    assert [line["name"] for line in verdict["gates"]] == ["accurate"]
+    """A gate judges the steady families, the transient ones or all, as it says; the others have no grade but weak."""
+    records = [record(0.1), record(0.1, family="darcy_2d", dataset="d")]
+    verdict = judge(records, [gate(applies_to=applies_to)], BURGERS | DARCY)
+    assert [line["dataset"] for line in verdict["gates"]] == judged
+    assert {name: entry["grade"] for name, entry in verdict["grades"].items()} == {
+        name: "good" if name in judged else "weak" for name in ("a", "d")
+    }
 
 
 @pytest.mark.parametrize("gates", [[], [gate(applies_to="steady")]], ids=["no gate", "no gate that applies"])
 def test_nothing_judged_is_not_passed(gates: list[Gate]):
     """A verdict that rests on no gate at all is not passed."""
-    assert judge([record(0.1)], gates, {"burgers_1d": False}) == {"passed": False, "gates": []}
+    verdict = judge([record(0.1)], gates, BURGERS)
+    assert not verdict["passed"] and verdict["gates"] == []
+    assert verdict["grades"]["a"]["reasons"] == ["no gate applies to it"]
 
 
 def test_family_without_records_fails():
-    """A family under test that has no record at all fails its gates."""
-    verdict = judge([record(0.1)], [gate()], {"burgers_1d": False, "advection_1d": False})
-    assert not verdict["passed"]
-    assert [line["passed"] for line in verdict["gates"]] == [True, False]
+    """A family under test that has no record at all is unusable, under its own name."""
+    grades = judge([record(0.1)], [gate()], BURGERS | {"advection_1d": False})["grades"]
+    assert {name: entry["grade"] for name, entry in grades.items()} == {"a": "good", "advection_1d": "unusable"}
+
+
+def test_a_family_without_records_fails_the_gates_on_physics_too():
+    """Where nothing is known it is not known either that a family conserves nothing."""
+    assert judge([], [gate(metric="conservation_drift")], BURGERS)["gates"][0]["value"] is None
 
 
 def test_family_not_under_test_is_ignored():
     """Records of a family that is not under test change nothing."""
-    verdict = judge([record(0.1), record(9.0, family="other", dataset="other_a")], [gate()], {"burgers_1d": False})
-    assert verdict["passed"]
-
-
-def test_one_failed_gate_fails_the_verdict():
-    """The verdict is passed only if every gate is."""
-    verdict = judge([record(0.1)], [gate(), gate(name="strict", at_most=0.01)], {"burgers_1d": False})
-    assert [line["passed"] for line in verdict["gates"]] == [True, False]
-    assert not verdict["passed"]
+    verdict = judge([record(0.1), record(9.0, family="other", dataset="other_a")], [gate()], BURGERS)
+    assert verdict["passed"] and set(verdict["grades"]) == {"a"}
 
 
 def test_contradicting_records_are_refused():
     """Two records of the same number are an error, not a choice."""
     with pytest.raises(ValueError, match="one record per dataset"):
-        judge([record(0.1), record(0.9)], [gate()], {"burgers_1d": False})
+        judge([record(0.1), record(0.9)], [gate()], BURGERS)
 
 
-def test_a_corrector_that_is_off_is_judged_by_the_operator():
-    """Its nRMSE is the operator's and counts; a gate on what only an ensemble has fails, as all that is missing."""
-    records = [record(0.4), record(0.4, "diffusion", mode="off")]
+@pytest.mark.parametrize("mode", ["off", "sample", None])
+def test_a_corrector_that_is_off_has_no_gates(mode: str | None):
+    """Its numbers are the operator's; nor has one that was not trained. One that is on must have what is asked for."""
+    records = [record(0.9)] + ([] if mode is None else [record(0.9, "diffusion", mode=mode)])
     gates = [gate(method="diffusion"), gate(method="diffusion", metric="CRPS")]
-    verdict = judge(records, gates, {"burgers_1d": False})
-    assert [(line["value"], line["passed"]) for line in verdict["gates"]] == [(0.4, True), (None, False)]
+    values = [line["value"] for line in judge(records, gates, BURGERS)["gates"]]
+    assert values == ([0.9, None] if mode == "sample" else [])
+
+
+@pytest.mark.parametrize("metric", ["conservation_drift", "positivity"])
+def test_physics_is_judged_where_the_equation_has_it(metric: str):
+    """Only where some method has the number; then a method without it fails."""
+    rule = gate(metric=metric)
+    assert judge([record(0.1)], [rule], BURGERS)["gates"] == []
+    records = [record(0.1), record(0.1, "codec", metric=metric)]
+    assert [line["value"] for line in judge(records, [rule], BURGERS)["gates"]] == [None]
+
+
+def test_the_better_baseline_counts():
+    """Of FNO and U-Net the smaller finite error; on a dataset without baselines there is nothing to compare."""
+    rule = gate(relative_to="baselines", at_most=1.0)
+    ours = [record(0.3), record(0.3, dataset="b")]
+    baselines = [record(0.2, "fno"), record(None, "unet"), record(0.1, "linear")]
+    (line,) = judge(ours, [rule], BURGERS, baselines)["gates"]
+    assert (line["dataset"], line["value"]) == ("a", pytest.approx(1.5))
+    assert line["comparison"] == "rollout nRMSE of operator / the better of FNO and U-Net: 1.5, at most 1"
+
+
+def champion(errors: list[float | None], ours: list[float | None]) -> dict[str, Any]:
+    """The line of a gate against a champion with these errors of single trajectories."""
+    rule = gate(relative_to="champion", at_most=1.05, otherwise="fail")
+    records = [[record(0.0, trajectories=values)] for values in (ours, errors)]
+    return judge(records[0], [rule], BURGERS, champion=records[1])["gates"][0]
+
+
+@pytest.mark.parametrize(("factor", "passed"), [(1.04, True), (1.06, False)])
+def test_the_champion_is_met_trajectory_by_trajectory(factor: float, passed: bool):
+    """Errors 6 % above the champion's on the same trajectories are too much, 4 % are not; the interval is said."""
+    errors = [0.1 * (1 + index) for index in range(10)]
+    line = champion(errors, [factor * error for error in errors])
+    assert (line["value"], line["passed"]) == (pytest.approx(factor), passed)
+    assert f"same trajectories (95 % interval {factor:.3g} to {factor:.3g})" in line["comparison"]
+
+
+@pytest.mark.parametrize("ours", [[0.1], [0.1, None], []], ids=["other trajectories", "not finite", "none"])
+def test_a_champion_on_other_trajectories_cannot_be_met(ours: list[float | None]):
+    """Without a pair for every trajectory there is no number, and the gate fails."""
+    assert champion([0.1, 0.2], ours)["value"] is None
+
+
+def test_a_hopeless_run_stops_early():
+    """Something not finite, or nothing usable: after a few trajectories there is no hope for all of them."""
+    good, bad, lost = (record(value, dataset=name) for value, name in ((0.1, "a"), (0.9, "b"), (None, "c")))
+    stopped = {
+        name: bool(why_hopeless(judge(records, [gate()], BURGERS)))
+        for name, records in {"some": [good, bad], "all": [bad], "lost": [good, lost], "none": [good]}.items()
+    }
+    assert stopped == {"some": False, "all": True, "lost": True, "none": False}

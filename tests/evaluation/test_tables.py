@@ -7,7 +7,7 @@ from rich.console import Console
 
 from tests.evaluation.conftest import unpadded
 from ups.evaluation.comparison import comparison_text, errors_of
-from ups.evaluation.tables import geometric_mean, number, score_table
+from ups.evaluation.tables import geometric_mean, number, score_table, verdict_text
 
 NO_COSTS = {"methods": {}, "milliseconds_per_snapshot": {}, "compiled": False}
 
@@ -15,24 +15,53 @@ NO_COSTS = {"methods": {}, "milliseconds_per_snapshot": {}, "compiled": False}
 def record(method: str, horizon: str, value: float | None, dataset: str = "burgers", **more: str) -> dict:
     """Build one nRMSE record."""
     where = {"dataset": dataset, "family": "burgers_1d", "method": method, "horizon": horizon}
-    return where | {"metric": "nRMSE", "value": value, **more}
+    return where | {"metric": "nRMSE", "value": value} | more
 
 
-def shown(records: list[dict]) -> list[list[str]]:
-    """The cells of the table's rows."""
-    console = Console(file=StringIO(), width=200)
-    console.print(score_table(records, "nRMSE", "the test split"))
-    lines = console.file.getvalue().splitlines()
-    return [[cell.strip() for cell in line.split("\u2502")[1:-1]] for line in lines if line.startswith("\u2502")]
+def shown(records: list[dict], grades: dict[str, dict] | None = None) -> list[str]:
+    """The lines of the table in a terminal of 80 columns."""
+    console = Console(file=StringIO(), width=80)
+    console.print(score_table(records, "nRMSE", "the test split", grades))
+    return [line.rstrip() for line in console.file.getvalue().rstrip().splitlines()]
 
 
 def test_a_corrector_that_is_off_is_called_off():
-    """The operator's scores are not shown again under another name; where it is on its own are."""
+    """The operator's scores are not shown again under another name; where it is on its own are, the best marked."""
     horizons = ("one_step", "rollout")
     records = [record("operator", horizon, 0.1) for horizon in horizons]
     records += [record("diffusion", horizon, 0.1, mode="off") for horizon in horizons]
     records += [record("consistency", horizon, 0.2, mode="sample") for horizon in horizons]
-    assert shown(records) == [["burgers", "0.1", "off", "0.2"], ["", "0.1", "", "0.2"]]
+    lines = [line.split() for line in shown(records)]
+    assert lines[2:] == [
+        ["operator", "diffusion", "consistency"],
+        ["burgers"],
+        ["one", "step", "0.1*", "off", "0.2"],
+        ["rollout", "0.1*", "off", "0.2"],
+    ]
+
+
+def test_the_table_fits_into_80_columns():
+    """With five methods, the longest name and a grade no line is cut or longer, and every number is in its column."""
+    name = "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train"
+    methods = ("persistence", "operator", "diffusion", "consistency")
+    records = [record(method, horizon, 1.2345e-05, name) for method in methods for horizon in ("one_step", "rollout")]
+    records += [record("steady", "one_step", None, "darcy", family="darcy_2d")]
+    grades = {name: {"grade": "good"}, "darcy": {"grade": "unusable"}}
+    lines = shown(records, grades)
+    assert max(map(len, lines)) <= 80
+    assert f"{name}: good" in lines and "darcy: unusable" in lines
+    assert lines[lines.index("darcy: unusable") + 1].split() == ["solution", "not", "finite"]
+    header, row = lines[2], lines[lines.index(f"{name}: good") + 1]
+    ends = [header.index(method) + len(method) for method in methods]
+    assert all(row[end - 1] == "5" and row[end] == "*" for end in ends)
+
+
+def test_the_verdict_is_a_page():
+    """The same numbers in Markdown, with the grade of every dataset and the gates that do not hold."""
+    grades = {"burgers": {"grade": "weak", "reasons": ["too slow"]}}
+    text = verdict_text([record("operator", "rollout", 0.5)], "nRMSE", "these files", {"grades": grades})
+    assert "| burgers | weak | rollout | 0.5* |" in unpadded(text)
+    assert text.startswith("# nRMSE on these files") and text.endswith("- burgers: too slow\n")
 
 
 def test_the_comparison_says_off_too():

@@ -76,6 +76,7 @@ def test_scores_by_hand():
     expected = {
         "CRPS": ((3 + 2 + 1 + 1) / 4 + (1 + 2 + 3 + 5) / 4) / 2 - pairs / 12,
         "spread_skill": math.sqrt(5 / 4 * variance / squared_error),
+        "miscalibration": math.sqrt(squared_error / (5 / 4 * variance)),
         "rank_deviation": 2 * 0.3 + 3 * 0.2,
         "coverage": 0.5,
         "ECE": (0.1 + 0.2) / 2,
@@ -168,3 +169,12 @@ def test_scores_stay_on_the_device_of_the_fields():
     with torch.device("meta"):
         scores = suite.compute()
     assert scores == measure(members, u_ref)
+
+
+def test_channels_do_not_make_up_for_each_other():
+    """Half the spread in one channel and three halves of it in another: ratios of mean 1, but miscalibrated."""
+    members, u_ref = gaussian(16)
+    scale = torch.tensor([0.5, 1.5])[:, None]
+    scores = measure(scale * members, u_ref)
+    assert scores["spread_skill"] == pytest.approx(1.0, rel=0.1)
+    assert scores["miscalibration"] > 1.5

@@ -13,7 +13,7 @@ from ups.metrics.suite import COMPAT, Score, ScoreSuite, Timeline, Truth, joined
 PDEBENCH = {"nRMSE", "RMSE", "max_error", "cRMSE", "bRMSE", "fRMSE_low", "fRMSE_mid", "fRMSE_high"}
 BANDS = {f"band_{kind}_{number}" for kind in ("error", "energy") for number in range(1, 5)}
 ALWAYS = PDEBENCH | {f"{COMPAT}{name}" for name in PDEBENCH} | BANDS | {"MAE", "L2RE", "VRMSE"}
-ENSEMBLE = {"CRPS", "spread_skill", "rank_deviation", "coverage", "ECE"}
+ENSEMBLE = {"CRPS", "spread_skill", "miscalibration", "rank_deviation", "coverage", "ECE"}
 
 
 def random_fields(num_trajectories: int, num_members: int = 3) -> tuple[Tensor, Tensor]:

@@ -29,3 +29,25 @@ def test_the_stricter_limit_holds(max_growth: float, max_rms: float, rms: float)
     """A fluctuation of 1 that wants to be 5 becomes the smaller of growth and largest, but is not made smaller."""
     limited = statistics(max_growth=max_growth, max_rms=max_rms).limit_step(7.0 + 5.0 * WAVE, 7.0 + WAVE, DOMAIN)
     torch.testing.assert_close(limited, 7.0 + rms * WAVE)
+
+
+def test_changed_states_and_values_are_counted():
+    """Of four states one is hardly changed, one is rescaled, one not finite, and one clamped in one of eight tokens."""
+    made = statistics(max_mean=10.0, max_fluctuation=4.0, max_rms=2.0)
+    made.limited = torch.zeros(3)
+    peak = torch.tensor([6.0, -1.0, -1.0, -1.0, -1.0, -1.0, 0.0, -1.0])[None, :, None]
+    states = torch.cat([peak, *(size * WAVE.repeat(1, 2, 1) for size in (2.005, 3.0, torch.nan))])
+    made.limit_step(states, torch.zeros_like(states) + 0.1 * peak, Domain("advection_1d", (8,), (True,)))
+    count, steps, values = made.limited.tolist()
+    assert (count, steps) == (4, 3) and values == pytest.approx(1 / 8 + 1 + 1)
+    made.limited = None
+    made.limit_solution(states, DOMAIN)
+    assert made.limited is None
+
+
+def test_a_limited_solution_is_counted():
+    """A steady solution beyond the limit of its mean is clamped to it, and counted as one state of one."""
+    made = statistics(max_mean=1.0)
+    made.limited = torch.zeros(3)
+    torch.testing.assert_close(made.limit_solution(3.0 + WAVE, DOMAIN), 1.0 + WAVE)
+    assert made.limited.tolist() == [1.0, 1.0, 1.0]

@@ -9,8 +9,8 @@ from tests.training.jobs import launched, section
 from ups.errors import OutOfMemory
 from ups.files import WEIGHTS, digest_of, manifest_of, read_json, write_json
 from ups.runs import launcher, stage_cache
-from ups.runs.launcher import is_finished, train_stage
-from ups.runs.run import Run
+from ups.runs.launcher import is_finished, newest_checkpoint, train_stage
+from ups.runs.run import CHECKPOINTS, Run
 from ups.training.checkpoints import publish_tensors
 from ups.training.stages import STAGES
 
@@ -40,6 +40,15 @@ def test_only_the_weights_of_the_manifest_are_final(tmp_path: Path):
     assert not is_finished(tmp_path)
     weights.unlink()
     assert not is_finished(tmp_path)
+
+
+def test_training_goes_on_at_the_newest_complete_checkpoint(tmp_path: Path):
+    """Of steps 4, 8 and 12 the last one was not completed; a folder without checkpoints starts at 0."""
+    assert newest_checkpoint(tmp_path) == 0
+    (tmp_path / CHECKPOINTS).mkdir()
+    for name in ("step_00000004.pt", "step_00000004.pt.json", "step_00000008.pt.json", "step_00000012.pt"):
+        (tmp_path / CHECKPOINTS / name).touch()
+    assert newest_checkpoint(tmp_path) == 8
 
 
 def test_micro_batches_are_halved_until_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

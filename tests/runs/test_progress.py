@@ -29,3 +29,16 @@ def test_lines_in_a_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
         bars.advance("a.hdf5", 100)
         bars.advance("b.hdf5", 100)
     assert "download: 200 of 400 bytes" in caplog.text
+
+
+def test_time_left_follows_cost(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """After nine cheap ones of ten trajectories 99 of 100 tokens are left: 198 seconds at half a token per second."""
+    clock = [0.0]
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
+    bar = progress.ProgressBar("evaluate", 10, "trajectories", cost=100.0)
+    bar._bar.get_time = lambda: clock[0]
+    bar._bar.reset(bar._bar.tasks[0].id)
+    with caplog.at_level(logging.INFO, progress.__name__), bar:
+        for count, cost, clock[0] in ((4, 0.5, 1.0), (5, 0.5, 2.0)):
+            bar.advance(count, cost)
+    assert "evaluate: 9 of 10 trajectories, 03:18 left" in caplog.text

@@ -163,20 +163,31 @@ class ShiftsConfig(Section):
 
 
 class Gate(Section):
-    """A family passes if `metric` of `method`, divided by that of `relative_to` if given, is at most `at_most`."""
+    """A gate holds on a dataset if `metric` of `method`, over that of `relative_to` if given, is at most `at_most`.
+
+    `relative_to` is a method of the same evaluation, `baselines`, the better of FNO and U-Net where they were trained,
+    or `champion`, the registered model where there is one, on the same trajectories. Where the gate does not hold,
+    `otherwise` says what follows: the dataset is `weak`, it is weak and the run has failed (`fail`), or it is
+    `unusable`, and the run has failed as well.
+    """
 
     name: str
     method: str
     metric: str
     horizon: Literal["one_step", "rollout"]
-    relative_to: str | None
+    relative_to: Literal["persistence", "operator", "steady", "baselines", "champion"] | None
     at_most: float
     applies_to: Literal["transient", "steady", "all"]
+    otherwise: Literal["weak", "fail", "unusable"]
 
 
 class JudgeConfig(Section):
-    """The gates that a run must pass."""
+    """The gates, those that can make a dataset `unusable` also on the first `first_trajectories` of each dataset.
 
+    A run that these show to be hopeless stops before its correctors are chosen and all trajectories are scored.
+    """
+
+    first_trajectories: PositiveInt
     gates: list[Gate]
 
 

@@ -17,7 +17,8 @@ from ups.config import CorrectorConfig, LaunchConfig
 from ups.config.evaluation import StudentConfig
 from ups.diffusion.samplers import antithetic
 from ups.evaluation.predictions import HORIZONS, Compute, Forecast, Stepper, corrected_stepper, predict
-from ups.evaluation.scores import Suites, TrajectorySet, batches, held_out, score_batch
+from ups.evaluation.records import Suites
+from ups.evaluation.scores import TrajectorySet, batches, held_out, score_batch
 from ups.evaluation.tables import finite
 from ups.evaluation.timing import in_turns
 from ups.metrics.suite import ScoreSuite

@@ -43,9 +43,14 @@ def score_external(
     folder: Path, trained: Trained, sets: list[TrajectorySet], config: EvaluationConfig, launch: LaunchConfig
 ) -> dict[str, Any]:
     """Check every value of the files, then score them; arrays for figures are written into `folder`."""
-    with ProgressBar("check", sum(len(each.indices) for each in sets), "trajectories") as bar:
+    cost = sum(each.num_tokens * len(each.indices) for each in sets)
+    with ProgressBar("check", sum(len(each.indices) for each in sets), "trajectories", cost) as bar:
         for each in sets:
-            inspect("check", bar.advance, folder=each.folder, dataset=asdict(each.dataset))
+
+            def advance(count: int, tokens: int = each.num_tokens) -> None:
+                bar.advance(count, count * tokens)
+
+            inspect("check", advance, folder=each.folder, dataset=asdict(each.dataset))
     compute = Compute.of(launch)
     return {"records": score_sets(folder, trained.surrogate(compute.device), sets, config, compute)}
 

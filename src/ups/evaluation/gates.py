@@ -1,56 +1,154 @@
-"""The verdict: every gate on every family it applies to, decided from metric records alone."""
+"""The verdict: gates on every dataset and the grade of each dataset, decided from metric records alone."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
 
 from ups.config.evaluation import Gate
-from ups.evaluation.tables import finite, ratio
+from ups.evaluation.tables import finite, number, ratio
+from ups.metrics.bootstrap import bootstrap_interval
+from ups.metrics.suite import OF_PHYSICS
+from ups.surrogate.trained import OFF
 
+GOOD, WEAK, UNUSABLE = "good", "weak", "unusable"
+CORRECTORS = ("diffusion", "consistency")
+STRONG = ("fno", "unet")
+SHOWN = {"one_step": "one-step", "rollout": "rollout"}
+
+Records = Sequence[dict[str, Any]]
 Key = tuple[str, str, str, str]  # dataset, method, metric, horizon
 
 
-def judge(records: Sequence[dict], gates: Sequence[Gate], families: dict[str, bool]) -> dict:
-    """Compare the worst dataset of each family with the threshold of each gate.
+@dataclass(frozen=True)
+class Scores:
+    """Records by key: of the run, of the baselines and of the champion, where there are any of these two."""
 
-    `families` maps every family under test to whether it is steady. A missing metric or baseline, a value that is not
-    finite and a baseline of zero fail the gate, with the value None. A verdict without any gate is not passed.
+    own: dict[Key, dict[str, Any]]
+    baselines: dict[Key, dict[str, Any]]
+    champion: dict[Key, dict[str, Any]]
+
+
+def judge(
+    records: Records, gates: Sequence[Gate], families: dict[str, bool], baselines: Records = (), champion: Records = ()
+) -> dict[str, Any]:
+    """Check all gates on every dataset, grade it by those that do not hold, and pass or fail the run.
+
+    `families` maps every family under test to whether it is steady; a family without records is judged under its own
+    name. A missing score and one that is not finite fail a gate, with the value None. Not checked are gates on a
+    corrector that is off or was not trained, on conservation or positivity where the PDE has none, and against
+    baselines or a champion that have no scores of the dataset.
+
+    Returns:
+        - "passed": every gate holds whose `otherwise` is not `weak`, and there is at least one gate
+        - "grades": {dataset: {"family", "grade", "reasons"}}; the grade is `unusable` where a gate with that
+          `otherwise` does not hold, `weak` where another one does not hold, or none was checked, else `good`
+        - "gates": [{"name", "dataset", "family", "value", "limit", "passed", "comparison"}]
 
     Raises:
         ValueError: two records of one dataset, method, metric and horizon.
     """
-    values = _by_key(records)
-    datasets = {family: sorted({r["dataset"] for r in records if r["family"] == family}) for family in families}
-    verdicts = [
-        _verdict(gate, family, _worst(gate, datasets[family], values))
-        for gate in gates
-        for family, steady in families.items()
-        if gate.applies_to in ("all", "steady" if steady else "transient")
-    ]
-    return {"passed": bool(verdicts) and all(verdict["passed"] for verdict in verdicts), "gates": verdicts}
+    scores = Scores(*map(_by_key, (records, baselines, champion)))
+    datasets = {record["dataset"]: record["family"] for record in records if record["family"] in families}
+    datasets |= {family: family for family in families if family not in datasets.values()}
+    grades, lines, passed = {}, [], True
+    for dataset, family in sorted(datasets.items()):
+        kinds = ("all", "steady" if families[family] else "transient")
+        checked = [gate for gate in gates if gate.applies_to in kinds and _applies(gate, dataset, scores)]
+        found = [_check(gate, dataset, family, scores) for gate in checked]
+        missed = [(gate, line) for gate, line in zip(checked, found, strict=True) if not line["passed"]]
+        grades[dataset] = {"family": family, **_grade(missed, is_checked=bool(found))}
+        passed &= all(gate.otherwise == WEAK for gate, _ in missed)
+        lines += found
+    return {"passed": passed and bool(lines), "grades": grades, "gates": lines}
 
 
-def _by_key(records: Sequence[dict]) -> dict[Key, float | None]:
-    values: dict[Key, float | None] = {}
+def why_hopeless(first: dict[str, Any]) -> list[str]:
+    """Reasons to stop after the verdict on a few trajectories; none if the verdict on all may still be passed.
+
+    A score that is not finite for some trajectories is not finite for all; a run that is unusable everywhere is not
+    worth the time of the full evaluation.
+    """
+    lost = [f"{line['dataset']}: {line['comparison']}" for line in first["gates"] if line["value"] is None]
+    grades = first["grades"]
+    if lost or any(entry["grade"] != UNUSABLE for entry in grades.values()):
+        return lost
+    return [f"{dataset}: {entry['reasons'][0]}" for dataset, entry in grades.items()]
+
+
+def _by_key(records: Records) -> dict[Key, dict[str, Any]]:
+    by_key: dict[Key, dict[str, Any]] = {}
     for record in records:
         key = (record["dataset"], record["method"], record["metric"], record["horizon"])
-        if key in values:
+        if key in by_key:
             raise ValueError(f"expected one record per dataset, method, metric and horizon, got two for {key}")
-        values[key] = finite(record["value"])
-    return values
+        by_key[key] = record
+    return by_key
 
 
-def _verdict(gate: Gate, family: str, value: float | None) -> dict:
+def _applies(gate: Gate, dataset: str, scores: Scores) -> bool:
+    """Whether there is something to check: all but a score that is missing although it should be there."""
+    of_dataset = [record for record in scores.own.values() if record["dataset"] == dataset]
+    of_method = [record for record in of_dataset if record["method"] == gate.method]
+    if gate.method in CORRECTORS and all(record.get("mode") == OFF for record in of_method):
+        return False
+    if gate.metric in OF_PHYSICS and of_dataset and gate.metric not in {record["metric"] for record in of_dataset}:
+        return False
+    others = {"baselines": scores.baselines, "champion": scores.champion}.get(gate.relative_to or "")
+    return others is None or any(key[0] == dataset for key in others)
+
+
+def _check(gate: Gate, dataset: str, family: str, scores: Scores) -> dict[str, Any]:
+    value, what = _compared(gate, dataset, scores)
+    shown = "missing or not finite" if value is None else number(value)
+    line = {"name": gate.name, "dataset": dataset, "family": family, "value": value, "limit": gate.at_most}
     passed = value is not None and value <= gate.at_most
-    return {"name": gate.name, "family": family, "value": value, "threshold": gate.at_most, "passed": passed}
+    return line | {"passed": passed, "comparison": f"{what}: {shown}, at most {gate.at_most:g}"}
 
 
-def _worst(gate: Gate, datasets: Sequence[str], values: dict[Key, float | None]) -> float | None:
-    """Largest value over the datasets of a family; None where one has none, or there is no dataset."""
-    found = [_value(gate, dataset, values) for dataset in datasets]
-    return None if None in found else max(found, default=None)
-
-
-def _value(gate: Gate, dataset: str, values: dict[Key, float | None]) -> float | None:
-    value = values.get((dataset, gate.method, gate.metric, gate.horizon))
+def _compared(gate: Gate, dataset: str, scores: Scores) -> tuple[float | None, str]:
+    """The value of a gate, and in words what is compared."""
+    key = (dataset, gate.method, gate.metric, gate.horizon)
+    own, what = _value(scores.own, key), f"{SHOWN[gate.horizon]} {gate.metric} of {gate.method}"
     if gate.relative_to is None:
-        return value
-    return finite(ratio(value, values.get((dataset, gate.relative_to, gate.metric, gate.horizon))))
+        return own, what
+    if gate.relative_to == "baselines":
+        known = [_value(scores.baselines, (dataset, kind, gate.metric, gate.horizon)) for kind in STRONG]
+        best = min((value for value in known if value is not None), default=None)
+        return finite(ratio(own, best)), f"{what} / the better of FNO and U-Net"
+    if gate.relative_to == "champion":
+        value, interval = _paired(scores.own.get(key), scores.champion.get(key))
+        return value, f"{what} / the champion's, same trajectories{interval}"
+    other = _value(scores.own, (dataset, gate.relative_to, gate.metric, gate.horizon))
+    return finite(ratio(own, other)), f"{what} / {gate.relative_to}"
+
+
+def _value(records: dict[Key, dict[str, Any]], key: Key) -> float | None:
+    return finite(records[key]["value"]) if key in records else None
+
+
+def _paired(own: dict[str, Any] | None, champion: dict[str, Any] | None) -> tuple[float | None, str]:
+    """Ratio of the mean errors of the same trajectories, and its 95 % interval in words where there are enough."""
+    errors = [[] if record is None else record["trajectories"] for record in (own, champion)]
+    if len(errors[0]) != len(errors[1]) or not errors[0] or None in (*errors[0], *errors[1]):
+        return None, ""
+    ours, theirs = (torch.tensor(values, dtype=torch.float64) for values in errors)
+    ends = bootstrap_interval(ours, theirs, statistic=_ratio_of_means, seed=0)
+    interval = "" if ends is None else f" (95 % interval {number(ends[0])} to {number(ends[1])})"
+    return finite(ratio(float(ours.mean()), float(theirs.mean()))), interval
+
+
+def _ratio_of_means(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+    return a.mean(axis) / b.mean(axis)
+
+
+def _grade(missed: list[tuple[Gate, dict[str, Any]]], *, is_checked: bool) -> dict[str, Any]:
+    """The grade and its reasons, the worst first."""
+    missed = sorted(missed, key=lambda pair: (UNUSABLE, "fail", WEAK).index(pair[0].otherwise))
+    reasons = [f"{gate.name}: {line['comparison']}" for gate, line in missed]
+    if not is_checked:
+        return {"grade": WEAK, "reasons": ["no gate applies to it"]}
+    grade = UNUSABLE if any(gate.otherwise == UNUSABLE for gate, _ in missed) else WEAK if missed else GOOD
+    return {"grade": grade, "reasons": reasons}

@@ -30,29 +30,24 @@ from ups.evaluation.predictions import (
     Predicted,
     Slab,
     Stepper,
-    corrector_mode,
-    plain_method,
     predict,
     predict_trivially,
     steppers,
     trained_correctors,
 )
-from ups.evaluation.tables import finite
-from ups.evaluation.violations import conserved_channels
+from ups.evaluation.records import LimitCount, Suites, records_of
+from ups.evaluation.violations import conserved_channels, non_negative_channels
 from ups.metrics.errors import EPS
 from ups.metrics.spectra import radial_spectrum
 from ups.metrics.suite import OF_ROLLOUTS, Reductions, ScoreSuite, Timeline, Truth, joined
 from ups.models.sizes import Domain
 from ups.runs.progress import ProgressBar
 from ups.surrogate.surrogate import Setting, Surrogate
-from ups.surrogate.trained import OFF, Trained
+from ups.surrogate.trained import Trained
 
 log = logging.getLogger(__name__)
 
 MAX_POINTS = 256  # points per axis, and times of a 1D dataset, in the arrays for figures
-
-Suites = dict[tuple[str, str], ScoreSuite]
-"""(method, horizon) -> its running metrics."""
 
 Predictor = Callable[[Slab], Iterable[Predicted]]
 
@@ -86,10 +81,19 @@ def held_out(cache: LatentCache, raw: Path, split: Literal["valid", "test"] = "t
 
 
 def score_test_split(
-    folder: Path, trained: Trained, config: EvaluationConfig, launch: LaunchConfig, raw: Path
+    folder: Path,
+    trained: Trained,
+    config: EvaluationConfig,
+    launch: LaunchConfig,
+    raw: Path,
+    num_trajectories: int | None = None,
 ) -> dict[str, Any]:
-    """Records of the trained models on the test split; arrays for the figures are written into `folder`."""
+    """Records of the trained models on the test split; arrays for the figures are written into `folder`.
+
+    Of each dataset the first `num_trajectories` are scored; None: all.
+    """
     sets, compute = held_out(trained.cache(), raw, "test"), Compute.of(launch)
+    sets = [replace(each, indices=each.indices[:num_trajectories]) for each in sets]
     return {
         "records": score_sets(folder, trained.surrogate(compute.device), sets, config, compute),
         "datasets": {each.dataset.name: each.dataset.family for each in sets},
@@ -106,25 +110,29 @@ def score_sets(
         Records {"family", "dataset", "method", "metric", "horizon", "value", "num_trajectories"}. "low" and "high" are
         the 95 % confidence interval of metrics that are statistics over enough trajectories. The nRMSE has
         "trajectories", the error of each in order. A number that is not finite is None. Methods with a corrector have
-        its "mode": with "off" they have the scores of the operator or the steady model.
+        its "mode": with "off" they have the scores of the operator or the steady model. Predicted states that limits
+        of `StateStatistics` have changed are the share `limited_steps`, their values the share `limited_values`.
     """
     folder.mkdir(exist_ok=True)
     records = []
-    with ProgressBar("evaluate", sum(len(each.indices) for each in sets), "trajectories") as bar:
+    total = sum(len(each.indices) for each in sets)
+    cost = sum(len(each.indices) * trajectory_cost(surrogate, each, config.ensemble_size) for each in sets)
+    with ProgressBar("evaluate", total, "trajectories", cost) as bar:
         for each in sets:
-            suites, example = _score_set(compute.limited(surrogate), each, config, compute, bar)
+            suites, limited, example = _score_set(compute.limited(surrogate), each, config, compute, bar)
             arrays = example.arrays() | _curves_and_ranks(suites)
             np.savez_compressed(folder / f"{each.dataset.name}.npz", **arrays)
-            records += _records_of_methods(surrogate, each.dataset, suites)
+            records += records_of(surrogate, each.dataset, suites, limited)
     return records
 
 
 def _score_set(
     surrogate: Surrogate, scored: TrajectorySet, config: EvaluationConfig, compute: Compute, bar: ProgressBar
-) -> tuple[Suites, "Example"]:
+) -> tuple[Suites, dict[tuple[str, str], LimitCount], "Example"]:
     dataset, family = scored.dataset, FAMILIES[scored.dataset.family]
-    num_dims, conserved = len(dataset.grid), conserved_channels(dataset)
-    suites: Suites = defaultdict(lambda: ScoreSuite(num_dims, family.pdebench_batch_size, conserved, config.seed))
+    num_dims, batch_size = len(dataset.grid), family.pdebench_batch_size
+    conserved, non_negative = conserved_channels(dataset), non_negative_channels(dataset)
+    suites: Suites = defaultdict(lambda: ScoreSuite(num_dims, batch_size, conserved, config.seed, non_negative))
     on_grid = replace(surrogate, codec=surrogate.codec.on_grid(family.name, dataset.grid))
 
     def normal_of(horizon: str, method: str) -> Normal:
@@ -133,20 +141,30 @@ def _score_set(
         return antithetic(torch.Generator(compute.device).manual_seed(seed))
 
     active = {h: steppers(on_grid, family.name, config.ensemble_size, partial(normal_of, h)) for h in HORIZONS}
-    example = Example(dataset)
+    limited = {(m, h): LimitCount(on_grid, family.name, compute.device) for h in HORIZONS for m in active[h]}
+    example, cost = Example(dataset), trajectory_cost(surrogate, scored, config.ensemble_size)
     for batch in batches(on_grid, scored, config.batch_tokens, compute, num_members(active["rollout"])):
-        forecasts = {m: Forecast({h: active[h][m] for h in HORIZONS}, batch.setting) for m in active["rollout"]}
+        forecasts = {
+            m: Forecast({h: limited[m, h].of(active[h][m]) for h in HORIZONS}, batch.setting) for m in active["rollout"]
+        }
         trivial, by_models = (
             partial(predict_trivially, on_grid, family.name),
             partial(predict, on_grid, batch, forecasts),
         )
         is_first = batch.indices[0] == scored.indices[0]
         score_batch(on_grid, batch, [trivial, by_models], suites, example if is_first else None)
-        bar.advance(len(batch.indices))
+        bar.advance(len(batch.indices), len(batch.indices) * cost)
     if clamped := suites["codec", "rollout"].metrics.clamped:
         message = "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there"
         log.warning(message, dataset.name, clamped, EPS, EPS)
-    return suites, example
+    return suites, limited, example
+
+
+def trajectory_cost(surrogate: Surrogate, scored: TrajectorySet, ensemble_size: int) -> int:
+    """Tokens of a trajectory times network evaluations per step, of all methods and members: a measure of its time."""
+    corrections = [surrogate.corrections.get((m, scored.dataset.family)) for m in trained_correctors(surrogate)]
+    evaluations = sum(1 + correction.num_steps for correction in corrections if correction is not None)
+    return scored.num_tokens * (1 + ensemble_size * evaluations)
 
 
 def num_members(of_methods: dict[str, Stepper]) -> int:
@@ -272,26 +290,3 @@ def _curves_and_ranks(suites: Suites) -> dict[str, np.ndarray]:
     curves = {f"curve/{method}": suite.metrics.curve() for method, suite in rollouts.items()}
     ranks = {f"ranks/{method}": suite.ranks() for method, suite in rollouts.items()}
     return {name: values.cpu().numpy() for name, values in (curves | ranks).items() if values is not None}
-
-
-def _records_of_methods(surrogate: Surrogate, dataset: Dataset, suites: Suites) -> list[dict[str, Any]]:
-    """Records of the scored methods, and of correctors that are off, which predict what the plain model does."""
-    modes = {method: corrector_mode(surrogate, method, dataset.family) for method in trained_correctors(surrogate)}
-    records = []
-    for (method, horizon), suite in suites.items():
-        mode = {"mode": modes[method]} if method in modes else {}
-        records += [record | mode for record in _records(dataset, method, horizon, suite)]
-    plain = [record for record in records if record["method"] == plain_method(dataset.family)]
-    off = [method for method, mode in modes.items() if mode == OFF]
-    return records + [record | {"method": method, "mode": OFF} for method in off for record in plain]
-
-
-def _records(dataset: Dataset, method: str, horizon: str, suite: ScoreSuite) -> Iterator[dict[str, Any]]:
-    for metric, score in suite.compute().items():
-        record = {"family": dataset.family, "dataset": dataset.name, "method": method, "metric": metric}
-        record |= {"horizon": horizon, "value": finite(score.value)}
-        record["num_trajectories"] = suite.metrics.num_trajectories
-        if metric == "nRMSE":
-            record["trajectories"] = [finite(value) for value in suite.of_trajectories(metric).tolist()]
-        interval = {} if score.interval is None else dict(zip(("low", "high"), score.interval, strict=True))
-        yield record | {end: finite(value) for end, value in interval.items()}

@@ -1,14 +1,16 @@
 """Tables for Markdown reports and the console, and the numbers in them: None stands for one that is not finite."""
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from math import exp, isfinite, log
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-from rich.table import Table
+from rich.text import Text
 from tabulate import tabulate
 
-from ups.evaluation.predictions import HORIZONS
+from ups.data.pdebench import FAMILIES
 from ups.surrogate.trained import OFF
 
 
@@ -41,28 +43,65 @@ def geometric_mean(values: Sequence[float | None]) -> float | None:
 
 
 METHODS = ("persistence", "operator", "diffusion", "consistency", "steady")
+LABELS = {"one_step": "one step", "rollout": "rollout"}
+STEADY_LABEL = "solution"
+COLOURS = {"good": "green", "weak": "yellow", "unusable": "red"}  # of grades
+LEGEND, OFF_LEGEND = "*: best, 1: as good as predicting zero", ", off: the corrector is off"
+LABEL_WIDTH, COLUMN_WIDTH = 12, 13  # of at most five methods in 80 columns
 
 
-def score_table(records: list[dict[str, Any]], metric: str, scored: str) -> Table:
-    """A console table: one row per dataset, one column per method, the error of one step above that of the rollout.
+def score_table(
+    records: list[dict[str, Any]], metric: str, scored: str, grades: dict[str, dict[str, Any]] | None = None
+) -> Text:
+    """For the console: of each dataset a line with name and grade, then one per horizon with the error of each method.
 
-    `scored` names the trajectories in the title. "off" stands where a method's corrector is off: its errors are
-    those of the operator.
+    `scored` names the trajectories in the title, `grades` are those of a verdict. "off" stands where a method's
+    corrector is off: its errors are those of the operator.
     """
-    chosen = [record for record in records if record["metric"] == metric]
-    values = {(r["dataset"], r["method"], r["horizon"]): r["value"] for r in chosen}
-    off = {(r["dataset"], r["method"]) for r in chosen if r.get("mode") == OFF}
-    methods = [method for method in METHODS if any(method == m for _, m, _ in values)]
-    shown = Table(title=f"{metric} on {scored}: one step, rollout", title_justify="left")
-    shown.add_column("dataset", overflow="fold")
-    for method in methods:
-        shown.add_column(method, justify="right")
-    for dataset in sorted({dataset for dataset, _, _ in values}):
-        keys = {method: [(dataset, method, horizon) for horizon in HORIZONS] for method in methods}
-        cells = {method: "\n".join(_cell(values[key]) for key in keys[method] if key in values) for method in methods}
-        shown.add_row(dataset, *(OFF if (dataset, method) in off else cells[method] for method in methods))
+    methods, rows = _score_rows(records, metric)
+    is_off = any(OFF in cells for *_, cells in rows)
+    shown = Text().append(f"{metric} on {scored}\n", style="bold")
+    shown.append(f"{LEGEND}{OFF_LEGEND if is_off else ''}\n", style="dim")
+    shown.append(" " * LABEL_WIDTH + "".join(f"{method:>{COLUMN_WIDTH - 1}} " for method in methods).rstrip() + "\n")
+    for dataset, of_dataset in groupby(rows, key=itemgetter(0)):
+        shown.append(dataset)
+        if grades is not None:
+            grade = grades[dataset]["grade"]
+            shown.append(": ").append(grade, style=COLOURS[grade])
+        for _, label, cells in of_dataset:
+            numbers = (f"{cell if cell.endswith('*') else cell + ' ':>{COLUMN_WIDTH}}" for cell in cells)
+            shown.append(f"\n  {label:<{LABEL_WIDTH - 2}}{''.join(numbers).rstrip()}", style="")
+        shown.append("\n")
+    shown.no_wrap, shown.overflow = True, "ignore"
     return shown
 
 
-def _cell(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.2g}"
+def verdict_text(records: list[dict[str, Any]], metric: str, scored: str, verdict: dict[str, Any]) -> str:
+    """Markdown: the same table with grades, and below it the gates that do not hold."""
+    methods, rows = _score_rows(records, metric)
+    grades = verdict["grades"]
+    lines = [[dataset, grades[dataset]["grade"], label, *cells] for dataset, label, cells in rows]
+    reasons = [f"- {dataset}: {reason}" for dataset, entry in grades.items() for reason in entry["reasons"]]
+    parts = [f"# {metric} on {scored}", "", f"{LEGEND}.", "", table(["dataset", "grade", "", *methods], lines, 3)]
+    return "\n".join([*parts, "", "## Gates that do not hold", "", *(reasons or ["None."]), ""])
+
+
+def _score_rows(records: list[dict[str, Any]], metric: str) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
+    """The methods, and of every dataset and horizon its name, what is scored, and a cell per method."""
+    chosen = [record for record in records if record["metric"] == metric]
+    values = {(r["dataset"], r["method"], r["horizon"]): OFF if r.get("mode") == OFF else r["value"] for r in chosen}
+    methods = [method for method in METHODS if any(method == m for _, m, _ in values)]
+    rows = []
+    for dataset, family in sorted({(record["dataset"], record["family"]) for record in chosen}):
+        labels = {"one_step": STEADY_LABEL} if FAMILIES[family].steady else LABELS
+        for horizon, label in labels.items():
+            found = {method: values.get((dataset, method, horizon), "") for method in methods}
+            best = min((value for value in found.values() if isinstance(value, float)), default=None)
+            rows.append((dataset, label, [_cell(value, best) for value in found.values()]))
+    return methods, rows
+
+
+def _cell(value: float | str | None, best: float | None) -> str:
+    if isinstance(value, str):
+        return value
+    return number(value) + "*" * (value is not None and value == best)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ups.data.families import Dataset, base_of
 from ups.data.pdebench import FAMILIES
 from ups.evaluation.tables import finite
-from ups.metrics.errors import EPS, conservation_drift, rms
+from ups.metrics.errors import EPS, conservation_drift, negative_part, rms
 from ups.solvers.families import equation_of
 from ups.solvers.numerics import wall_divergence
 from ups.solvers.reaction import INFLOW, D
@@ -25,6 +25,12 @@ def conserved_channels(dataset: Dataset) -> list[int]:
     family = FAMILIES[dataset.family]
     is_closed = dataset.boundary == family.boundaries
     return [family.fields.index(name) for name in family.conserved] if is_closed else []
+
+
+def non_negative_channels(dataset: Dataset) -> list[int]:
+    """Channels that cannot be negative."""
+    family = FAMILIES[dataset.family]
+    return [family.fields.index(name) for name in (*family.positive, *family.non_negative)]
 
 
 def violations(dataset: Dataset, u: Tensor, u_0: Tensor) -> dict[str, Tensor]:
@@ -39,13 +45,13 @@ def violations(dataset: Dataset, u: Tensor, u_0: Tensor) -> dict[str, Tensor]:
     - `divergence`: longest cell edge times RMS of div v / RMS of v_0, of incompressible flow
     """
     family, spacing, dt = FAMILIES[dataset.family], _spacing(dataset), dataset.times[1] - dataset.times[0]
+    non_negative = non_negative_channels(dataset)
     conserved, velocity = conserved_channels(dataset), [family.fields.index(name) for name in family.divergence_free]
-    non_negative = [family.fields.index(name) for name in (*family.positive, *family.non_negative)]
     found: dict[str, Tensor] = {}
     if conserved:
         found["conservation"] = conservation_drift(u[:, 1:, conserved], u_0[:, conserved])
     if non_negative:
-        found["positivity"] = (-u[:, 1:, non_negative]).clamp(min=0).flatten(3).mean(-1) / _size(u_0[:, non_negative])
+        found["positivity"] = negative_part(u[:, 1:, non_negative], u_0[:, non_negative])
     if any(boundary != "periodic" for boundary in dataset.boundary):
         found["boundary"] = boundary_mismatch(dataset, u[:, 1:]) / _size(u_0)
     equation = equation_of(base_of(dataset.family), dataset.parameters, spacing, dataset.boundary[0])

@@ -82,6 +82,8 @@ class EnsembleSuite:
     - `CRPS`: the fair CRPS, in the units of the field
     - `spread_skill`: sqrt((M + 1) / M <s^2>) / sqrt(<(mean - u_ref)^2>) per channel, with the variance s^2 of the
       members (divided by M - 1); 1 is calibrated, less is overconfident
+    - `miscalibration`: max(r, 1 / r) of the spread-skill r per channel; 1 is calibrated. In the mean of r a channel
+      with too little spread makes up for one with too much
     - `rank_deviation`: sum_r |f_r - 1 / (M + 1)| for the fractions f_r of the ranks r = 0, ..., M; 0 is flat
     - `coverage`: fraction of the cells whose reference lies between the smallest and the largest member; calibrated is
       (M - 1) / (M + 1)
@@ -108,9 +110,11 @@ class EnsembleSuite:
         levels = range(1, num_members // 2 + 1)
         coverage = torch.stack([ranks[:, k : num_members + 1 - k].sum(-1) for k in levels])
         nominal = torch.tensor([(num_members + 1 - 2 * k) / (num_members + 1) for k in levels], device=ranks.device)
+        spread_skill = ((num_members + 1) / num_members * variance / squared_error).sqrt()
         scores = {
             "CRPS": self._means["crps"],
-            "spread_skill": ((num_members + 1) / num_members * variance / squared_error).sqrt(),
+            "spread_skill": spread_skill,
+            "miscalibration": torch.maximum(spread_skill, 1 / spread_skill),
             "rank_deviation": (ranks - 1 / (num_members + 1)).abs().sum(-1),
             "coverage": coverage[0],
             "ECE": (coverage - nominal[:, None]).abs(),

@@ -76,6 +76,14 @@ def conservation_drift(u: Tensor, u_0: Tensor) -> Tensor:
     return change / u_0.abs().flatten(2).mean(-1).clamp_min(EPS)[:, None]
 
 
+def negative_part(u: Tensor, u_0: Tensor) -> Tensor:
+    """Mean over space of max(-u, 0) / RMS of u_0: (B, T, C, *grid), (B, C, *grid) -> (B, T, C).
+
+    Zero for fields that are nowhere negative.
+    """
+    return _spatial_mean((-u).clamp(min=0)) / rms(u_0[:, None]).clamp_min(EPS)
+
+
 def rms(u: Tensor) -> Tensor:
     """Root mean square over space: (B, T, C, *grid) -> (B, T, C)."""
     return _spatial_mean(u.square()).sqrt()

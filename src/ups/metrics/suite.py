@@ -12,7 +12,16 @@ from torch import Tensor
 
 from ups.metrics.bootstrap import bootstrap_interval
 from ups.metrics.ensembles import EnsembleErrors, EnsembleSuite
-from ups.metrics.errors import L2RE, MAE, VRMSE, SampleMeans, conservation_drift, correlation, correlation_time
+from ups.metrics.errors import (
+    L2RE,
+    MAE,
+    VRMSE,
+    SampleMeans,
+    conservation_drift,
+    correlation,
+    correlation_time,
+    negative_part,
+)
 from ups.metrics.pdebench import CompatSuite, MetricSuite, SnapshotErrors, snapshot_errors
 from ups.metrics.spectra import band_scores, radial_spectrum
 
@@ -23,7 +32,8 @@ Record = TypeVar("Record", SnapshotErrors, EnsembleErrors)
 
 COMPAT = "pdebench_compat/"
 SPECTRA = ("prediction_spectrum", "reference_spectrum")  # summed over times
-OF_ROLLOUTS = ("correlation", "conservation_drift")
+OF_PHYSICS = ("conservation_drift", "positivity")
+OF_ROLLOUTS = ("correlation", *OF_PHYSICS)
 MEDIANS = ("correlation_time",)  # its mean would depend on the length of rollouts that never lose correlation
 
 
@@ -86,14 +96,17 @@ class ScoreSuite:
     - the metrics of `MetricSuite`, and those of `CompatSuite` under `pdebench_compat/`
     - `MAE`, `L2RE`, `VRMSE`: means over samples and channels (and times)
     - `band_error_<i>`, `band_energy_<i>`: see `band_scores`
-    - for rollouts `correlation_time`, the median over trajectories, in steps, and, where the equation conserves the
-      channels `conserved`, `conservation_drift`, the mean over these, times and trajectories
+    - for rollouts `correlation_time`, the median over trajectories, in steps; where the equation conserves the channels
+      `conserved`, `conservation_drift`, and where the channels `non_negative` cannot be negative, `positivity`, see
+      `negative_part`: means over these channels, times and trajectories
     - for ensembles the scores of `EnsembleSuite`
     """
 
-    def __init__(self, num_dims: int, batch_size: int, conserved: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, num_dims: int, batch_size: int, conserved: Sequence[int], seed: int, non_negative: Sequence[int] = ()
+    ) -> None:
         self.metrics = MetricSuite()
-        self.conserved, self.seed = list(conserved), seed
+        self.conserved, self.non_negative, self.seed = list(conserved), list(non_negative), seed
         self._compat = CompatSuite(num_dims, batch_size)
         self._spectra = SampleMeans()
         self._ensemble = EnsembleSuite()
@@ -114,6 +127,8 @@ class ScoreSuite:
             found["correlation"] = correlation(u_pred, truth.u)
             if self.conserved:
                 found["conservation_drift"] = conservation_drift(u_pred[:, :, self.conserved], u_0[:, self.conserved])
+            if self.non_negative:
+                found["positivity"] = negative_part(u_pred[:, :, self.non_negative], u_0[:, self.non_negative])
         return found if ensemble is None else found | vars(ensemble)
 
     def add(self, reductions: Reductions) -> None:
@@ -123,7 +138,7 @@ class ScoreSuite:
         self._compat.add(errors)
         energies = {"error_spectrum": errors.radial} | {name: reductions[name] for name in SPECTRA}
         self._spectra.add({name: energy.double().sum(dim=1) for name, energy in energies.items()})
-        scores = {name: reductions[name] for name in ("MAE", "VRMSE", "conservation_drift") if name in reductions}
+        scores = {name: reductions[name] for name in ("MAE", "VRMSE", *OF_PHYSICS) if name in reductions}
         scores |= {"nRMSE": errors.nRMSE, "RMSE": errors.rms, "bRMSE": errors.boundary_rms}
         scores["L2RE"] = L2RE(errors.rms, errors.rms_ref)
         if "correlation" in reductions:

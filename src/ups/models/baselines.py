@@ -50,11 +50,11 @@ class GridOperator(GridModel):
 
 
 class GridSteadyModel(GridModel):
-    """z = clamp_state(F(coefficients, condition)); see `StateStatistics`."""
+    """z = limit_solution(F(coefficients, condition)); see `StateStatistics`."""
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Solutions (B, N, C) for coefficients (B, N, C_c) and condition (B, K); z is ignored."""
-        return self.statistics.clamp_state(self.on_grid([coefficients], condition, domain), domain)
+        return self.statistics.limit_solution(self.on_grid([coefficients], condition, domain), domain)
 
 
 def grid_model(

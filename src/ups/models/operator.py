@@ -44,7 +44,7 @@ class Operator(nn.Module):
 
 
 class SteadyModel(nn.Module):
-    """z = clamp_state(F(coefficients; mean of coefficients, condition)): coefficient fields to the steady solution."""
+    """z = limit_solution(F(coefficients; mean of coefficients, condition)): coefficient fields to the solution."""
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
         super().__init__()
@@ -56,4 +56,4 @@ class SteadyModel(nn.Module):
         """Solutions (B, N, D) for coefficients (B, N, D_c); z (B, N, D) gives the number of channels only."""
         summary = coefficients.mean(1)
         solution = self.mixer(coefficients, summary, self.mixer.visible(condition), domain, z.shape[-1])
-        return self.statistics.clamp_state(solution, domain)
+        return self.statistics.limit_solution(solution, domain)

@@ -7,6 +7,7 @@ from ups.models.sizes import Domain, Sizes, row_of
 
 SMALLEST, LARGEST = 0.2, 20.0  # amplitudes
 SMALLEST_FLUCTUATION = 1e-3
+SMALLEST_CHANGE = 1e-2  # of a limited value, in units of `fluctuation_rms`
 UNLIMITED = 1e6
 
 
@@ -25,7 +26,13 @@ class StateStatistics(nn.Module):
     The amplitude a (B, 1, D) of a state is the RMS of its fluctuation over `fluctuation_rms`, one value per field,
     clamped to [0.2, 20]. Divided by it, decaying and rescaled solutions look alike to a network (reversible instance
     normalization as in McCabe et al. 2023, arXiv:2310.02994, section 4.1).
+
+    `limited` (3,), None except while predictions are scored, counts the predicted states, those that a limit has
+    changed, and the changed values, as a sum over the states of their share. Changes below a hundredth of
+    `fluctuation_rms` do not count: a wave whose RMS stays the same is rescaled by a little in every step.
     """
+
+    limited: Tensor | None = None
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -75,8 +82,8 @@ class StateStatistics(nn.Module):
         of `before`, the whole fluctuation of the field is rescaled to the limit. Clamping single tokens would leave a
         diverging field at its peak value everywhere.
         """
-        z = self.clamp_state(z, domain, before)
-        mean, fluctuation = _split(z)
+        clamped = self.clamp_state(z, domain, before)
+        mean, fluctuation = _split(clamped)
         # Training takes the factor for a constant, which saves time; a trained model has exact gradients.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.training):
             floor = SMALLEST_FLUCTUATION * self.of("fluctuation_rms", domain, z.shape[-1])
@@ -84,7 +91,22 @@ class StateStatistics(nn.Module):
             grown = self.of("max_growth", domain, z.shape[-1]) * rms_before
             largest = torch.maximum(self.of("max_rms", domain, z.shape[-1]), rms_before)
             factor = torch.minimum(grown, largest) / torch.maximum(self.field_rms(fluctuation, domain), 1e-6 * floor)
-        return torch.where(factor >= 1, z, mean + factor.clamp(max=1.0) * fluctuation)
+        limited = torch.where(factor >= 1, clamped, mean + factor.clamp(max=1.0) * fluctuation)
+        self._count(z, limited, domain)
+        return limited
+
+    def limit_solution(self, z: Tensor, domain: Domain) -> Tensor:
+        """The steady solution z (B, N, D), limited by `clamp_state`."""
+        limited = self.clamp_state(z, domain)
+        self._count(z, limited, domain)
+        return limited
+
+    def _count(self, z: Tensor, limited: Tensor, domain: Domain) -> None:
+        """Count what the limits changed in states (B, N, D); a value that is not finite counts as changed."""
+        if self.limited is not None:
+            smallest = SMALLEST_CHANGE * self.of("fluctuation_rms", domain, z.shape[-1])
+            changed = (~((z - limited).abs() <= smallest)).flatten(1).float().mean(1)
+            self.limited += torch.stack([torch.ones_like(changed), (changed > 0).float(), changed]).sum(1)
 
     def clamp_state(self, z: Tensor, domain: Domain, before: Tensor | None = None) -> Tensor:
         """Clamp the mean of z (B, N, D) to `max_mean` and its fluctuation to `max_fluctuation`.

@@ -1,6 +1,7 @@
-"""Pipeline `evaluation`: coverage of training, choice of the corrector, scores in physical units, figures, gates."""
+"""Pipeline `evaluation`: coverage of training, choice of the corrector, scores in physical units, figures, grades."""
 
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,33 +23,48 @@ if TYPE_CHECKING:
 STAGES = {stage: f"{stage}_receipt" for stage in ("codec", "operator", "steady", "diffusion", "consistency")}
 TRAINED = STAGES | {"latent_cache": "latent_cache"}
 SURROGATE = TRAINED | {"corrector": "corrector"}
-PLAIN = {name: TRAINED[name] for name in ("codec", "operator", "steady", "latent_cache")}
+EXTERNAL = ("external_verdict", "external_metrics")
+WITHOUT_CORRECTOR = ("codec", "operator", "steady")
 
 
 def create_pipeline() -> Pipeline:
-    """`require_pass` is last: a run that fails its gates has written scores, figures and verdict before."""
+    """`require_pass` is last: a run that fails its gates has written scores, figures and verdict before.
+
+    `stop_if_hopeless` follows the operator and the steady model, before the correctors are trained.
+    """
+    plain = {name: TRAINED[name] for name in ("latent_cache", *WITHOUT_CORRECTOR)}
     steps = [
-        step(measure_coverage, PLAIN | {"config": "params:evaluation"}, "coverage"),
+        step(measure_coverage, plain | {"config": "params:evaluation"}, "coverage"),
+        step(evaluate_few, plain | {"config": "params:evaluation", "limits": "params:judge"}, "first_verdict"),
+        step(stop_if_hopeless, ["first_verdict"], None),
         step(
             choose_corrector,
-            TRAINED | {"config": "params:corrector"},
+            TRAINED | {"first_verdict": "first_verdict", "config": "params:corrector"},
             ["corrector", "corrector_report"],
             tags=["diffusion", "consistency"],
         ),
         step(evaluate, SURROGATE | {"config": "params:evaluation"}, ["metrics", "rollouts"]),
         step(
             evaluate_external,
-            SURROGATE | {"config": "params:evaluation", "subsample": "params:subsample"},
-            "external_metrics",
+            SURROGATE | {"config": "params:evaluation", "subsample": "params:subsample", "limits": "params:judge"},
+            ["external_metrics", "external_verdict", "external_table", "external_figures"],
         ),
         step(plot, ["rollouts"], "figures"),
-        step(judge, ["metrics", "latent_cache", "params:judge"], "verdict"),
-        step(require_pass, ["verdict", "metrics", "figures"], None),
+        step(
+            judge, ["metrics", "latent_cache", "params:judge", "baseline_metrics_if_any", "champion_metrics"], "verdict"
+        ),
+        step(
+            require_pass,
+            ["params:evaluation", "params:judge", "verdict", "metrics", "figures", *EXTERNAL],
+            None,
+        ),
     ]
     return Pipeline(steps, tags="evaluation")
 
 
 log = logging.getLogger(__name__)
+
+MAX_REASONS = 3  # in the line of a failed run
 
 
 def trained_stages(inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> "Trained":
@@ -75,12 +91,59 @@ def measure_coverage(
     return measured(lambda folder: measure(folder, trained, config, launch, raw))
 
 
+def evaluate_few(
+    latent_cache: Receipt,
+    config: EvaluationConfig,
+    limits: JudgeConfig,
+    launch: LaunchConfig,
+    raw: Path,
+    data_root: Path,
+    **stages: Receipt,
+) -> dict[str, Any]:
+    """The verdict on the first test trajectories of each dataset, by the gates that can make it unusable."""
+    from ups.evaluation.gates import UNUSABLE
+    from ups.evaluation.gates import judge as judge_records
+    from ups.evaluation.scores import score_test_split
+
+    count, place = limits.first_trajectories, "07_model_output/first"
+    inputs = {"latent_cache": latent_cache, **stages}
+    trained = trained_stages(inputs, launch, data_root)
+    inputs["first_trajectories"] = count
+    scored = cached("evaluate_few", data_root, place, "ups.evaluation.scores", config, inputs)
+    receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw, count))
+    gates = [gate for gate in limits.gates if gate.otherwise == UNUSABLE]
+    return judge_records(receipt["records"], gates, _families(latent_cache))
+
+
+def stop_if_hopeless(first_verdict: dict[str, Any]) -> None:
+    """Stop before correctors are trained and all trajectories are scored.
+
+    Raises:
+        GateFailed: the verdict on a few trajectories leaves no hope for that on all.
+    """
+    from ups.evaluation.gates import why_hopeless
+
+    if reasons := why_hopeless(first_verdict):
+        raise GateFailed(f"stopped after a few trajectories: {_some(reasons)}; see first_verdict.json")
+
+
 def choose_corrector(
-    latent_cache: Receipt, config: CorrectorConfig, launch: LaunchConfig, raw: Path, data_root: Path, **stages: Receipt
+    latent_cache: Receipt,
+    first_verdict: dict[str, Any],
+    config: CorrectorConfig,
+    launch: LaunchConfig,
+    raw: Path,
+    data_root: Path,
+    **stages: Receipt,
 ) -> tuple[Receipt, dict[str, Any]]:
-    """Choose on the validation split, per family and method, how residuals are added to predictions, if at all."""
+    """Choose on the validation split, per family and method, how residuals are added to predictions, if at all.
+
+    Raises:
+        GateFailed: see `stop_if_hopeless`.
+    """
     from ups.evaluation.corrector import choose
 
+    stop_if_hopeless(first_verdict)
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     chosen = cached("choose_corrector", data_root, "06_models/corrector", "ups.evaluation.corrector", config, inputs)
@@ -105,19 +168,24 @@ def evaluate_external(
     latent_cache: Receipt,
     config: EvaluationConfig,
     subsample: SubsampleConfig,
+    limits: JudgeConfig,
     launch: LaunchConfig,
     data_root: Path,
     **stages: Receipt,
-) -> list[dict[str, Any]]:
-    """Score what `subsample` leaves of the files in `evaluation.folder`; no records if no folder is named."""
+) -> tuple[list[dict[str, Any]], dict[str, Any], str, dict[str, bytes]]:
+    """Score what `subsample` leaves of the files in `evaluation.folder`: records, verdict, table and figures.
+
+    All are empty if no folder is named. Baselines and champion have no scores of these files.
+    """
     if config.folder is None:
-        return []
+        return [], {}, "", {}
     from ups.evaluation.external import external_sets, score_external
-    from ups.evaluation.tables import score_table
-    from ups.surrogate.trained import PLAIN_STAGES
+    from ups.evaluation.figures import draw_figures
+    from ups.evaluation.gates import judge as judge_records
+    from ups.evaluation.tables import verdict_text
 
     if not config.folder_correctors:
-        stages = {name: stages[name] for name in PLAIN_STAGES}
+        stages = {name: stages[name] for name in WITHOUT_CORRECTOR}
     inputs = {"latent_cache": latent_cache, **stages}
     folder, trained = Path(config.folder).resolve(), trained_stages(inputs, launch, data_root)
     families = find_families(folder, FAMILIES.defined)
@@ -126,9 +194,11 @@ def evaluate_external(
     inputs["files"] = list_files(folder, data_root / "01_raw" / "checksums.json")
     module = "ups.evaluation.external"
     scored = cached("evaluate_external", data_root, "07_model_output/external", module, config, inputs)
-    records = scored(lambda place: score_external(place, trained, sets, config, launch))["records"]
-    get_console().print(score_table(records, "nRMSE", f"all of {folder}"))
-    return records
+    receipt = scored(lambda place: score_external(place, trained, sets, config, launch))
+    records, families = receipt["records"], {each.dataset.family: FAMILIES[each.dataset.family].steady for each in sets}
+    verdict = judge_records(records, limits.gates, families)
+    figures = draw_figures(place_of(data_root, receipt), {each.dataset.name: each.dataset.family for each in sets})
+    return records, verdict, verdict_text(records, "nRMSE", f"all of {folder}", verdict), figures
 
 
 def plot(rollouts: Receipt, data_root: Path) -> dict[str, bytes]:
@@ -138,25 +208,67 @@ def plot(rollouts: Receipt, data_root: Path) -> dict[str, bytes]:
     return draw_figures(place_of(data_root, rollouts), rollouts["datasets"])
 
 
-def judge(metrics: list[dict[str, Any]], latent_cache: Receipt, config: JudgeConfig) -> dict[str, Any]:
-    """Compare the scores with the thresholds of the gates; a missing score is a failed gate."""
+def judge(
+    metrics: list[dict[str, Any]],
+    latent_cache: Receipt,
+    config: JudgeConfig,
+    baseline_metrics: list[dict[str, Any]] | None,
+    champion_metrics: list[dict[str, Any]] | None,
+) -> dict[str, Any]:
+    """Compare the scores with the limits of the gates, and grade every dataset; a missing score is a failed gate."""
     from ups.evaluation.gates import judge as judge_records
 
-    families = {name: FAMILIES[name].steady for name in latent_cache["transient"] + latent_cache["steady"]}
-    return judge_records(metrics, config.gates, families)
+    others = (baseline_metrics or [], champion_metrics or [])
+    return judge_records(metrics, config.gates, _families(latent_cache), *others)
 
 
-def require_pass(verdict: dict[str, Any], metrics: list[dict[str, Any]], figures: dict[str, bytes]) -> None:
-    """Print the scores, and fail the run if a gate failed, after everything else is written.
+def _families(latent_cache: Receipt) -> dict[str, bool]:
+    """The families of a latent cache, and whether they are steady."""
+    return {name: FAMILIES[name].steady for name in latent_cache["transient"] + latent_cache["steady"]}
+
+
+def require_pass(
+    config: EvaluationConfig,
+    limits: JudgeConfig,
+    verdict: dict[str, Any],
+    metrics: list[dict[str, Any]],
+    figures: dict[str, bytes],
+    external_verdict: dict[str, Any] | None,
+    external_metrics: list[dict[str, Any]] | None,
+) -> None:
+    """Print scores and grades, and fail the run if its gates fail, after everything else is written.
+
+    With `evaluation.folder` these are the scores and the verdict of its files.
 
     Raises:
-        GateFailed: naming each failed gate, its family and value.
+        GateFailed: naming the datasets that fail the run, and why.
     """
     from ups.evaluation.tables import score_table
 
-    get_console().print(score_table(metrics, "nRMSE", "the test split"))
-    gates = verdict["gates"]
-    failed = [f"{gate['name']} on {gate['family']}: {gate['value']}" for gate in gates if not gate["passed"]]
+    scored, where = "the test split", "verdict.json"
+    if config.folder is not None:
+        assert external_verdict is not None and external_metrics is not None
+        verdict, metrics = external_verdict, external_metrics
+        scored, where = f"all of {config.folder}", "external/verdict.json"
+    grades = verdict["grades"]
+    get_console().print(score_table(metrics, "nRMSE", scored, grades))
+    for dataset, entry in grades.items():
+        for reason in entry["reasons"]:
+            log.warning("%s is %s: %s", dataset, entry["grade"], reason)
+    counts = Counter(entry["grade"] for entry in grades.values())
+    summary = ", ".join(f"{counts[grade]} {grade}" for grade in ("good", "weak", "unusable") if counts[grade])
     if not verdict["passed"]:
-        raise GateFailed(f"{len(failed)} of {len(gates)} gates failed ({'; '.join(failed)}); see verdict.json")
-    log.info("passed all %d gates; figures: %d", len(gates), len(figures))
+        binding = {gate.name for gate in limits.gates if gate.otherwise != "weak"}
+        failed = [line for line in verdict["gates"] if not line["passed"] and line["name"] in binding]
+        reasons = [f"{line['dataset']}: {line['name']}: {line['comparison']}" for line in failed]
+        raise GateFailed(f"datasets: {summary}; {_some(reasons)}; see {where}")
+    held = sum(gate["passed"] for gate in verdict["gates"])
+    log.info(
+        "passed; datasets: %s; %d of %d gates hold; figures: %d", summary, held, len(verdict["gates"]), len(figures)
+    )
+
+
+def _some(reasons: list[str]) -> str:
+    """The first reasons, and the number of the others."""
+    rest = len(reasons) - MAX_REASONS
+    return "; ".join(reasons[:MAX_REASONS]) + (f"; and {rest} more" if rest > 0 else "")

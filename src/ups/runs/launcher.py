@@ -99,6 +99,8 @@ def _run_once(run: Run, tracked: StageRun) -> Fault | None:
     if launch.num_nodes > 1:
         others = shlex.join(command(WORKER, folder, launch))
         log.info("%s: waiting for %d other nodes; run there: %s", run.stage, launch.num_nodes - 1, others)
+    if step := newest_checkpoint(folder):
+        log.info("%s: goes on at step %d of %d", run.stage, step, run.config["steps"])
     with ProgressBar(run.stage, run.config["steps"], "steps") as bar:
         num_lines = 0
 
@@ -115,6 +117,12 @@ def _run_once(run: Run, tracked: StageRun) -> Fault | None:
         except LostWorker as lost:
             return lost
     return None if is_finished(folder) else find_fault(folder, launch.world_size, *ended)
+
+
+def newest_checkpoint(folder: Path) -> int:
+    """The step of the newest complete checkpoint of a run folder; 0 if there is none."""
+    names = (path.name for path in (folder / CHECKPOINTS).glob("step_*.pt.json"))
+    return max((int(name.removeprefix("step_").removesuffix(".pt.json")) for name in names), default=0)
 
 
 def _is_curable(fault: Fault, launch: LaunchConfig) -> bool:

@@ -14,11 +14,17 @@ RATE_SECONDS = 3600.0  # over which the rate is averaged: one unit, such as a da
 
 
 class ProgressBar:
-    """Progress of one step towards `total` units; a context manager."""
+    """Progress of one step towards `total` units; a context manager.
 
-    def __init__(self, name: str, total: int, unit: str) -> None:
-        self.name, self.unit, self.last_line = name, unit, time.monotonic()
-        columns = (progress.MofNCompleteColumn(), progress.TextColumn(unit), progress.TimeElapsedColumn())
+    The time left follows from the `cost` that is done of all the cost, in any measure of work; None: every unit costs
+    the same.
+    """
+
+    def __init__(self, name: str, total: int, unit: str, cost: float | None = None) -> None:
+        self.name, self.total, self.unit, self.last_line = name, total, unit, time.monotonic()
+        self.done = 0
+        count = progress.TextColumn("{task.fields[done]}/{task.fields[of]}")
+        columns = (count, progress.TextColumn(unit), progress.TimeElapsedColumn())
         self._bar = progress.Progress(
             progress.TextColumn("{task.description:<34}"),
             progress.BarColumn(),
@@ -26,7 +32,7 @@ class ProgressBar:
             **_in_terminal(),
             speed_estimate_period=RATE_SECONDS,
         )
-        self._bar.add_task(name, total=total)
+        self._bar.add_task(name, total=total if cost is None else cost, done=0, of=total)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -35,18 +41,21 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def advance(self, count: int) -> None:
-        """`count` more units are done."""
-        self.reach(int(self._bar.tasks[0].completed) + count)
+    def advance(self, count: int, cost: float | None = None) -> None:
+        """`count` more units are done, which were of this cost."""
+        self._show(self.done + count, self._bar.tasks[0].completed + (count if cost is None else cost), "")
 
     def reach(self, done: int, note: str = "") -> None:
-        """`done` units are done in all; `note` is shown beside them, for example the loss."""
-        task = self._bar.tasks[0]
-        self._bar.update(task.id, completed=done, description=f"{self.name} {note}".strip())
+        """`done` units of equal cost are done in all; `note` is shown beside them, for example the loss."""
+        self._show(done, done, note)
+
+    def _show(self, done: int, cost: float, note: str) -> None:
+        task, self.done = self._bar.tasks[0], done
+        self._bar.update(task.id, completed=cost, done=done, description=f"{self.name} {note}".strip())
         if self._bar.disable and time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = time.monotonic()
             left = progress.TimeRemainingColumn(compact=True).render(task)
-            log.info("%s: %d of %d %s, %s left%s", self.name, done, task.total, self.unit, left, note and f", {note}")
+            log.info("%s: %d of %d %s, %s left%s", self.name, done, self.total, self.unit, left, note and f", {note}")
 
 
 class TransferBars:

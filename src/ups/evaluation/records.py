@@ -1,0 +1,80 @@
+"""Records of scores: one dictionary per dataset, method, metric and horizon, as they stand in `metrics.json`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.data.families import Dataset
+from ups.evaluation.predictions import Stepper, corrector_mode, plain_method, trained_correctors
+from ups.evaluation.tables import finite
+from ups.metrics.suite import Score, ScoreSuite
+from ups.surrogate.surrogate import Setting, Surrogate
+from ups.surrogate.trained import OFF
+
+Suites = dict[tuple[str, str], ScoreSuite]
+"""(method, horizon) -> its running metrics."""
+
+
+class LimitCount:
+    """Counts how many states of one method the limits of `StateStatistics` change."""
+
+    def __init__(self, surrogate: Surrogate, family: str, device: torch.device) -> None:
+        model = surrogate.model(family)
+        assert model is not None
+        self._statistics, self._counts = model.statistics, torch.zeros(3, device=device)
+
+    def of(self, stepper: Stepper) -> Stepper:
+        """The same stepper, whose steps are counted."""
+
+        def step_of(setting: Setting) -> Callable[[Tensor], Tensor]:
+            step = stepper.step_of(setting)
+
+            def counted(z: Tensor) -> Tensor:
+                self._statistics.limited = self._counts
+                z_next = step(z)
+                self._statistics.limited = None
+                return z_next
+
+            return counted
+
+        return Stepper(step_of, stepper.num_members)
+
+    def shares(self) -> dict[str, Score]:
+        """Share of the states that a limit has changed, and of their values."""
+        num_states, num_limited, limited_values = self._counts.tolist()
+        shares = {"limited_steps": num_limited / num_states, "limited_values": limited_values / num_states}
+        return {name: Score(share, None) for name, share in shares.items()}
+
+
+def records_of(
+    surrogate: Surrogate, dataset: Dataset, suites: Suites, limited: Mapping[tuple[str, str], LimitCount]
+) -> list[dict[str, Any]]:
+    """Records of the scored methods, and of correctors that are off, which predict what the plain model does.
+
+    `limited` counts, by method and horizon, what limits have changed; codec and persistence have none.
+    """
+    modes = {method: corrector_mode(surrogate, method, dataset.family) for method in trained_correctors(surrogate)}
+    records = []
+    for (method, horizon), suite in suites.items():
+        mode = {"mode": modes[method]} if method in modes else {}
+        count = limited.get((method, horizon))
+        records += [record | mode for record in _records(dataset, method, horizon, suite, count)]
+    plain = [record for record in records if record["method"] == plain_method(dataset.family)]
+    off = [method for method, mode in modes.items() if mode == OFF]
+    return records + [record | {"method": method, "mode": OFF} for method in off for record in plain]
+
+
+def _records(
+    dataset: Dataset, method: str, horizon: str, suite: ScoreSuite, limited: LimitCount | None
+) -> Iterator[dict[str, Any]]:
+    scores = suite.compute() | ({} if limited is None else limited.shares())
+    for metric, score in scores.items():
+        record = {"family": dataset.family, "dataset": dataset.name, "method": method, "metric": metric}
+        record |= {"horizon": horizon, "value": finite(score.value)}
+        record["num_trajectories"] = suite.metrics.num_trajectories
+        if metric == "nRMSE":
+            record["trajectories"] = [finite(value) for value in suite.of_trajectories(metric).tolist()]
+        interval = {} if score.interval is None else dict(zip(("low", "high"), score.interval, strict=True))
+        yield record | {end: finite(value) for end, value in interval.items()}

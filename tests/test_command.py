@@ -1,0 +1,46 @@
+"""Names on the command line: those that exist pass, any other ends in one line with the nearest."""
+
+from typing import Any
+
+import pytest
+
+from ups.command import check_names
+from ups.errors import ConfigFault
+from ups.pipeline_registry import register_pipelines
+
+PIPELINES = register_pipelines()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"pipeline_names": ["training", "baselines"]},
+        {"from_nodes": ["train_operator"], "to_nodes": ["judge"]},
+        {"pipeline_names": ["data"], "node_names": ("download_pdebench",), "tags": ("data",)},
+        {"to_outputs": ["verdict"], "from_inputs": ["codec_receipt"], "namespaces": ["evaluation"]},
+    ],
+)
+def test_names_that_exist_pass(options: dict[str, Any]):
+    """Pipelines, and nodes, datasets, tags and namespaces of those that were chosen."""
+    check_names(PIPELINES, options)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"pipeline_names": ["trainign"]}, "there is no pipeline 'trainign', did you mean training?"),
+        ({"from_nodes": ["train_operater"]}, "there is no node 'train_operater', did you mean train_operator?"),
+        ({"node_names": ("trian_codec",)}, "there is no node 'trian_codec', did you mean train_codec?"),
+        ({"to_nodes": ["juge"]}, "there is no node 'juge', did you mean judge?"),
+        ({"to_outputs": ["metric"]}, "there is no dataset 'metric', did you mean metrics?"),
+        ({"tags": ("operater",)}, "there is no tag 'operater', did you mean operator?"),
+        ({"namespaces": ["trainin"]}, "there is no namespace 'trainin', did you mean training?"),
+        ({"pipeline_names": ["data"], "from_nodes": ["judge"]}, "there is no node 'judge'; known: check_sizes, "),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(options: dict[str, Any], line: str):
+    """One line says which name does not exist, and which one was probably meant, or which there are."""
+    with pytest.raises(ConfigFault) as caught:
+        check_names(PIPELINES, options)
+    assert str(caught.value).startswith(line)
