@@ -84,8 +84,8 @@ class LatentCacheReceipt(JSON):
         return _table(["dataset", "kind", "trajectories", "snapshots", "tokens", "channels", "MiB on disk"], rows)
 
 
-class Markdown(TextDataset):
-    """A Markdown file, replaced atomically, with a preview as HTML."""
+class Text(TextDataset):
+    """A text file, such as an HTML page, replaced atomically."""
 
     def load(self) -> str:
         return Path(self._get_load_path()).read_text(encoding="utf-8")
@@ -93,6 +93,10 @@ class Markdown(TextDataset):
     def save(self, data: str) -> None:
         with publish(Path(self._get_save_path())) as temporary:
             temporary.write_text(data, encoding="utf-8")
+
+
+class Markdown(Text):
+    """A Markdown file, replaced atomically, with a preview as HTML."""
 
     def preview(self) -> HTMLPreview:
         """The text as HTML."""

@@ -134,6 +134,12 @@ class SeedsConfig(Section):
         return self
 
 
+class ReportConfig(Section):
+    """The page `report.html`; `compare` are data roots of finished runs, whose scores it shows beside its own."""
+
+    compare: list[str]
+
+
 class Gate(Section):
     """A family passes if `metric` of `method`, divided by that of `relative_to` if given, is at most `at_most`."""
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 
-from ups.data.card_text import Card, CardSection, card_markdown, find_origin
+from ups.data.card_text import Card, CardSection, card_markdown, card_of
 from ups.data.families import Dataset
 from ups.data.trajectories import TrajectoryReader
 from ups.files import publish
@@ -33,11 +33,9 @@ def write_cards(
 ) -> None:
     """Write `<dataset>.png` for every dataset and `cards.md` with the text of all; `advance(1)` follows each."""
     texts = ["# Data cards\n"]
-    for name, entry in datasets["datasets"].items():
-        dataset = Dataset.from_json(entry)
-        origin = find_origin(source, raw, dataset, datasets["sources"])
-        card = Card(dataset, datasets["splits"][name], statistics[dataset.family], datasets["sources"], origin)
-        figure = draw_card(card, *read_sample(raw, dataset, card.splits["train"][0]))
+    for name in datasets["datasets"]:
+        card = card_of(name, datasets, statistics, source, raw)
+        figure = draw_card(card, *read_sample(raw, card.dataset, card.splits["train"][0]))
         with publish(folder / f"{name}.png") as temporary:
             figure.savefig(temporary, format="png")
         texts.append(f"{card_markdown(card)}\n![{name}](data_cards/{quote(name)}.png)\n")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kedro.pipeline import Pipeline
 from rich import get_console
 
-from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig, SubsampleConfig
+from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig, ReportConfig, SubsampleConfig
 from ups.data.layouts import digests_of
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import list_files
@@ -15,7 +15,8 @@ from ups.data.trajectories import find_files
 from ups.errors import GateFailed
 from ups.files import place_of
 from ups.pipelines import cached, step
-from ups.runs.machine import limit_threads
+from ups.runs.machine import describe_machine, device, limit_threads
+from ups.runs.progress import ProgressBar
 from ups.runs.stage_cache import Receipt, trained_receipts
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 STAGES = {stage: f"{stage}_receipt" for stage in ("codec", "operator", "steady", "diffusion", "consistency")}
 TRAINED = STAGES | {"latent_cache": "latent_cache"}
 SURROGATE = TRAINED | {"corrector": "corrector"}
+REPORT = STAGES | {name: name for name in ("metrics", "verdict", "rollouts", "corrector_report", "datasets")}
+REPORT |= {"normalization": "normalization", "config": "params:report"}
+REPORT |= {name: f"params:{name}" for name in ("source", "seed")}
+OF_BASELINES = ("baseline_metrics", "baseline_rollouts", "costs")
 
 
 def create_pipeline() -> Pipeline:
@@ -43,7 +48,8 @@ def create_pipeline() -> Pipeline:
         ),
         step(plot, ["rollouts"], "figures"),
         step(judge, ["metrics", "latent_cache", "params:judge"], "verdict"),
-        step(require_pass, ["verdict", "metrics", "figures"], None),
+        step(report, REPORT | {name: f"{name}_if_any" for name in OF_BASELINES}, "report"),
+        step(require_pass, ["verdict", "metrics", "figures", "report"], None),
     ]
     return Pipeline(steps, tags="evaluation")
 
@@ -134,8 +140,40 @@ def judge(metrics: list[dict[str, Any]], latent_cache: Receipt, config: JudgeCon
     return judge_records(metrics, config.gates, families)
 
 
-def require_pass(verdict: dict[str, Any], metrics: list[dict[str, Any]], figures: dict[str, bytes]) -> None:
-    """Print the scores, and fail the run if a gate failed, after everything else is written.
+def report(
+    config: ReportConfig, source: str, seed: int, launch: LaunchConfig, raw: Path, data_root: Path, **inputs: Any
+) -> str:
+    """One HTML page with everything above; `inputs` are those of `REPORT`, and of the baselines those that exist."""
+    from ups.data.card_text import card_of
+    from ups.evaluation.report import Results, render
+
+    datasets, statistics = inputs["datasets"], inputs["normalization"]["statistics"]
+    results = Results(
+        metrics=inputs["metrics"],
+        verdict=inputs["verdict"],
+        corrector=inputs["corrector_report"],
+        arrays=place_of(data_root, inputs["rollouts"]),
+        cards={name: card_of(name, datasets, statistics, source, raw) for name in datasets["datasets"]},
+        baseline_metrics=inputs["baseline_metrics"] or [],
+        baseline_arrays=place_of(data_root, inputs["baseline_rollouts"]) if inputs["baseline_rollouts"] else None,
+        costs=inputs["costs"] or {},
+        stages={name: inputs[name] for name in STAGES},
+        data_root=data_root,
+        machine=describe_machine(device(launch), launch.threads_per_process or 0, seed),
+        others=[Path(root) for root in config.compare],
+    )
+    with ProgressBar("report", len(results.cards), "datasets") as bar:
+        return render(results, bar.advance)
+
+
+def require_pass(
+    verdict: dict[str, Any],
+    metrics: list[dict[str, Any]],
+    figures: dict[str, bytes],
+    report: str,
+    data_root: Path,
+) -> None:
+    """Print the scores and the place of the report, and fail the run if a gate failed, after all else is written.
 
     Raises:
         GateFailed: naming each failed gate, its family and value.
@@ -145,6 +183,8 @@ def require_pass(verdict: dict[str, Any], metrics: list[dict[str, Any]], figures
     get_console().print(score_table(metrics, "nRMSE", "the test split"))
     gates = verdict["gates"]
     failed = [f"{gate['name']} on {gate['family']}: {gate['value']}" for gate in gates if not gate["passed"]]
+    page = data_root / "08_reporting" / "report.html"
     if not verdict["passed"]:
-        raise GateFailed(f"{len(failed)} of {len(gates)} gates failed ({'; '.join(failed)}); see verdict.json")
+        raise GateFailed(f"{len(failed)} of {len(gates)} gates failed ({'; '.join(failed)}); see {page}")
     log.info("passed all %d gates; figures: %d", len(gates), len(figures))
+    log.info("report, %.1f MB: %s", len(report) / 1e6, page)
