@@ -148,9 +148,9 @@ def _draw_planes(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray,
     for place, (name, planes) in zip(panels.T if by_column else panels, images.items(), strict=True):
         for panel, (title, plane) in zip(place, planes, strict=False):
             panel.set_axis_on()
-            panel.imshow(plane, origin="lower", interpolation="nearest")
+            image = panel.imshow(plane, origin="lower", interpolation="nearest")
             panel.set(xticks=[], yticks=[])
-            panel.set_xlabel(f"{plane.min():.3g} to {plane.max():.3g}", fontsize=SMALL)
+            right.colorbar(image, ax=panel, pad=0.02, aspect=20).ax.tick_params(labelsize=SMALL - 1)
             _tidy(panel, f"{name}{title}")
 
 

@@ -67,7 +67,12 @@ class Example:
 
     def arrays(self) -> Arrays:
         """Arrays `truth` and `prediction` (F, C, *grid), and `nRMSE` (steps, C)."""
-        return {name: np.stack(u) for name, u in self._snapshots.items()} | {"nRMSE": np.concatenate(self._errors)}
+        snapshots = {name: self.snapshots(name) for name in ("truth", "prediction")}
+        return snapshots | {"nRMSE": np.concatenate(self._errors)}
+
+    def snapshots(self, name: str) -> np.ndarray:
+        """The kept snapshots (F, C, *grid) of truth or prediction."""
+        return np.stack(self._snapshots[name])
 
     def _thinned(self, u: Tensor) -> np.ndarray:
         """A snapshot (C, *grid) at no more points per axis than are kept; of a volume the middle plane of z."""

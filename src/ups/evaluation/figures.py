@@ -193,10 +193,10 @@ def plane_of(field: np.ndarray) -> np.ndarray:
     return field.reshape(field.shape[:2]).T
 
 
-def plot_parity(name: str, family: str, arrays: Arrays) -> Figure:
+def plot_parity(family: str, arrays: Arrays) -> Figure:
     """Plot predicted over true values of the kept trajectories, one panel per field: the number of points by colour."""
     fields, roles = FAMILIES[family].fields, [role for role in ROLES if f"{role}/truth" in arrays]
-    figure = new_figure(0.6 + 2.4 * len(fields), 3.0)
+    figure = new_figure(0.6 + 2.4 * len(fields), 3.2)
     for channel, (panel, field) in enumerate(
         zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True)
     ):
@@ -215,7 +215,8 @@ def plot_parity(name: str, family: str, arrays: Arrays) -> Figure:
         panel.set_title(f"{field}" + f"\n{outside:.1%} outside" * bool(outside > 0), fontsize=SMALL)
         panel.set_xlabel("truth", fontsize=SMALL)
     figure.axes[0].set_ylabel("prediction", fontsize=SMALL)
-    figure.suptitle(f"{', '.join(roles)} trajectory of {name}; dark: many points", fontsize=SMALL)
+    title = f"{', '.join(roles)} trajectory, predicted times; dark: many points"
+    figure.suptitle(wrapped(title, int(16 * figure.get_figwidth())), fontsize=SMALL)
     return figure
 
 

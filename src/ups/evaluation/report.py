@@ -97,6 +97,7 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
     return environment.get_template("report.html.jinja").render(
         overview=overview,
         names=names,
+        equations=[results.cards[name].family.equation for name in names],
         grades=grades,
         verdict=results.verdict,
         headline=_headline(results, names, grades, titles),
@@ -114,8 +115,9 @@ def _headline(results: Results, names: list[str], grades: dict[str, str], titles
     counts = Counter(grades.get(name, tables.UNGRADED) for name in names)
     graded = ", ".join(f"{counts[grade]} {grade}" for grade in (*tables.GRADES[::-1], tables.UNGRADED) if counts[grade])
     folders = [place_of(results.data_root, receipt) for receipt in trained_receipts(results.stages).values()]
-    minutes = sum(map(training_seconds, folders)) / 60
-    return f"{len(names)} datasets: {graded}. Worst: {titles[names[0]]}. Training took {number(minutes)} minutes."
+    seconds = sum(map(training_seconds, folders))
+    duration = f"{number(seconds)} seconds" if seconds < 120 else f"{number(seconds / 60)} minutes"
+    return f"{len(names)} datasets: {graded}. Worst: {titles[names[0]]}. Training took {duration}."
 
 
 def _section(results: Results, scores: Scores, name: str, film_bytes: int) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def _section(results: Results, scores: Scores, name: str, film_bytes: int) -> di
     figures["Energy spectrum"] = plot_spectra({name: arrays})
     film = None
     if "median/truth" in arrays:
-        figures["Predicted over true values"] = plot_parity(name, family, arrays)
+        figures["Predicted over true values"] = plot_parity(family, arrays)
         figures["Worst, median and best trajectory"] = plot_trajectories(name, family, arrays)
         film = film_of(family, arrays, film_bytes)
     return {

@@ -165,7 +165,7 @@ def score_rows(scores: Scores, dataset: str) -> ReportTable:
         (i, len(HORIZONS[steady:])) for i, value in values.items() if value is not None and value == lowest
     )
     count = scores.num_trajectories[dataset]
-    note = f"{count} test trajectories. The codec alone is a floor: it decodes the truth, and predicts nothing."
+    note = f"Test trajectories: {count}. The codec alone is a floor: it decodes the truth, and predicts nothing."
     return ReportTable(f"scores_{dataset}", "Scores", columns, rows, note, best)
 
 
