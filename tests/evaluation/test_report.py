@@ -98,6 +98,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(results: Results) -> str:
+    """Return the page of these results."""
     return render(results, lambda _: None)
 
 
@@ -111,7 +112,7 @@ def test_the_page_loads_nothing_and_its_links_lead_somewhere(page: str):
 
 
 def test_the_first_table_has_what_a_reader_looks_for(page: str):
-    """Equation, grade, errors with intervals, ensemble and the best of a row are on the page, the worst dataset first."""
+    """Equation, grade, errors with intervals, ensemble and best of a row are on the page, the worst dataset first."""
     text = Reader(page).text
     assert "2 datasets: 1 good, 1 weak. Worst: Burgers 1D, ν = 0.01." in text
     for words in ("0.5 [0.1, 0.9] ★", "consistency: calibrated, spread/skill 0.95", "worse than FNO & U-Net", "failed"):
