@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 
 from ups.data.pdebench import FAMILIES
 from ups.evaluation.examples import BAND, ROLES
@@ -87,33 +86,54 @@ def plot_trajectories(name: str, family: str, arrays: Arrays) -> Figure:
     the middle plane of z. Every row has one colour scale.
     """
     fields, columns = FAMILIES[family].fields, trajectory_columns(arrays)
-    is_1d = arrays["median/truth"].ndim == 3
-    has_lines, steady = is_1d, len(arrays["shown"]) == 1
-    kinds = ["last"] * has_lines + ["truth", "prediction", "error"] * (not is_1d or not steady)
-    width = 2.6 if is_1d else 1.5
-    figure = new_figure(1.4 + width * len(columns), 1.2 + (1.1 if is_1d else 1.4) * len(kinds) * len(fields))
-    panels = figure.subplots(len(kinds) * len(fields), len(columns), squeeze=False)
+    is_1d, steady = arrays["median/truth"].ndim == 3, len(arrays["shown"]) == 1
+    kinds = ["last"] * is_1d + ["truth", "prediction", "error"] * (not (is_1d and steady))
+    figure, panels = _grid(len(kinds) * len(fields), len(columns), *((2.6, 1.1) if is_1d else (1.4, 1.4)))
     for channel, field in enumerate(fields):
         rows = panels[len(kinds) * channel :][: len(kinds)]
-        values = {
-            "truth": [truth[:, channel] for truth, _, _ in columns.values()],
-            "prediction": [prediction[:, channel] for _, prediction, _ in columns.values()],
-        }
-        values["error"] = [p - t for p, t in zip(values["prediction"], values["truth"], strict=True)]
+        truths, predictions = ([column[part][:, channel] for column in columns.values()] for part in (0, 1))
+        values = {"truth": truths, "prediction": predictions}
+        values["error"] = [p - t for p, t in zip(predictions, truths, strict=True)]
         for kind, row in zip(kinds, rows, strict=True):
             if kind == "last":
-                _draw_lines(row, values["truth"], values["prediction"])
+                _draw_lines(row, truths, predictions)
             else:
                 _draw_images(row, kind, values, arrays["shown"] if is_1d else None)
             row[0].set_ylabel(f"{field}\n{kind}" + "\ntime" * (is_1d and kind != "last"), fontsize=SMALL)
-        for panel, (_, _, errors) in zip(rows[-1], columns.values(), strict=True):
+        for panel, (_, _, errors) in zip(rows[-1], columns.values(), strict=False):
             panel.set_xlabel(f"nRMSE {errors[channel]:.3g}", fontsize=SMALL)
-    for panel, title in zip(panels[0], columns, strict=True):
+            panel.tick_params(labelbottom=True)
+    for panel, title in zip(panels[0], columns, strict=False):
         panel.set_title(title, fontsize=SMALL)
-    plane = ", middle of z" if "3d" in family else ""
-    figure.suptitle(f"{arrays['title']}{plane}\n{name}", fontsize=NORMAL)
-    figure.supxlabel(wrapped(NRMSE_NOTE, int(14 * figure.get_figwidth())), fontsize=SMALL)
+    plane = ", middle of z" * ("3d" in family)
+    figure.suptitle(f"{arrays['title']}{plane}\n{name}", fontsize=NORMAL, y=1 - 0.06 / figure.get_figheight(), va="top")
+    note = wrapped(NRMSE_NOTE, int(15 * figure.get_figwidth()))
+    figure.text(0.1 / figure.get_figwidth(), 0.06 / figure.get_figheight(), note, fontsize=SMALL, va="bottom")
     return figure
+
+
+def _grid(num_rows: int, num_columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
+    """Panels of a size in inches, with a narrow one for the colour bar at the end of each row.
+
+    The places are computed here, for a layout engine takes seconds for a hundred panels.
+    """
+    left, right, top, gap = 0.75, 0.5, 0.85, 0.22
+    whole_width = max(left + right + num_columns * (width + 0.1) + 0.1, 4.6)
+    bottom = 0.55 + 0.14 * -(-len(NRMSE_NOTE) // int(15 * whole_width))
+    whole_height = top + bottom + num_rows * (height + gap)
+    figure = new_figure(whole_width, whole_height)
+    figure.set_layout_engine("none")
+    edges = {"left": left / whole_width, "right": 1 - right / whole_width}
+    edges |= {"top": 1 - top / whole_height, "bottom": bottom / whole_height}
+    ratios = [1.0] * num_columns + [0.06]
+    spaces = {"wspace": 0.1, "hspace": gap / height, "width_ratios": ratios}
+    panels = figure.subplots(num_rows, num_columns + 1, squeeze=False, gridspec_kw=edges | spaces)
+    for panel in panels.flat:
+        tidy(panel)
+        panel.tick_params(labelbottom=False)
+    for panel in panels[:, 1:-1].flat:
+        panel.tick_params(labelleft=False)
+    return figure, panels
 
 
 NRMSE_NOTE = (
@@ -142,37 +162,30 @@ def trajectory_columns(arrays: Arrays) -> dict[str, tuple[np.ndarray, np.ndarray
 
 
 def _draw_lines(panels: Sequence[Axes], truths: list[np.ndarray], predictions: list[np.ndarray]) -> None:
-    """Truth and prediction at the last time over x, on the scale of all truths."""
-    low, high = min(truth[-1].min() for truth in truths), max(truth[-1].max() for truth in truths)
-    margin = 0.1 * float(high - low) or 1.0
-    for panel, truth, prediction in zip(panels, truths, predictions, strict=True):
-        tidy(panel)
+    """Truth and prediction at the last time over x, on the scale of all truths; there is no colour bar."""
+    low, high = limits([truth[-1] for truth in truths])
+    margin = 0.1 * (high - low)
+    for panel, truth, prediction in zip(panels, truths, predictions, strict=False):
         x = (np.arange(len(truth[-1])) + 0.5) / len(truth[-1])
         panel.plot(x, truth[-1], color="black", linewidth=3.0, alpha=0.35)
         panel.plot(x, np.clip(prediction[-1], low - 9 * margin, high + 9 * margin), color=colour_of("operator"))
-        panel.set(xlim=(0, 1), ylim=(low - margin, high + margin))
+        panel.set(xlim=(0, 1), ylim=(low - margin, high + margin), xticks=[0, 1])
+    panels[-1].set_axis_off()
 
 
 def _draw_images(panels: Sequence[Axes], kind: str, values: dict[str, list[np.ndarray]], times: Arrays | None) -> None:
     """A row of images on one scale: that of the truth, for errors one symmetric about zero; 1D over `times`."""
     low, high = limits(values["truth"]) if kind != "error" else symmetric_limits(values["error"])
     style = {"cmap": "viridis" if kind != "error" else "RdBu_r", "vmin": low, "vmax": high, "origin": "lower"}
-    for panel, value in zip(panels, values[kind], strict=True):
-        tidy(panel)
-        extent = (0, 1, 0, 1) if times is None else (0, 1, times[0], times[-1])
+    extent = (0, 1, 0, 1) if times is None else (0, 1, times[0], times[-1])
+    for panel, value in zip(panels, values[kind], strict=False):
         plane = plane_of(value[-1]) if times is None else value
-        image = panel.imshow(
-            plane, interpolation="none", extent=extent, aspect="auto" if times is not None else 1, **style
-        )
+        image = panel.imshow(plane, interpolation="none", extent=extent, aspect="auto", **style)
         panel.set_xticks([0, 1])
         if times is None:
             panel.set_yticks([0, 1])
-    _add_bar(image, panels)
-
-
-def _add_bar(image: AxesImage, panels: Sequence[Axes]) -> None:
-    bar = panels[0].figure.colorbar(image, ax=list(panels), pad=0.02, aspect=12, extend="both")
-    bar.ax.tick_params(labelsize=SMALL - 1)
+    bar = panels[0].figure.colorbar(image, cax=panels[-1])
+    bar.ax.tick_params(labelsize=SMALL - 1, labelbottom=False)
 
 
 def limits(values: Sequence[np.ndarray]) -> tuple[float, float]:

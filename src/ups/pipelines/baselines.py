@@ -43,7 +43,7 @@ def create_pipeline() -> Pipeline:
         ),
         step(measure_costs, SURROGATE | MODELS | GRID, "costs"),
         step(compare, ["metrics", "baseline_metrics", "costs", "budget"], ["table", "comparison"]),
-        step(report, REPORT | {name: name for name in OF_BASELINES}, "report"),
+        step(report, REPORT | {name: name for name in OF_BASELINES}, "report", name="report_with_baselines"),
     ]
     return Pipeline(steps, tags="baselines")
 
