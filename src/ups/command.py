@@ -17,7 +17,7 @@ from ups.hooks import FaultExit
 
 # Values that an entry of the catalog may have. A type is imported and called, and so are some arguments, such as
 # `validator` and Matplotlib's `backend`: a catalog with others could run code.
-DATASETS = ("JSON", "Records", "LatentCacheReceipt", "Markdown", "Pages")
+DATASETS = ("JSON", "Records", "LatentCacheReceipt", "Text", "Markdown", "Pages")
 TYPES = {*(f"ups.datasets.{name}" for name in DATASETS), "json.JSONDataset", "matplotlib.MatplotlibDataset"}
 ARGUMENTS = {"type", "filepath", "data_root", "optional", "save_args", "metadata"}
 SAVE_ARGUMENTS = {"dpi", "indent", "allow_nan"}

@@ -85,8 +85,8 @@ class LatentCacheReceipt(JSON):
         return _table(["dataset", "kind", "trajectories", "snapshots", "tokens", "channels", "MiB on disk"], rows)
 
 
-class Markdown(TextDataset):
-    """A Markdown file, replaced atomically, with a preview as HTML; no text leaves an `optional` file as it was."""
+class Text(TextDataset):
+    """A text file, such as an HTML page, replaced atomically; no text leaves an `optional` file as it was."""
 
     def __init__(self, *, optional: bool = False, **options: Any) -> None:
         super().__init__(**options)
@@ -100,6 +100,10 @@ class Markdown(TextDataset):
             return
         with publish(Path(self._get_save_path())) as temporary:
             temporary.write_text(data, encoding="utf-8")
+
+
+class Markdown(Text):
+    """A Markdown file, replaced atomically, with a preview as HTML."""
 
     def preview(self) -> HTMLPreview:
         """The text as HTML."""

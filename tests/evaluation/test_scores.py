@@ -6,15 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from ups.data.families import Dataset
 from ups.evaluation import costs
+from ups.evaluation.examples import Example, chosen, description, statistics
 from ups.evaluation.predictions import Slab
-from ups.evaluation.scores import Example, TrajectorySet
+from ups.evaluation.scores import TrajectorySet
 from ups.evaluation.timing import in_turns
 from ups.evaluation.violations import conserved_channels
+from ups.metrics.suite import ScoreSuite, Truth
 from ups.models.sizes import Domain
 from ups.runs.run import append_metrics, training_seconds
 
@@ -30,20 +33,40 @@ def test_only_closed_domains_conserve():
 
 
 @pytest.mark.parametrize(
-    ("grid", "shape"), [((1000,), (256, 2, 250)), ((300, 8), (3, 2, 150, 8)), ((8, 8, 6), (3, 2, 8, 8, 1))], ids=str
+    ("grid", "shape"), [((1000,), (64, 2, 250)), ((300, 8), (12, 2, 75, 8)), ((8, 8, 6), (12, 2, 8, 8, 1))], ids=str
 )
 def test_arrays_for_figures_do_not_grow_with_the_trajectory(grid: tuple[int, ...], shape: tuple[int, ...]):
-    """Of 400 snapshots some times and points are left, the first and the last time among them, and one spectrum."""
+    """Of 400 snapshots some times and points are left, the first and the last time among them."""
     dataset = replace(GAS, grid=grid, times=tuple(range(400)))
     example, number = Example(dataset), torch.arange(400.0)
     u = number[:, None, None].expand(-1, 2, math.prod(grid)).unflatten(2, grid)
     for start in range(0, 399, 100):
         target = u[start + 1 : start + 101]
         example.add("truth", Slab(start, target[None], u[:1], u[None, :1], target), target)
-    arrays = example.arrays()
-    assert arrays["rollout/truth"].shape == shape and len(arrays["times"]) == 400
-    assert arrays["rollout/truth"].reshape(shape[0], -1)[:, 0].tolist() == arrays["shown"].tolist()
-    assert {0, 399} <= set(arrays["shown"]) and arrays["spectrum/truth"][0] == pytest.approx(2 * 399**2)
+    kept, shown = example.snapshots("truth"), description(dataset)["shown"]
+    assert kept.shape == shape
+    assert kept.reshape(shape[0], -1)[:, 0].tolist() == shown.tolist()
+    assert {0, 399} <= set(shown)
+
+
+def test_worst_median_and_best_trajectory():
+    """Trajectories are ranked by their error, a diverged one last; of one trajectory there is only the median."""
+    assert chosen(torch.tensor([3.0, 1.0, math.nan, 2.0, 5.0])) == {"worst": 2, "median": 0, "best": 1}
+    assert chosen(torch.tensor([7.0])) == {"median": 0}
+
+
+def test_figures_have_the_mean_error_and_spectrum_over_trajectories():
+    """Errors of 0.5 and 1.5 at each of two times have the mean 1 and the band from 0.5 to 1.5; spectra are means."""
+    suite = ScoreSuite(num_dims=1, batch_size=1, conserved=(), seed=0)
+    x = torch.linspace(0, 2 * math.pi, 17, dtype=torch.float64)[:-1]
+    u_ref = (2**0.5 * torch.cos(3 * x)).expand(2, 2, 1, 16)
+    u_pred = u_ref * torch.tensor([1.5, 2.5]).reshape(2, 1, 1, 1)
+    suite.add(suite.reduce(u_pred, Truth(u_ref)))
+    arrays = statistics({("operator", "rollout"): suite})
+    assert arrays["curve/operator"] == pytest.approx([1.0, 1.0])
+    assert arrays["band/operator"] == pytest.approx(np.array([[0.5, 0.5], [1.5, 1.5]]))
+    factor = arrays["spectrum/operator"][3] / arrays["spectrum/truth"][3]
+    assert factor == pytest.approx((1.5**2 + 2.5**2) / 2)
 
 
 def test_a_slow_first_call_is_no_part_of_the_time():

@@ -20,7 +20,6 @@ from ups.data.layouts import POSITIONS_DATASET
 from ups.data.trajectories import find_datasets
 from ups.diffusion.samplers import Normal
 from ups.evaluation import search
-from ups.evaluation.figures import png
 from ups.evaluation.predictions import Compute
 from ups.evaluation.scores import TrajectorySet
 from ups.evaluation.search import DIVERGED, DatasetSearch, SearchResults, step_errors, trajectory_error
@@ -31,6 +30,7 @@ from ups.evaluation.selection import (
     selection_figure,
     selection_text,
 )
+from ups.evaluation.styles import png
 from ups.metrics.bootstrap import MIN_TRAJECTORIES
 from ups.models.sizes import Domain
 from ups.surrogate.surrogate import Correction, Setting

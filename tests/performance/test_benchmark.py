@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 
 from tests.training.jobs import launched
 from ups.data.samples import LatentSamples
-from ups.evaluation.figures import png
+from ups.evaluation.styles import png
 from ups.metrics.spectra import error_spectra
 from ups.performance.benchmark import loop_records, looped_spectrum, record, scaling_comparisons, throughput
 from ups.performance.report import GREEN, GREY, RED, benchmark_figure, benchmark_text

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ups.config import Parameters
-from ups.evaluation.figures import png
+from ups.evaluation.styles import png
 from ups.performance.profile import MEMORY, PARTS, STEP, Event, collective_seconds, parts_of, peak_bytes
 from ups.performance.report import profile_figure, profile_text
 from ups.pipelines.performance import profile_operator

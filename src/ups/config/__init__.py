@@ -15,6 +15,7 @@ from ups.config.evaluation import (
     EvaluationConfig,
     JudgeConfig,
     RegistrationConfig,
+    ReportConfig,
     SeedsConfig,
     SelectionConfig,
     ShiftsConfig,
@@ -87,6 +88,7 @@ class Parameters(Section):
     selection: SelectionConfig
     shifts: ShiftsConfig
     seeds: SeedsConfig
+    report: ReportConfig
     judge: JudgeConfig
     registration: RegistrationConfig
 

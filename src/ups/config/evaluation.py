@@ -162,6 +162,12 @@ class ShiftsConfig(Section):
     grids: list[Annotated[int, Field(ge=2)]]
 
 
+class ReportConfig(Section):
+    """The page `report.html`; `compare` are data roots of finished runs, whose scores it shows beside its own."""
+
+    compare: list[str]
+
+
 class Gate(Section):
     """A gate holds on a dataset if `metric` of `method`, over that of `relative_to` if given, is at most `at_most`.
 

@@ -28,6 +28,18 @@ SOURCES = {
 STATISTICS = "mean, std: over the family's training split; of the logarithm where the scale is log"
 
 
+GREEK = {"beta": "β", "nu": "ν", "rho": "ρ", "eta": "η", "zeta": "ζ", "mach": "M"}
+
+
+def title_of(dataset: Dataset) -> str:
+    """Equation and parameters in words, for example "Burgers 1D, ν = 0.01"; a variant's own boundary, if any."""
+    base, _, variant = dataset.family.partition("-")
+    equation = base.replace("_", " ").replace(" ns ", " Navier–Stokes ").replace("diffusion ", "diffusion–")
+    parameters = [f"{GREEK[name]} = {value:g}" for name, value in dataset.parameters.items()]
+    named = f"{equation[0].upper()}{equation[1:-1]}{equation[-1].upper()}"
+    return ", ".join([named, *([variant] if variant else []), *parameters])
+
+
 @dataclass(frozen=True)
 class CardSection:
     """A heading, formulas that may hold LaTeX, plain lines, and a table whose first row names the columns."""
@@ -76,6 +88,13 @@ class Card:
             CardSection("Files", lines=_describe_files(self)),
             CardSection("Source", lines=self.origin),
         ]
+
+
+def card_of(name: str, datasets: dict[str, Any], statistics: dict[str, Any], source: str, folder: Path) -> Card:
+    """The card of a dataset, from the receipt of all `datasets` and the `statistics` of families."""
+    dataset = Dataset.from_json(datasets["datasets"][name])
+    origin = find_origin(source, folder, dataset, datasets["sources"])
+    return Card(dataset, datasets["splits"][name], statistics[dataset.family], datasets["sources"], origin)
 
 
 def find_origin(source: str, folder: Path, dataset: Dataset, sources: dict[str, dict[str, Any]]) -> tuple[str, ...]:

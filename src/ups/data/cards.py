@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.mathtext import MathTextParser
 
-from ups.data.card_text import Card, CardSection, card_markdown, find_origin
+from ups.data.card_text import Card, CardSection, card_markdown, card_of
 from ups.data.families import Dataset, Family
 from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault
@@ -35,11 +35,9 @@ def write_cards(
 ) -> None:
     """Write `<dataset>.png` for every dataset and `cards.md` with the text of all; `advance(1)` follows each."""
     texts = ["# Data cards\n"]
-    for name, entry in datasets["datasets"].items():
-        dataset = Dataset.from_json(entry)
-        origin = find_origin(source, raw, dataset, datasets["sources"])
-        card = Card(dataset, datasets["splits"][name], statistics[dataset.family], datasets["sources"], origin)
-        figure = draw_card(card, *read_sample(raw, dataset, card.splits["train"][0]))
+    for name in datasets["datasets"]:
+        card = card_of(name, datasets, statistics, source, raw)
+        figure = draw_card(card, *read_sample(raw, card.dataset, card.splits["train"][0]))
         with publish(folder / f"{name}.png") as temporary:
             figure.savefig(temporary, format="png")
         texts.append(f"{card_markdown(card)}\n![{name}](data_cards/{quote(name)}.png)\n")
@@ -162,9 +160,9 @@ def _draw_planes(right: SubFigure, card: Card, times: np.ndarray, u: np.ndarray,
     for place, (name, planes) in zip(panels.T if by_column else panels, images.items(), strict=True):
         for panel, (title, plane) in zip(place, planes, strict=False):
             panel.set_axis_on()
-            panel.imshow(plane, origin="lower", interpolation="nearest")
+            image = panel.imshow(plane, origin="lower", interpolation="nearest")
             panel.set(xticks=[], yticks=[])
-            panel.set_xlabel(f"{plane.min():.3g} to {plane.max():.3g}", fontsize=SMALL)
+            right.colorbar(image, ax=panel, pad=0.02, aspect=20).ax.tick_params(labelsize=SMALL - 1)
             _tidy(panel, f"{card.family.label(name)}{title}")
 
 

@@ -14,8 +14,8 @@ from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation.corrector import HIGH_BAND
 from ups.evaluation.costs import OURS, PER_SNAPSHOT
-from ups.evaluation.figures import SMALL, colour_of, new_figure
 from ups.evaluation.predictions import HORIZONS, plain_method
+from ups.evaluation.styles import SMALL, colour_of, new_figure
 from ups.evaluation.tables import geometric_mean, number, ratio, table
 from ups.metrics.bootstrap import bootstrap_interval
 from ups.surrogate.trained import OFF

@@ -1,285 +1,259 @@
-"""Figures of an evaluation: error curves, energy spectra and snapshots, one colour per method throughout."""
+"""Figures of an evaluation: errors over time, spectra, trajectories and parity, for the PNG pages and the report."""
 
-import io
-import textwrap
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
-from matplotlib.lines import Line2D
+from matplotlib.figure import Figure
 
 from ups.data.pdebench import FAMILIES
+from ups.evaluation.examples import BAND, ROLES
+from ups.evaluation.styles import (
+    NORMAL,
+    SMALL,
+    colour_of,
+    common_legend,
+    line_of,
+    log_axes,
+    new_figure,
+    panel_grid,
+    png,
+    positive,
+    tidy,
+    wrapped,
+)
 
-COLOURS = {
-    "truth": "black",
-    "persistence": "#8c8c8c",
-    "linear": "#bcbd22",
-    "unet": "#17becf",
-    "fno": "#e377c2",
-    "codec": "#2ca02c",
-    "operator": "#1f77b4",
-    "diffusion": "#ff7f0e",
-    "consistency": "#9467bd",
-    "steady": "#d62728",
-}
-OTHER_COLOUR = "#8c564b"
-SMALL, NORMAL = 8, 9  # font sizes in points
-DPI = 110
-MAX_FIELDS = 3
+ENERGY_RANGE = 1e-8  # of the largest energy: what is below is round-off of 32-bit numbers
+SMALLEST_ERROR = 1e-4  # that an axis shows
+BINS = 60  # per axis, of values in a parity plot
 
-Arrays = dict[str, np.ndarray]  # one per method
+Arrays = dict[str, np.ndarray]
 
 
-def plot_errors(curves: dict[str, Arrays], times: dict[str, np.ndarray]) -> Figure:
-    """Plot nRMSE over time: one panel per dataset, one line (T,) per method."""
-    figure, panels = panel_grid(list(curves), "time", "nRMSE")
+def plot_errors(datasets: dict[str, Arrays]) -> Figure:
+    """Plot nRMSE over time, one panel per dataset with a line per method, all on one scale.
+
+    `datasets` has for each name the arrays of `ups.evaluation.examples`.
+    """
+    figure, panels = panel_grid(_titles(datasets), "time", "nRMSE")
     for name, panel in panels.items():
-        steady = len(times[name]) == 1
-        for method, errors in curves[name].items():
-            marker = "o" if steady else None
-            panel.plot(times[name], _positive(errors), color=colour_of(method), marker=marker, label=method)
+        times = datasets[name]["times"]
+        steady = len(times) == 1
+        for method, errors in shown_curves(datasets[name]).items():
+            shown = times[-len(errors) :]
+            panel.plot(shown, positive(errors), marker="o" if steady else None, **line_of(method))
+            low, high = (positive(end) for end in datasets[name][f"band/{method}"])
+            panel.fill_between(shown, low, high, color=colour_of(method), alpha=0.15, linewidth=0)
         if steady:
             panel.set(xticks=[], xlabel="")
-        _scale_axis(panel, curves[name])
-    common_legend(figure)
+    curves = [errors for arrays in datasets.values() for errors in shown_curves(arrays).values()]
+    log_axes(list(panels.values()), np.concatenate(curves), SMALLEST_ERROR)
+    low, high = (f"{100 * quantile:.0f}" for quantile in BAND)
+    note = f"rollouts on the test split: mean over trajectories and fields; band: {low} to {high} % of the trajectories"
+    common_legend(figure, note)
     return figure
 
 
-def _scale_axis(panel: Axes, curves: Arrays) -> None:
-    """Scale the axis to the errors of the methods; the codec's error, if far below them, is given as text."""
-    predicted = [errors for method, errors in curves.items() if method != "codec"]
-    _log_axis(panel, np.concatenate(predicted or list(curves.values())))
-    floor = np.nanmax(curves["codec"]) if "codec" in curves else np.inf
-    if floor < panel.get_ylim()[0]:
-        place = {"xy": (0.98, 0.03), "xycoords": "axes fraction", "ha": "right", "va": "bottom"}
-        panel.annotate(f"codec below {floor:.0e}", color=colour_of("codec"), fontsize=8, **place)
+def shown_curves(arrays: Arrays) -> Arrays:
+    """The errors over time (T,) by method, without those of a codec that are too small for the axis."""
+    curves = _part(arrays, "curve")
+    return {m: errors for m, errors in curves.items() if m != "codec" or np.nanmax(errors) > SMALLEST_ERROR}
 
 
-def plot_spectra(spectra: dict[str, Arrays]) -> Figure:
+def plot_spectra(datasets: dict[str, Arrays]) -> Figure:
     """Plot energy over radial wavenumber: one panel per dataset, `truth` and the methods as lines (K,)."""
-    figure, panels = panel_grid(list(spectra), "wavenumber", "energy")
+    figure, panels = panel_grid(_titles(datasets), "wavenumber", "energy")
     for name, panel in panels.items():
-        for method, energy in spectra[name].items():
+        spectra = _part(datasets[name], "spectrum")
+        for method, energy in spectra.items():
             wavenumbers = np.arange(1, len(energy))  # shell 0 is the mean, at k = 0, which a log axis cannot show
-            width = 2.6 if method == "truth" else 1.2
-            panel.plot(wavenumbers, _positive(energy[1:]), color=colour_of(method), linewidth=width, label=method)
+            style = line_of(method) | ({"linewidth": 4.0, "alpha": 0.35} if method == "truth" else {})
+            panel.plot(wavenumbers, positive(energy[1:]), **style)
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter("{x:g}")
-        _log_axis(panel, np.outer([1e-3, 1e3], spectra[name]["truth"][1:]))  # a diverged method must not hide the rest
-    common_legend(figure)
+        truth = spectra["truth"][1:]
+        largest = float(truth.max())
+        log_axes([panel], np.maximum(truth, ENERGY_RANGE * largest), ENERGY_RANGE * largest, 10 * largest)
+    common_legend(figure, "rollouts on the test split: mean over trajectories and predicted times")
     return figure
 
 
-def plot_snapshots(
-    name: str, fields: tuple[str, ...], times: np.ndarray, u_ref: np.ndarray, predictions: Arrays, errors: Arrays
-) -> Figure:
-    """Plot truth and predictions of one trajectory, arrays (T, C, *grid), and their nRMSE: `errors` (steps, C).
+def plot_trajectories(name: str, family: str, arrays: Arrays) -> Figure:
+    """Plot truth, prediction and error of every field for the worst, median and best trajectory of a dataset.
 
-    1D: lines at three times, space-time errors and the mean nRMSE. 2D: the last snapshot and its errors, of at most
-    three fields. 3D: the same on the middle plane of z.
+    1D: the last snapshot as a line, then space-time images. 2D: snapshots in the middle and at the end. 3D: the same on
+    the middle plane of z. Every row has one colour scale.
     """
-    if u_ref.ndim == 3:
-        scores = {method: errors[method].mean(axis=0) for method in predictions}
-        figure = _lines_and_errors(fields, times, u_ref, predictions, scores)
-    else:
-        scores = {method: errors[method][-1] for method in predictions}
-        figure = _images_and_errors(fields[:MAX_FIELDS], u_ref, predictions, scores)
-    details = [f"t = {times[-1]:.3g}"] * (len(times) > 1) + ["middle of z"] * (u_ref.ndim == 5)
-    title = [_wrapped(name, int(9 * figure.get_figwidth()))] + [", ".join(details)] * (u_ref.ndim > 3)
-    figure.suptitle("\n".join(title).strip(), fontsize=NORMAL + 1)
-    return figure
-
-
-def _lines_and_errors(
-    fields: tuple[str, ...], times: np.ndarray, u_ref: np.ndarray, predictions: Arrays, scores: Arrays
-) -> Figure:
-    draws = [_draw_lines, partial(_draw_space_time, scores)] if len(times) > 1 else [_draw_lines]
-    figure = new_figure(10, 0.9 + len(draws) * (0.5 + 1.5 * len(fields)))
-    for draw, block in zip(draws, figure.subfigures(len(draws), 1, squeeze=False)[:, 0], strict=True):
-        draw(block, fields, times, u_ref, predictions)
-    common_legend(figure)
-    return figure
-
-
-def _draw_lines(
-    block: SubFigure, fields: tuple[str, ...], times: np.ndarray, u_ref: np.ndarray, predictions: Arrays
-) -> None:
-    shown = sorted({0, (len(times) - 1) // 2, len(times) - 1})
-    panels = block.subplots(len(fields), len(shown), sharex=True, sharey="row", squeeze=False)
-    x = (np.arange(u_ref.shape[-1]) + 0.5) / u_ref.shape[-1]
-    for row, field in enumerate(fields):
-        for panel, index in zip(panels[row], shown, strict=True):
-            tidy(panel)
-            panel.plot(x, u_ref[index, row], color=colour_of("truth"), linewidth=2.6, label="truth")
-            for method, u_pred in predictions.items():
-                panel.plot(x, u_pred[index, row], color=colour_of(method), linewidth=1.2, label=method)
-        values = u_ref[shown, row]
-        margin = 0.15 * float(np.ptp(values)) or 1.0
-        panels[row, 0].set_ylim(float(values.min()) - margin, float(values.max()) + margin)
-        panels[row, 0].set_ylabel(field, fontsize=NORMAL)
-    for column, index in enumerate(shown):
-        panels[0, column].set_title(f"t = {times[index]:.3g}" if len(times) > 1 else "", fontsize=NORMAL)
-        panels[-1, column].set_xlabel("x / L", fontsize=SMALL)
-
-
-def _draw_space_time(
-    scores: Arrays,
-    block: SubFigure,
-    fields: tuple[str, ...],
-    times: np.ndarray,
-    u_ref: np.ndarray,
-    predictions: Arrays,
-) -> None:
-    panels = block.subplots(len(fields), 1 + len(predictions), sharex=True, sharey=True, squeeze=False)
-    place = {"aspect": "auto", "extent": (0, 1, times[0], times[-1])}
-    for row, field in enumerate(fields):
-        truth = u_ref[:, row]
-        _draw_truth(panels[row, :1], [truth], place)
-        _draw_errors(panels[row, 1:], truth, [u_pred[:, row] for u_pred in predictions.values()], place)
-        panels[row, 0].set_ylabel(f"{field}\ntime", fontsize=SMALL)
-        for panel, (method, score) in zip(panels[row, 1:], scores.items(), strict=True):
-            title = "" if row else f"{method} \N{MINUS SIGN} truth\n"
-            panel.set_title(f"{title}nRMSE {score[row]:.3g}", fontsize=SMALL)
-    panels[0, 0].set_title("truth", fontsize=SMALL)
-    for panel in panels.flat:
-        tidy(panel)
-    for panel in panels[-1]:
-        panel.set_xlabel("x / L", fontsize=SMALL)
-
-
-def _images_and_errors(fields: tuple[str, ...], u_ref: np.ndarray, predictions: Arrays, scores: Arrays) -> Figure:
-    """Two rows per field: truth and predictions, then the error below each prediction."""
-    num_columns = 1 + len(predictions)
-    figure = new_figure(1.2 + 1.7 * num_columns, 0.7 + 3.6 * len(fields))
-    panels = figure.subplots(2 * len(fields), num_columns, squeeze=False)
+    fields, columns = FAMILIES[family].fields, trajectory_columns(arrays)
+    is_1d, steady = arrays["median/truth"].ndim == 3, len(arrays["shown"]) == 1
+    kinds = ["last"] * is_1d + ["truth", "prediction", "error"] * (not (is_1d and steady))
+    figure, panels = _grid(len(kinds) * len(fields), len(columns), *((2.6, 1.1) if is_1d else (1.4, 1.4)))
     for channel, field in enumerate(fields):
-        above, below = panels[2 * channel], panels[2 * channel + 1]
-        truth = _last_plane(u_ref, channel)
-        planes = [_last_plane(u_pred, channel) for u_pred in predictions.values()]
-        _draw_truth(above, [truth, *planes], {})
-        _draw_errors(below[1:], truth, planes, {})
-        above[0].set_title("truth", fontsize=NORMAL)
-        for upper, lower, (method, score) in zip(above[1:], below[1:], scores.items(), strict=True):
-            upper.set_title(method, fontsize=NORMAL)
-            lower.set_title(f"nRMSE {score[channel]:.3g}", fontsize=SMALL)
-        above[0].set_ylabel(field, fontsize=NORMAL)
-        below[0].set_axis_off()
-        below[0].text(0.95, 0.5, "prediction\n\N{MINUS SIGN} truth", ha="right", va="center", fontsize=SMALL)
-    for panel in panels.flat:
-        panel.set(xticks=[], yticks=[])
+        rows = panels[len(kinds) * channel :][: len(kinds)]
+        truths, predictions = ([column[part][:, channel] for column in columns.values()] for part in (0, 1))
+        values = {"truth": truths, "prediction": predictions}
+        values["error"] = [p - t for p, t in zip(predictions, truths, strict=True)]
+        for kind, row in zip(kinds, rows, strict=True):
+            if kind == "last":
+                _draw_lines(row, truths, predictions)
+            else:
+                _draw_images(row, kind, values, arrays["shown"] if is_1d else None)
+            row[0].set_ylabel(f"{field}\n{kind}" + "\ntime" * (is_1d and kind != "last"), fontsize=SMALL)
+        for panel, (_, _, errors) in zip(rows[-1], columns.values(), strict=False):
+            panel.set_xlabel(f"nRMSE {errors[channel]:.3g}", fontsize=SMALL)
+            panel.tick_params(labelbottom=True)
+    for panel, title in zip(panels[0], columns, strict=False):
+        panel.set_title(title, fontsize=SMALL)
+    plane = ", middle of z" * ("3d" in family)
+    figure.suptitle(f"{arrays['title']}{plane}\n{name}", fontsize=NORMAL, y=1 - 0.06 / figure.get_figheight(), va="top")
+    note = wrapped(NRMSE_NOTE, int(15 * figure.get_figwidth()))
+    figure.text(0.1 / figure.get_figwidth(), 0.06 / figure.get_figheight(), note, fontsize=SMALL, va="bottom")
     return figure
 
 
-def _draw_truth(panels: Sequence[Axes], planes: Sequence[np.ndarray], place: dict) -> None:
-    """Truth first, then predictions, on the truth's colour scale."""
-    _draw_images(panels, planes, {"cmap": "viridis", "vmin": planes[0].min(), "vmax": planes[0].max(), **place})
+def _grid(num_rows: int, num_columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
+    """Panels of a size in inches, with a narrow one for the colour bar at the end of each row.
 
-
-def _draw_errors(panels: Sequence[Axes], truth: np.ndarray, planes: Sequence[np.ndarray], place: dict) -> None:
-    """Prediction minus truth on one diverging colour scale, four times the median RMS error: poor methods saturate."""
-    errors = [plane - truth for plane in planes]
-    sizes = [float(np.square(error, dtype=np.float64).mean() ** 0.5) for error in errors]
-    limit = 4 * float(np.median([size for size in sizes if np.isfinite(size)] or [0.0])) or 1.0
-    _draw_images(panels, errors, {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit, **place})
-
-
-def _draw_images(panels: Sequence[Axes], planes: Sequence[np.ndarray], style: dict) -> None:
-    for panel, plane in zip(panels, planes, strict=True):
-        image = panel.imshow(plane, origin="lower", interpolation="nearest", **style)
-    if len(planes):
-        bar = panels[0].figure.colorbar(image, ax=list(panels), pad=0.02, extend="both")
-        bar.ax.tick_params(labelsize=SMALL - 1)
-
-
-def panel_grid(names: list[str], xlabel: str, ylabel: str) -> tuple[Figure, dict[str, Axes]]:
-    """A figure with one titled panel per name, up to four in a row."""
-    num_columns = min(4, max(len(names), 1))
-    num_rows = -(-len(names) // num_columns)
-    figure = new_figure(max(5.5, 2.8 * num_columns), 0.9 + 2.0 * num_rows)
-    panels = {name: figure.add_subplot(num_rows, num_columns, i + 1) for i, name in enumerate(names)}
-    for i, (name, panel) in enumerate(panels.items()):
-        panel.set_title(_wrapped(name, 30), fontsize=SMALL)
-        panel.set_xlabel(xlabel if i >= len(names) - num_columns else "", fontsize=SMALL)
-        panel.set_ylabel(ylabel if i % num_columns == 0 else "", fontsize=SMALL)
-        panel.grid(which="major", color="#e4e4e4", linewidth=0.6)
+    The places are computed here, for a layout engine takes seconds for a hundred panels.
+    """
+    left, right, top, gap = 0.75, 0.5, 0.85, 0.22
+    whole_width = max(left + right + num_columns * (width + 0.1) + 0.1, 4.6)
+    bottom = 0.55 + 0.14 * -(-len(NRMSE_NOTE) // int(15 * whole_width))
+    whole_height = top + bottom + num_rows * (height + gap)
+    figure = new_figure(whole_width, whole_height)
+    figure.set_layout_engine("none")
+    edges = {"left": left / whole_width, "right": 1 - right / whole_width}
+    edges |= {"top": 1 - top / whole_height, "bottom": bottom / whole_height}
+    ratios = [1.0] * num_columns + [0.06]
+    spaces = {"wspace": 0.1, "hspace": gap / height, "width_ratios": ratios}
+    panels = figure.subplots(num_rows, num_columns + 1, squeeze=False, gridspec_kw=edges | spaces)
+    for panel in panels.flat:
         tidy(panel)
+        panel.tick_params(labelbottom=False)
+    for panel in panels[:, 1:-1].flat:
+        panel.tick_params(labelleft=False)
     return figure, panels
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, width and height in inches."""
-    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+NRMSE_NOTE = (
+    "nRMSE below a column: of that field alone, in 1D over all times, else at the time shown. The table has the mean "
+    "over all fields, times and test trajectories. Trajectories are ranked by their own mean. Axes: x to the right and "
+    "y upwards, from 0 to 1 in units of the domain's length."
+)
 
 
-def common_legend(figure: Figure) -> None:
-    """One legend below all panels, with one entry per label."""
-    handles: dict[str, Line2D] = {}
-    for line in (line for panel in figure.axes for line in panel.get_lines()):
-        handles.setdefault(line.get_label(), line)
-    num_columns = max(1, int(figure.get_figwidth() / 1.1))
-    place = {"loc": "outside lower center", "ncols": num_columns, "fontsize": NORMAL, "frameon": False}
-    figure.legend(handles.values(), handles.keys(), **place)
+def trajectory_columns(arrays: Arrays) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Title -> truth and prediction (F, C, *grid) and nRMSE (C,): a column per trajectory and, in 2D, time shown."""
+    columns = {}
+    times, shown = arrays["times"], arrays["shown"]
+    for role in (role for role in ROLES if f"{role}/truth" in arrays):
+        truth, prediction, errors = (arrays[f"{role}/{part}"] for part in ("truth", "prediction", "nRMSE"))
+        if truth.ndim == 3:
+            time = f", t = {times[-1]:.3g}" * (len(shown) > 1)
+            columns[f"{role} trajectory{time}"] = truth, prediction, errors.mean(axis=0)
+            continue
+        for frame in sorted({len(shown) // 2, len(shown) - 1}):
+            step = int(np.searchsorted(times, shown[frame])) - (len(times) - len(errors))
+            part = slice(frame, frame + 1)
+            time = f"\nt = {shown[frame]:.3g}" * (len(shown) > 1)
+            columns[f"{role}{time}"] = truth[part], prediction[part], errors[step]
+    return columns
 
 
-def tidy(panel: Axes) -> None:
-    """Small tick labels, no frame above and on the right."""
-    panel.tick_params(which="both", labelsize=SMALL)
-    panel.spines[["top", "right"]].set_visible(False)
+def _draw_lines(panels: Sequence[Axes], truths: list[np.ndarray], predictions: list[np.ndarray]) -> None:
+    """Truth and prediction at the last time over x, on the scale of all truths; there is no colour bar."""
+    low, high = limits([truth[-1] for truth in truths])
+    margin = 0.1 * (high - low)
+    for panel, truth, prediction in zip(panels, truths, predictions, strict=False):
+        x = (np.arange(len(truth[-1])) + 0.5) / len(truth[-1])
+        panel.plot(x, truth[-1], color="black", linewidth=3.0, alpha=0.35)
+        panel.plot(x, np.clip(prediction[-1], low - 9 * margin, high + 9 * margin), color=colour_of("operator"))
+        panel.set(xlim=(0, 1), ylim=(low - margin, high + margin), xticks=[0, 1])
+    panels[-1].set_axis_off()
 
 
-def _log_axis(panel: Axes, values: np.ndarray) -> None:
-    """A logarithmic y axis over the full decades that contain the values."""
-    panel.set_yscale("log")
-    exponents = np.log10(values[np.isfinite(values) & (values > 0)])
-    if len(exponents):
-        panel.set_ylim(0.99 * 10.0 ** np.floor(exponents.min()), 1.01 * 10.0 ** (np.floor(exponents.max()) + 1))
+def _draw_images(panels: Sequence[Axes], kind: str, values: dict[str, list[np.ndarray]], times: Arrays | None) -> None:
+    """A row of images on one scale: that of the truth, for errors one symmetric about zero; 1D over `times`."""
+    low, high = limits(values["truth"]) if kind != "error" else symmetric_limits(values["error"])
+    style = {"cmap": "viridis" if kind != "error" else "RdBu_r", "vmin": low, "vmax": high, "origin": "lower"}
+    extent = (0, 1, 0, 1) if times is None else (0, 1, times[0], times[-1])
+    for panel, value in zip(panels, values[kind], strict=False):
+        plane = plane_of(value[-1]) if times is None else value
+        image = panel.imshow(plane, interpolation="none", extent=extent, aspect="auto", **style)
+        panel.set_xticks([0, 1])
+        if times is None:
+            panel.set_yticks([0, 1])
+    bar = panels[0].figure.colorbar(image, cax=panels[-1])
+    bar.ax.tick_params(labelsize=SMALL - 1, labelbottom=False)
 
 
-def colour_of(method: str) -> str:
-    """The colour of a method, the same in all figures."""
-    return COLOURS.get(method, OTHER_COLOUR)
+def limits(values: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Smallest and largest value."""
+    low, high = min(float(value.min()) for value in values), max(float(value.max()) for value in values)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _wrapped(name: str, width: int) -> str:
-    return textwrap.fill(name.replace("_", "_ "), width=width).replace("_ ", "_")
+def symmetric_limits(values: Sequence[np.ndarray]) -> tuple[float, float]:
+    """-a and a, where 99 % of the finite absolute values are at most a."""
+    sizes = np.concatenate([np.abs(value[np.isfinite(value)]).ravel() for value in values])
+    largest = float(np.quantile(sizes, 0.99)) if len(sizes) else 0.0
+    return (-largest, largest) if largest > 0 else (-1.0, 1.0)
 
 
-def _positive(values: np.ndarray) -> np.ndarray:
-    """The values that a log axis can show; NaN, a gap in the line, elsewhere."""
-    return np.where(np.isfinite(values) & (values > 0), values, np.nan)
+def plane_of(field: np.ndarray) -> np.ndarray:
+    """A field (X, Y) or, of one plane, (X, Y, 1) as an image (Y, X)."""
+    return field.reshape(field.shape[:2]).T
 
 
-def _last_plane(u: np.ndarray, channel: int) -> np.ndarray:
-    """One field of the last snapshot as an image (Y, X); of a volume the middle plane of z."""
-    field = u[-1, channel]
-    return (field[..., field.shape[-1] // 2] if field.ndim == 3 else field).T
+def plot_parity(family: str, arrays: Arrays) -> Figure:
+    """Plot predicted over true values of the kept trajectories, one panel per field: the number of points by colour."""
+    fields, roles = FAMILIES[family].fields, [role for role in ROLES if f"{role}/truth" in arrays]
+    figure = new_figure(0.6 + 2.4 * len(fields), 3.2)
+    for channel, (panel, field) in enumerate(
+        zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True)
+    ):
+        tidy(panel)
+        first = min(1, len(arrays["shown"]) - 1)  # rollouts start from the truth
+        truth, prediction = (
+            np.concatenate([arrays[f"{role}/{part}"][first:, channel].ravel() for role in roles])
+            for part in ("truth", "prediction")
+        )
+        low, high = limits([truth])
+        counts, _, _ = np.histogram2d(prediction, truth, BINS, [(low, high)] * 2)
+        shown = np.ma.masked_equal(np.log10(np.maximum(counts, 0.1)), -1)
+        panel.imshow(shown, cmap="cividis_r", origin="lower", interpolation="none", extent=(low, high, low, high))
+        panel.plot([low, high], [low, high], color="black", linewidth=0.8)
+        outside = np.mean(~((prediction >= low) & (prediction <= high)))
+        panel.set_title(f"{field}" + f"\n{outside:.1%} outside" * bool(outside > 0), fontsize=SMALL)
+        panel.set_xlabel("truth", fontsize=SMALL)
+    figure.axes[0].set_ylabel("prediction", fontsize=SMALL)
+    title = f"{', '.join(roles)} trajectory, predicted times; dark: many points"
+    figure.suptitle(wrapped(title, int(16 * figure.get_figwidth())), fontsize=SMALL)
+    return figure
 
 
 def draw_figures(folder: Path, datasets: dict[str, str]) -> dict[str, bytes]:
     """File name -> PNG, from the arrays in `folder`; `datasets` maps the name of each dataset to its family."""
-    arrays = {name: dict(np.load(folder / f"{name}.npz")) for name in datasets}
-    figures = {"spectra.png": plot_spectra({name: _part(content, "spectrum") for name, content in arrays.items()})}
-    if transient := [name for name in datasets if not FAMILIES[datasets[name]].steady]:
-        curves = {name: _part(arrays[name], "curve") for name in transient}
-        figures["errors.png"] = plot_errors(curves, {name: arrays[name]["times"][1:] for name in transient})
+    arrays = {name: read_arrays(folder / f"{name}.npz") for name in datasets}
+    figures = {"spectra.png": plot_spectra(arrays)}
+    if transient := {name: arrays[name] for name in datasets if not FAMILIES[datasets[name]].steady}:
+        figures["errors.png"] = plot_errors(transient)
     for name, content in arrays.items():
-        rollouts, errors = _part(content, "rollout"), _part(content, "nRMSE")
-        family, truth = FAMILIES[datasets[name]], rollouts.pop("truth")
-        fields = tuple(map(family.label, family.fields))
-        figure = plot_snapshots(name, fields, content["shown"], truth, rollouts, errors)
-        figures[f"snapshots_{name}.png"] = figure
+        if "median/truth" in content:
+            figures[f"snapshots_{name}.png"] = plot_trajectories(name, datasets[name], content)
     return {name: png(figure) for name, figure in figures.items()}
 
 
-def png(figure: Figure) -> bytes:
-    """The figure as PNG bytes."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
-    return buffer.getvalue()
+def read_arrays(path: Path) -> Arrays:
+    """The arrays of one dataset that `ups.evaluation.scores` has written."""
+    with np.load(path) as content:
+        return dict(content)
 
 
-def _part(content: dict[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
+def _titles(datasets: dict[str, Arrays]) -> dict[str, str]:
+    return {name: f"{arrays['title']}\n{name}" for name, arrays in datasets.items()}
+
+
+def _part(content: Arrays, part: str) -> Arrays:
     return {key.removeprefix(f"{part}/"): value for key, value in content.items() if key.startswith(f"{part}/")}

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ups.config import EvaluationConfig, LaunchConfig
 from ups.data.families import Dataset
@@ -22,6 +21,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
 from ups.data.trajectories import TrajectoryReader
 from ups.diffusion.samplers import Normal, antithetic
+from ups.evaluation.examples import Example, chosen, description, statistics
 from ups.evaluation.predictions import (
     HORIZONS,
     Batch,
@@ -30,6 +30,7 @@ from ups.evaluation.predictions import (
     Predicted,
     Slab,
     Stepper,
+    plain_method,
     predict,
     predict_trivially,
     steppers,
@@ -38,7 +39,6 @@ from ups.evaluation.predictions import (
 from ups.evaluation.records import LimitCount, Suites, records_of
 from ups.evaluation.violations import conserved_channels, non_negative_channels
 from ups.metrics.errors import EPS
-from ups.metrics.spectra import radial_spectrum
 from ups.metrics.suite import OF_ROLLOUTS, Reductions, ScoreSuite, Timeline, Truth, joined
 from ups.models.sizes import Domain
 from ups.runs.progress import ProgressBar
@@ -47,7 +47,6 @@ from ups.surrogate.trained import Trained
 
 log = logging.getLogger(__name__)
 
-MAX_POINTS = 256  # points per axis, and times of a 1D dataset, in the arrays for figures
 
 Predictor = Callable[[Slab], Iterable[Predicted]]
 
@@ -119,8 +118,7 @@ def score_sets(
     cost = sum(len(each.indices) * trajectory_cost(surrogate, each, config.ensemble_size) for each in sets)
     with ProgressBar("evaluate", total, "trajectories", cost) as bar:
         for each in sets:
-            suites, limited, example = _score_set(compute.limited(surrogate), each, config, compute, bar)
-            arrays = example.arrays() | _curves_and_ranks(suites)
+            suites, limited, arrays = _score_set(compute.limited(surrogate), each, config, compute, bar)
             np.savez_compressed(folder / f"{each.dataset.name}.npz", **arrays)
             records += records_of(surrogate, each.dataset, suites, limited)
     return records
@@ -128,7 +126,8 @@ def score_sets(
 
 def _score_set(
     surrogate: Surrogate, scored: TrajectorySet, config: EvaluationConfig, compute: Compute, bar: ProgressBar
-) -> tuple[Suites, dict[tuple[str, str], LimitCount], "Example"]:
+) -> tuple[Suites, dict[tuple[str, str], LimitCount], dict[str, np.ndarray]]:
+    """The running metrics of every method, what its limits changed, and the arrays for figures."""
     dataset, family = scored.dataset, FAMILIES[scored.dataset.family]
     num_dims, batch_size = len(dataset.grid), family.pdebench_batch_size
     conserved, non_negative = conserved_channels(dataset), non_negative_channels(dataset)
@@ -142,22 +141,49 @@ def _score_set(
 
     active = {h: steppers(on_grid, family.name, config.ensemble_size, partial(normal_of, h)) for h in HORIZONS}
     limited = {(m, h): LimitCount(on_grid, family.name, compute.device) for h in HORIZONS for m in active[h]}
-    example, cost = Example(dataset), trajectory_cost(surrogate, scored, config.ensemble_size)
+    counted = {h: {m: limited[m, h].of(stepper) for m, stepper in active[h].items()} for h in HORIZONS}
+    trivial, cost = (
+        partial(predict_trivially, on_grid, family.name),
+        trajectory_cost(surrogate, scored, config.ensemble_size),
+    )
     for batch in batches(on_grid, scored, config.batch_tokens, compute, num_members(active["rollout"])):
-        forecasts = {
-            m: Forecast({h: limited[m, h].of(active[h][m]) for h in HORIZONS}, batch.setting) for m in active["rollout"]
-        }
-        trivial, by_models = (
-            partial(predict_trivially, on_grid, family.name),
-            partial(predict, on_grid, batch, forecasts),
-        )
-        is_first = batch.indices[0] == scored.indices[0]
-        score_batch(on_grid, batch, [trivial, by_models], suites, example if is_first else None)
+        by_models = partial(predict, on_grid, batch, forecasts(counted, batch))
+        score_batch(on_grid, batch, [trivial, by_models], suites)
         bar.advance(len(batch.indices), len(batch.indices) * cost)
     if clamped := suites["codec", "rollout"].metrics.clamped:
         message = "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there"
         log.warning(message, dataset.name, clamped, EPS, EPS)
-    return suites, limited, example
+    plain = {h: {m: stepper for m, stepper in active[h].items() if m == plain_method(family.name)} for h in HORIZONS}
+    arrays = description(dataset) | statistics(suites)
+    return (
+        suites,
+        limited,
+        arrays | (_examples(on_grid, scored, suites, plain, config, compute) if plain["rollout"] else {}),
+    )
+
+
+def forecasts(active: dict[str, dict[str, Stepper]], batch: Batch) -> dict[str, Forecast]:
+    """Forecasts of a batch by method, from the steppers by horizon and method."""
+    return {m: Forecast({h: active[h][m] for h in HORIZONS}, batch.setting) for m in active["rollout"]}
+
+
+def _examples(
+    surrogate: Surrogate,
+    scored: TrajectorySet,
+    suites: Suites,
+    plain: dict[str, dict[str, Stepper]],
+    config: EvaluationConfig,
+    compute: Compute,
+) -> dict[str, np.ndarray]:
+    """Truth and prediction of the worst, median and best trajectory, predicted once more without corrector."""
+    arrays = {}
+    errors = suites[plain_method(scored.dataset.family), "rollout"].of_trajectories("nRMSE")
+    for role, position in chosen(errors).items():
+        example, one = Example(scored.dataset), replace(scored, indices=(scored.indices[position],))
+        for batch in batches(surrogate, one, config.batch_tokens, compute, num_members=1):
+            example.predict(surrogate, batch, partial(predict, surrogate, batch, forecasts(plain, batch)))
+        arrays |= {f"{role}/{name}": values for name, values in example.arrays().items()}
+    return arrays
 
 
 def trajectory_cost(surrogate: Surrogate, scored: TrajectorySet, ensemble_size: int) -> int:
@@ -194,29 +220,18 @@ def batches(
             yield Batch(reader, indices, setting, compute.device, max(1, fitting // size), rows, members_at_once)
 
 
-def score_batch(
-    surrogate: Surrogate,
-    batch: Batch,
-    predictors: list[Predictor],
-    suites: Suites,
-    example: "Example | None" = None,
-) -> None:
-    """Add the scores of all predictors on a batch to `suites`; its first trajectory is the `example` for figures."""
+def score_batch(surrogate: Surrogate, batch: Batch, predictors: list[Predictor], suites: Suites) -> None:
+    """Add the scores of all predictors on a batch to `suites`."""
     timelines: dict[tuple[str, str], Timeline] = defaultdict(lambda: Timeline(batch.num_times))
     for slab in batch.slabs(surrogate):
         truths = [Truth(slab.target[rows]) for rows in batch.rows]
-        if example is not None:
-            example.add("truth", slab, slab.target[0])
         for each in chain.from_iterable(predictor(slab) for predictor in predictors):
-            found = _reduced(suites[each.method, each.horizons[0]], each, slab, truths, batch.rows, example)
+            found = _reduced(suites[each.method, each.horizons[0]], each, slab, truths, batch.rows)
             for horizon in each.horizons:
                 left_out = () if horizon == "rollout" else OF_ROLLOUTS
                 timelines[each.method, horizon].append({k: v for k, v in found.items() if k not in left_out})
     for (method, horizon), timeline in timelines.items():
-        whole = timeline.whole
-        suites[method, horizon].add(whole)
-        if example is not None and horizon == "rollout":
-            example.errors[method] = (whole["rms"] / whole["rms_ref"].clamp_min(EPS))[0].cpu().numpy()
+        suites[method, horizon].add(timeline.whole)
 
 
 def _reduced(
@@ -225,7 +240,6 @@ def _reduced(
     slab: Slab,
     truths: list[Truth],
     places: list[slice],
-    example: "Example | None",
 ) -> Reductions:
     """Reductions of a method's predictions for a slab, made a few trajectories at a time."""
     parts, is_rollout = [], "rollout" in predicted.horizons
@@ -234,59 +248,4 @@ def _reduced(
         u_0 = slab.u_0[rows] if slab.u_0 is not None and is_rollout else None
         part = truth if predicted.times == slice(None) else Truth(truth.u[:, predicted.times])
         parts.append(suite.reduce(prediction.u, part, u_0, prediction.ensemble))
-        if example is not None and rows.start == 0 and is_rollout:
-            example.add(predicted.method, slab, prediction.u[0])
     return joined(parts)
-
-
-class Example:
-    """A trajectory for the figures: truth and rollouts at some times and points, spectra and errors.
-
-    Of a 1D dataset there are up to 256 times, else the first, the middle and the last; of a volume the middle plane
-    of z.
-    """
-
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
-        self.errors: dict[str, np.ndarray] = {}
-        count = min(MAX_POINTS if len(dataset.grid) == 1 else 3, len(dataset.times))
-        self._shown = np.unique(np.linspace(0, len(dataset.times) - 1, count).astype(int))
-        self._snapshots: dict[str, list[np.ndarray]] = defaultdict(list)
-        self._spectra: dict[str, np.ndarray] = {}
-
-    def add(self, name: str, slab: Slab, u: Tensor) -> None:
-        """Add snapshots u (T, C, *grid) of the truth or of a rollout, those of a slab."""
-        start = slab.start
-        if slab.u_0 is not None:
-            start += 1
-            if slab.start == 0:
-                self._snapshots[name].append(_thinned(slab.u_0[0]))
-        stop = start + len(u)
-        self._snapshots[name] += [_thinned(u[index - start]) for index in self._shown if start <= index < stop]
-        if stop == len(self.dataset.times):
-            self._spectra[name] = radial_spectrum(u[None, -1:])[0, 0].sum(0).cpu().numpy()
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The `times` of all snapshots, those `shown`, and by `<kind>/<name>` fields, spectra and nRMSE (steps, C)."""
-        times = np.array(self.dataset.times)
-        arrays = {"times": times, "shown": times[self._shown]}
-        arrays |= {f"rollout/{name}": np.stack(u) for name, u in self._snapshots.items()}
-        arrays |= {f"spectrum/{name}": energy for name, energy in self._spectra.items()}
-        return arrays | {f"nRMSE/{name}": errors for name, errors in self.errors.items()}
-
-
-def _thinned(u: Tensor) -> np.ndarray:
-    """A snapshot (C, *grid) at no more points per axis than are drawn; of a volume the middle plane of z."""
-    if u.ndim == 4:
-        u = u.narrow(3, u.shape[3] // 2, 1)
-    for axis in range(1, u.ndim):
-        u = u[(slice(None),) * axis + (slice(None, None, -(-u.shape[axis] // MAX_POINTS)),)]
-    return u.cpu().numpy().copy()
-
-
-def _curves_and_ranks(suites: Suites) -> dict[str, np.ndarray]:
-    """The nRMSE (T,) and, for ensembles, the rank histogram (C, M + 1) of each rollout."""
-    rollouts = {method: suite for (method, horizon), suite in suites.items() if horizon == "rollout"}
-    curves = {f"curve/{method}": suite.metrics.curve() for method, suite in rollouts.items()}
-    ranks = {f"ranks/{method}": suite.ranks() for method, suite in rollouts.items()}
-    return {name: values.cpu().numpy() for name, values in (curves | ranks).items() if values is not None}

@@ -18,10 +18,10 @@ from ups.config import LaunchConfig, SelectionConfig
 from ups.data.families import base_of
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader
-from ups.evaluation.figures import common_legend, panel_grid
 from ups.evaluation.predictions import Batch, Compute, corrector_mode
 from ups.evaluation.scores import TrajectorySet, batches, held_out
 from ups.evaluation.search import DatasetSearch, Key, SearchResults
+from ups.evaluation.styles import common_legend, panel_grid
 from ups.evaluation.tables import number, table
 from ups.evaluation.violations import PhysicsScore
 from ups.metrics.bootstrap import MIN_TRAJECTORIES, bootstrap_interval
@@ -220,7 +220,9 @@ def selection_text(found: dict[str, Any]) -> str:
 def selection_figure(records: list[dict[str, Any]]) -> Figure:
     """Validation nRMSE over network evaluations per trajectory: one panel per dataset, one line per search method."""
     valid = [record for record in records if record["split"] == "valid"]
-    figure, panels = panel_grid(sorted({r["dataset"] for r in valid}), "network evaluations", "nRMSE")
+    figure, panels = panel_grid(
+        {name: name for name in sorted({r["dataset"] for r in valid})}, "network evaluations", "nRMSE"
+    )
     for dataset, panel in panels.items():
         for method, (colour, marker) in STYLES.items():
             of_method = [r for r in valid if (r["dataset"], r["method"]) == (dataset, method)]

@@ -111,6 +111,7 @@ class ScoreSuite:
         self._spectra = SampleMeans()
         self._ensemble = EnsembleSuite()
         self._trajectories: dict[str, list[Tensor]] = defaultdict(list)
+        self._curves: list[Tensor] = []
 
     def reduce(
         self, u_pred: Tensor, truth: Truth, u_0: Tensor | None = None, ensemble: EnsembleErrors | None = None
@@ -136,6 +137,7 @@ class ScoreSuite:
         errors = _record(SnapshotErrors, reductions)
         self.metrics.add(errors)
         self._compat.add(errors)
+        self._curves.append(errors.nRMSE.mean(dim=-1))
         energies = {"error_spectrum": errors.radial} | {name: reductions[name] for name in SPECTRA}
         self._spectra.add({name: energy.double().sum(dim=1) for name, energy in energies.items()})
         scores = {name: reductions[name] for name in ("MAE", "VRMSE", *OF_PHYSICS) if name in reductions}
@@ -167,6 +169,16 @@ class ScoreSuite:
     def of_trajectories(self, name: str) -> Tensor:
         """Return the metric `name` of every trajectory so far, (N,)."""
         return torch.cat(self._trajectories[name]).cpu()
+
+    def curves(self) -> Tensor:
+        """Return the nRMSE of every trajectory so far at each time, averaged over channels, (N, T)."""
+        return torch.cat(self._curves).cpu()
+
+    def spectra(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the energy of reference and prediction, (K,): summed over channels, mean over trajectories, times."""
+        reference, prediction = (self._spectra[f"{name}_spectrum"].sum(0) for name in ("reference", "prediction"))
+        num_times = self._curves[0].shape[1]
+        return (reference / num_times).cpu().numpy(), (prediction / num_times).cpu().numpy()
 
     def ranks(self) -> Tensor | None:
         """Return the rank histogram of each channel, (C, M + 1); None without an ensemble."""

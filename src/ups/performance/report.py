@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from ups.evaluation.figures import NORMAL, SMALL, new_figure
+from ups.evaluation.styles import NORMAL, SMALL, new_figure
 from ups.evaluation.tables import number, table
 from ups.performance.benchmark import Record
 

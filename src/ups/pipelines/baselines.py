@@ -14,7 +14,7 @@ from ups.data.pdebench import FAMILIES
 from ups.errors import Diverged
 from ups.files import place_of
 from ups.pipelines import cached, step
-from ups.pipelines.evaluation import STAGES, SURROGATE, trained_stages
+from ups.pipelines.evaluation import OF_BASELINES, REPORT, STAGES, SURROGATE, report, trained_stages
 from ups.pipelines.training import encode_latents
 from ups.runs.launcher import train_stage
 from ups.runs.machine import device, limit_threads
@@ -36,9 +36,14 @@ def create_pipeline() -> Pipeline:
         step(measure_pace, OURS | {"fields": "fields", "config": "params:baselines"}, "pace"),
         step(budget, OURS | {"pace": "pace", "latent_cache": "latent_cache"}, "budget"),
         *(step(baseline_trainer(kind), train, f"{kind}_receipts", name=f"train_{kind}", tags=kind) for kind in KINDS),
-        step(evaluate_baselines, MODELS | GRID | {"config": "params:evaluation"}, "baseline_metrics"),
+        step(
+            evaluate_baselines,
+            MODELS | GRID | {"config": "params:evaluation"},
+            ["baseline_metrics", "baseline_rollouts"],
+        ),
         step(measure_costs, SURROGATE | MODELS | GRID, "costs"),
         step(compare, ["metrics", "baseline_metrics", "costs", "budget"], ["table", "comparison"]),
+        step(report, REPORT | {name: name for name in OF_BASELINES}, "report", name="report_with_baselines"),
     ]
     return Pipeline(steps, tags="baselines")
 
@@ -137,7 +142,7 @@ def evaluate_baselines(
     raw: Path,
     data_root: Path,
     **baselines: dict[str, Receipt],
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], Receipt]:
     """Score every baseline on the test split, in physical units, with the evaluator of the full pipeline."""
     from ups.data.latent_cache import LatentCache
     from ups.evaluation.external import score_baselines
@@ -149,7 +154,8 @@ def evaluate_baselines(
         cache = LatentCache.open(place_of(data_root, fields), fields["key"])
         return {"records": score_baselines(folder, cache, baselines, identity_codec, config, launch, raw, data_root)}
 
-    return cached("evaluate_baselines", data_root, "07_model_output/baselines", module, config, inputs)(work)["records"]
+    receipt = cached("evaluate_baselines", data_root, "07_model_output/baselines", module, config, inputs)(work)
+    return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint")}
 
 
 def measure_costs(

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from kedro.pipeline import Pipeline
 from rich import get_console
 
-from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig, SubsampleConfig
+from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig, ReportConfig, SubsampleConfig
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import find_families, list_files
 from ups.errors import GateFailed
 from ups.files import place_of
 from ups.pipelines import cached, step
-from ups.runs.machine import limit_threads
+from ups.runs.machine import describe_machine, device, limit_threads
+from ups.runs.progress import ProgressBar
 from ups.runs.stage_cache import Receipt, trained_receipts
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ TRAINED = STAGES | {"latent_cache": "latent_cache"}
 SURROGATE = TRAINED | {"corrector": "corrector"}
 EXTERNAL = ("external_verdict", "external_metrics")
 WITHOUT_CORRECTOR = ("codec", "operator", "steady")
+REPORT = STAGES | {name: name for name in ("metrics", "verdict", "rollouts", "corrector_report", "datasets")}
+REPORT |= {"normalization": "normalization", "config": "params:report"}
+REPORT |= {name: f"params:{name}" for name in ("source", "seed")}
+OF_BASELINES = ("baseline_metrics", "baseline_rollouts", "costs")
 
 
 def create_pipeline() -> Pipeline:
@@ -53,9 +58,10 @@ def create_pipeline() -> Pipeline:
         step(
             judge, ["metrics", "latent_cache", "params:judge", "baseline_metrics_if_any", "champion_metrics"], "verdict"
         ),
+        step(report, REPORT | {name: f"{name}_if_any" for name in OF_BASELINES}, "report"),
         step(
             require_pass,
-            ["params:evaluation", "params:judge", "verdict", "metrics", "figures", *EXTERNAL],
+            ["params:evaluation", "params:judge", "verdict", "metrics", "figures", *EXTERNAL, "report"],
             None,
         ),
     ]
@@ -227,6 +233,32 @@ def _families(latent_cache: Receipt) -> dict[str, bool]:
     return {name: FAMILIES[name].steady for name in latent_cache["transient"] + latent_cache["steady"]}
 
 
+def report(
+    config: ReportConfig, source: str, seed: int, launch: LaunchConfig, raw: Path, data_root: Path, **inputs: Any
+) -> str:
+    """One HTML page with everything above; `inputs` are those of `REPORT`, and of the baselines those that exist."""
+    from ups.data.card_text import card_of
+    from ups.evaluation.report import Results, render
+
+    datasets, statistics = inputs["datasets"], inputs["normalization"]["statistics"]
+    results = Results(
+        metrics=inputs["metrics"],
+        verdict=inputs["verdict"],
+        corrector=inputs["corrector_report"],
+        arrays=place_of(data_root, inputs["rollouts"]),
+        cards={name: card_of(name, datasets, statistics, source, raw) for name in datasets["datasets"]},
+        baseline_metrics=inputs["baseline_metrics"] or [],
+        baseline_arrays=place_of(data_root, inputs["baseline_rollouts"]) if inputs["baseline_rollouts"] else None,
+        costs=inputs["costs"] or {},
+        stages={name: inputs[name] for name in STAGES},
+        data_root=data_root,
+        machine=describe_machine(device(launch), launch.threads_per_process or 0, seed),
+        others=[Path(root) for root in config.compare],
+    )
+    with ProgressBar("report", len(results.cards), "datasets") as bar:
+        return render(results, bar.advance)
+
+
 def require_pass(
     config: EvaluationConfig,
     limits: JudgeConfig,
@@ -235,8 +267,10 @@ def require_pass(
     figures: dict[str, bytes],
     external_verdict: dict[str, Any] | None,
     external_metrics: list[dict[str, Any]] | None,
+    report: str,
+    data_root: Path,
 ) -> None:
-    """Print scores and grades, and fail the run if its gates fail, after everything else is written.
+    """Print scores, grades and the place of the report, and fail the run if its gates fail, after all else is written.
 
     With `evaluation.folder` these are the scores and the verdict of its files.
 
@@ -250,7 +284,7 @@ def require_pass(
         assert external_verdict is not None and external_metrics is not None
         verdict, metrics = external_verdict, external_metrics
         scored, where = f"all of {config.folder}", "external/verdict.json"
-    grades = verdict["grades"]
+    grades, page = verdict["grades"], data_root / "08_reporting" / "report.html"
     get_console().print(score_table(metrics, "nRMSE", scored, grades))
     for dataset, entry in grades.items():
         for reason in entry["reasons"]:
@@ -261,11 +295,12 @@ def require_pass(
         binding = {gate.name for gate in limits.gates if gate.otherwise != "weak"}
         failed = [line for line in verdict["gates"] if not line["passed"] and line["name"] in binding]
         reasons = [f"{line['dataset']}: {line['name']}: {line['comparison']}" for line in failed]
-        raise GateFailed(f"datasets: {summary}; {_some(reasons)}; see {where}")
+        raise GateFailed(f"datasets: {summary}; {_some(reasons)}; see {where} and {page}")
     held = sum(gate["passed"] for gate in verdict["gates"])
     log.info(
         "passed; datasets: %s; %d of %d gates hold; figures: %d", summary, held, len(verdict["gates"]), len(figures)
     )
+    log.info("report, %.1f MB: %s", len(report) / 1e6, page)
 
 
 def _some(reasons: list[str]) -> str:
