@@ -11,9 +11,8 @@ from rich import get_console
 from ups.config import AdaptConfig, EvaluationConfig, LaunchConfig, SubsampleConfig
 from ups.data.families import Dataset
 from ups.data.inspection import inspect
-from ups.data.layouts import digests_of
-from ups.data.sources import list_files
-from ups.data.trajectories import find_files
+from ups.data.pdebench import FAMILIES
+from ups.data.sources import find_families, list_files
 from ups.errors import ConfigFault, DataFault
 from ups.pipelines import cached, step
 from ups.pipelines.evaluation import STAGES, trained_stages
@@ -50,8 +49,9 @@ def describe_few(config: AdaptConfig, subsample: SubsampleConfig, data_root: Pat
     if config.folder is None:
         raise ConfigFault("adapt.folder is not set: name the folder of the new files, --params adapt.folder=DIR")
     folder = Path(config.folder).resolve()
-    names = find_files(folder)
-    options = {"subsample": subsample.of(digests_of(names)), "seed": config.recipe.seed}
+    families = find_families(folder, FAMILIES.defined)
+    names = list(families)
+    options = {"subsample": subsample.of(set(families.values())), "seed": config.recipe.seed}
     options |= {"test_fraction": config.test_fraction, "valid_fraction": config.valid_fraction}
     inputs = options | {"files": list_files(folder, data_root / "01_raw" / "checksums.json")}
 

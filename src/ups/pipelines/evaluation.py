@@ -26,6 +26,7 @@ TRAINED = STAGES | {"latent_cache": "latent_cache"}
 SURROGATE = TRAINED | {"corrector": "corrector"}
 EXTERNAL = ("external_verdict", "external_metrics")
 WITHOUT_CORRECTOR = ("codec", "operator", "steady")
+PLAIN = {name: TRAINED[name] for name in ("latent_cache", *WITHOUT_CORRECTOR)}
 REPORT = STAGES | {name: name for name in ("metrics", "verdict", "rollouts", "corrector_report", "datasets")}
 REPORT |= {"normalization": "normalization", "config": "params:report"}
 REPORT |= {name: f"params:{name}" for name in ("source", "seed")}
@@ -37,10 +38,9 @@ def create_pipeline() -> Pipeline:
 
     `stop_if_hopeless` follows the operator and the steady model, before the correctors are trained.
     """
-    plain = {name: TRAINED[name] for name in ("latent_cache", *WITHOUT_CORRECTOR)}
     steps = [
-        step(measure_coverage, plain | {"config": "params:evaluation"}, "coverage"),
-        step(evaluate_few, plain | {"config": "params:evaluation", "limits": "params:judge"}, "first_verdict"),
+        step(measure_coverage, PLAIN | {"config": "params:evaluation"}, "coverage"),
+        step(evaluate_few, PLAIN | {"config": "params:evaluation", "limits": "params:judge"}, "first_verdict"),
         step(stop_if_hopeless, ["first_verdict"], None),
         step(
             choose_corrector,
