@@ -19,7 +19,7 @@ from kedro.framework.hooks import hook_impl
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from ups.cli import FaultExit
+from ups.commands import FaultExit
 from ups.config import Parameters, families_of, fields_at, masked, masked_value
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault

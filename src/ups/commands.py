@@ -1,4 +1,7 @@
-"""The command line `ups`: commands that need neither a Kedro run nor torch at their start."""
+"""The command line `ups`: commands that need neither a Kedro run nor torch at their start.
+
+Kedro would take a module `ups.cli` for further commands of `kedro`.
+"""
 
 import sys
 from pathlib import Path
