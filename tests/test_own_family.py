@@ -49,7 +49,7 @@ def write_kdv(folder: Path) -> None:
 
 
 def write_wave(folder: Path, count: int = 6, c: float = 1.5) -> None:
-    """Standing waves between walls in y, travelling in x, in an npz that names neither grid points nor family inside."""
+    """Standing waves between walls in y, travelling in x, in an npz whose name says family and parameter."""
     generator = np.random.default_rng(0)
     n, t = (np.arange(16) + 0.5) / 16, 0.05 * np.arange(5)[:, None, None]
     phase, amplitude = generator.uniform(0, 2 * np.pi, (count, 1, 1, 1)), generator.normal(size=(count, 1, 1, 1))

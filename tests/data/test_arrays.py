@@ -1,7 +1,9 @@
 """Files in npz, zarr and NetCDF are read as the same data in HDF5 are."""
 
+import io
 import json
 import os
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -196,3 +198,19 @@ def test_faults_name_the_file_and_not_its_copy(tmp_path: Path, families: Familie
     np.savez(path, u=U, x=X[1:], t=T, delta=DELTA, mu=1, family="kdv_1d")
     with pytest.raises(DataFault, match=f"^{path}: 'x' has 31 entries for 32 points"):
         find_datasets(tmp_path, [path.name])
+
+
+def _claim_much(folder: Path) -> Path:
+    """An archive of some bytes that claims 2^48 values."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (2**16,) * 3})
+    with zipfile.ZipFile(folder / "named.npz", "w") as archive:
+        archive.writestr("u.npy", header.getvalue())
+    return folder / "named.npz"
+
+
+def test_an_absurd_claim_costs_nothing(tmp_path: Path):
+    """A header that claims more than there is, is refused before anything is allocated."""
+    path = _claim_much(tmp_path)
+    with pytest.raises(DataFault, match=r"named\.npz: 'u' has the absurd shape \(65536, 65536, 65536\)"):
+        inspect("recognize", folder=tmp_path, names=[path.name])

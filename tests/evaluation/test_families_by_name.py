@@ -11,7 +11,7 @@ import torch
 from tests.evaluation.test_external import CORRECTOR, config, stages
 from tests.training.jobs import launched
 from tests.untrained import receipt
-from ups.data.families import Family
+from ups.data.families import NUM_CONDITIONS, Family
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation.scores import score_test_split
@@ -56,7 +56,7 @@ def test_a_family_that_a_model_does_not_know_is_refused(trained: Path):
     models = Trained(receipt(trained, "latent_cache"), stages(trained), trained).surrogate("cpu")
     domain, z = Domain("burgers_1d", (8,), (True,)), torch.zeros(1, 8, 2)
     with pytest.raises(DataFault, match=r"^the model was not trained on 'burgers_1d', only on advection_1d, .*$"):
-        models.operator(z, z[..., :0], torch.zeros(1, 35), domain)
+        models.operator(z, z[..., :0], torch.zeros(1, NUM_CONDITIONS), domain)
 
 
 def test_what_is_only_shown_of_a_family_does_not_make_models_stale():

@@ -138,8 +138,9 @@ class SubsampleConfig(Section):
     def _expect_families(cls, section: Any) -> Any:
         for name in section if isinstance(section, dict) else ():
             if name != "default" and name not in FAMILIES:
-                near = difflib.get_close_matches(str(name), ["default", *FAMILIES], 1, cutoff=0.0)[0]
-                raise ValueError(f"unknown parameter subsample.{name}, did you mean {near}?")
+                near = difflib.get_close_matches(str(name), ["default", *FAMILIES], 1)
+                remedy = f", did you mean {near[0]}?" if near else "; define the family in families.yml"
+                raise ValueError(f"unknown parameter subsample.{name}{remedy}")
         return section
 
     def of(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:

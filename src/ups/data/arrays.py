@@ -27,6 +27,7 @@ HDF5_SUFFIXES = (".hdf5", ".h5")
 SUFFIXES = (*HDF5_SUFFIXES, ".nc", ".npz", ".zarr")
 STAMP = "ups_copy_of"  # attribute of a copy: size and time of modification of its origin
 BLOCK_BYTES = 2**26
+MAX_AXES, MAX_ITEM_BYTES = 6, 16
 NETCDF_3 = b"CDF"
 MAX_METADATA_BYTES = 2**24  # of one array in zarr
 # Codecs of zarr that only compress or reorder bytes; others may run code, as that for pickled objects does.
@@ -121,12 +122,16 @@ def _read_contents(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
     read = {".npz": _read_npz, ".zarr": _read_zarr, ".nc": _read_netcdf}[path.suffix]
     try:
         arrays, numbers = read(path)
+        without_axes = [name for name, array in arrays.items() if array.shape == () and array.dtype.kind in "fiuSU"]
+        numbers |= {name: next(arrays[name].read())[()] for name in without_axes}
     except DAMAGE as error:
         raise file_fault(path, f"cannot be read as {path.suffix[1:]} ({error})", REMEDY) from error
-    for name in [name for name, array in arrays.items() if array.shape == () and array.dtype.kind in "fiuSU"]:
-        value = next(iter(arrays.pop(name).read()))[()]
-        numbers[name] = str(value) if isinstance(value, str) else value
-    return {name: array for name, array in arrays.items() if array.dtype.kind in "fiubc"}, numbers
+    arrays = {name: array for name, array in arrays.items() if array.shape != () and array.dtype.kind in "fiubc"}
+    for name, array in arrays.items():
+        is_plain = len(array.shape) <= MAX_AXES and min(array.shape) >= 0 and array.dtype.itemsize <= MAX_ITEM_BYTES
+        if not is_plain or math.prod(array.shape) > hdf5.MAX_ELEMENTS:
+            raise file_fault(path, f"{name!r} has the absurd shape {array.shape} or type {array.dtype}", REMEDY)
+    return arrays, {name: str(value) if isinstance(value, str) else value for name, value in numbers.items()}
 
 
 def _read_npz(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
@@ -196,7 +201,7 @@ def _codecs_in(metadata: Any) -> set[str]:
 def _read_netcdf(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
     from scipy.io import netcdf_file
 
-    with netcdf_file(path, mmap=False) as file:
+    with netcdf_file(path, mmap=True) as file:
         shapes = {name: (tuple(v.shape), np.dtype(v.data.dtype)) for name, v in file.variables.items()}
         attributes = {name: _plain(value) for name, value in file._attributes.items()}
 

@@ -1,6 +1,7 @@
 """The command `ups`: predictions and scores of files, descriptions and exports of trained models, checks of data.
 
-It starts without torch, which a command imports when it needs it.
+It starts without torch, which a command imports when it needs it. Kedro would take a module `ups.cli` for further
+commands of `kedro`.
 """
 
 import difflib

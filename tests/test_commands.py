@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 import ups
 from tests.data.own import DT, KDV, X, solve_kdv
-from ups.cli import main
+from ups.commands import main
 from ups.data.pdebench import FAMILIES
 
 PROJECT = Path(__file__).parents[1]
@@ -46,7 +46,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_check_needs_the_definition(project: Path):
-    """Without `families.yml` the file is refused with exit code 3 and the place for it, with it the file is complete."""
+    """Without `families.yml` the file is refused with exit code 3 and one line, with it the file is complete."""
     result = run("check", "a.hdf5")
     assert result.exit_code == 3
     assert "is of the family 'kdv_1d', which is not defined; define it in conf/base/families.yml" in result.output
@@ -82,7 +82,7 @@ def test_a_wrong_definition_is_named(project: Path):
 
 def test_the_start_imports_little():
     """`import ups` and `ups --help` need neither torch nor Kedro, and the names of the package are found lazily."""
-    code = "import sys, ups, ups.cli; print({'torch', 'kedro', 'h5py', 'numpy', 'pydantic'} & set(sys.modules))"
+    code = "import sys, ups, ups.commands; print({'torch', 'kedro', 'h5py', 'numpy', 'pydantic'} & set(sys.modules))"
     code += "; print(ups.Family.__name__, ups.write_dataset.__name__)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert printed.stdout == "set()\nFamily write_dataset\n"
