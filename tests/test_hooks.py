@@ -12,10 +12,10 @@ import torch
 import yaml
 from kedro.io import DatasetError
 
-from ups.command import ConfigLoader
 from ups.errors import DataFault, Preempted
 from ups.hooks import FaultExit, TrackingHooks
 from ups.runs import tracking
+from ups.session import ConfigLoader
 from ups.settings import CONFIG_LOADER_ARGS
 
 CONF = Path(__file__).parents[1] / "conf"

@@ -131,9 +131,9 @@ def define_families(conf: Path, env: str) -> None:
     """Define the families of `families.yml` in the configuration of a project, if there is one."""
     if not list(conf.glob("*/families*.yml")):
         return
-    from ups.command import ConfigLoader
     from ups.config import families_of
     from ups.data.pdebench import FAMILIES
+    from ups.session import ConfigLoader
     from ups.settings import CONFIG_LOADER_ARGS
 
     FAMILIES.define(*families_of(ConfigLoader(str(conf), env, **CONFIG_LOADER_ARGS)["families"]))

@@ -6,9 +6,9 @@ import warnings
 from kedro import KedroDeprecationWarning
 from omegaconf.resolvers import oc
 
-from ups.command import ConfigLoader, Session
 from ups.config import FROM_ENVIRONMENT
 from ups.hooks import ParameterHooks, TrackingHooks
+from ups.session import ConfigLoader, Session
 
 warnings.filterwarnings("ignore", "Option '--pipeline'", KedroDeprecationWarning)  # README uses `--pipeline`
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from ups.command import check_names
 from ups.errors import ConfigFault
 from ups.pipeline_registry import register_pipelines
+from ups.session import check_names
 
 PIPELINES = register_pipelines()
 
