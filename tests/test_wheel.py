@@ -38,7 +38,7 @@ def run(python: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"DO_NOT_TRACK": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [str(python), *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=1200, check=False)
 
 
 @pytest.fixture(scope="module")

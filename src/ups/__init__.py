@@ -43,8 +43,12 @@ def load(place: str | Path, *, device: "str | torch.device | None" = None) -> "M
 
     if not str(place).startswith("models:/"):
         return model.load(place, device=device)
-    from ups.runs.registry import bundle_of  # imports MLflow
+    try:
+        from ups.runs.registry import bundle_of
+    except ModuleNotFoundError as error:
+        from ups.errors import ConfigFault
 
+        raise ConfigFault(f"{place} needs {error.name}: install ups with its dependencies") from None
     with bundle_of(str(place)) as bundle:
         return model.load(bundle, device=device)
 

@@ -68,6 +68,9 @@ def test_a_prediction_that_diverges_does_not_win():
     new = errors({"advection_1d": 0.5, "darcy_2d": 0.5})
     new["data of advection_1d"]["nRMSE"][3] = None
     assert compare(new, CHAMPION, 1.02).reason == "it is worse on advection_1d by inf %"
+    old = errors({"advection_1d": 1.0, "darcy_2d": 1.0})
+    old["data of advection_1d"]["nRMSE"][4] = None
+    assert compare(new, old, 1.02).reason == "it is worse on advection_1d by inf %"
 
 
 def test_a_champion_that_diverges_can_be_replaced():

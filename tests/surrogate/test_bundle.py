@@ -173,3 +173,14 @@ def test_a_bundle_needs_torch_numpy_and_safetensors_alone(model: Model, bundle: 
     np.testing.assert_array_equal(
         np.load(tmp_path / "bundle.out.npy"), model.predict("burgers_1d", u_0, steps=3, nu=0.1)
     )
+
+
+def test_the_registry_needs_more(tmp_path: Path):
+    """Without MLflow its models cannot be loaded, which one line says."""
+    script = "import sys; sys.modules['mlflow'] = None; import ups; ups.load('models:/ups@champion')"
+    completed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+    assert completed.stderr.splitlines()[-1].endswith(
+        "ConfigFault: models:/ups@champion needs mlflow: install ups with its dependencies"
+    )

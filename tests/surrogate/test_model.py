@@ -1,5 +1,6 @@
 """`Model` predicts what the networks predict, for every kind of array, and what the scores of a run say."""
 
+import gc
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -95,6 +96,20 @@ def test_a_rollout_makes_no_step_before_it_is_asked_for(model: Model):
     u_0 = values(8)
     first = list(islice(model.rollout("advection_1d", u_0, steps=10**9), 2))
     np.testing.assert_array_equal(np.stack(first), model.predict("advection_1d", u_0, steps=2)[1:])
+
+
+def test_a_rollout_keeps_nothing(model: Model):
+    """After 300 steps there are as many tensors as after 10."""
+
+    def num_alive() -> int:
+        gc.collect()
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    snapshots = model.rollout("diffusion_reaction_2d", values(2, 2, 8, 6), steps=400)
+    next(islice(snapshots, 9, None))
+    before = num_alive()
+    next(islice(snapshots, 289, None))
+    assert num_alive() == before
 
 
 @pytest.mark.parametrize("dt", [0.75, np.float32(0.75), 0.7500001])

@@ -92,7 +92,9 @@ def _paired(new: list[float | None], champion: list[float | None]) -> torch.Tens
 
 
 def _ratio_of_means(pairs: list[torch.Tensor]) -> float:
-    """Mean error of the new model over that of the champion; where both diverged they are equal."""
+    """Mean error of the new model over that of the champion, where not both diverged; infinite if it alone did."""
     errors = torch.cat(pairs, 1)
-    new, champion = errors[:, ~errors.isinf().all(0)].mean(1).tolist()
-    return 1.0 if math.isnan(new) else new / champion
+    new, champion = errors[:, ~errors.isinf().all(0)]
+    if new.isinf().any():
+        return math.inf
+    return (new.mean() / champion.mean()).item() if len(new) else 1.0

@@ -105,6 +105,16 @@ def card_text(card: dict[str, Any], families: Mapping[str, FamilyCard]) -> str:
         f'model.describe("{next(iter(families))}")',
         "```",
         "",
+        "A version in MLflow answers the same questions as JSON: a list of requests, each with the arguments of",
+        "`Model.predict`, arrays as nested lists, parameters and coefficients by name; it returns one `u` for each, or",
+        "`mean` and `std` where `members` are asked for.",
+        "",
+        "```bash",
+        "mlflow models serve --model-uri models:/ups@champion --env-manager local",
+        "curl localhost:5000/invocations -H 'Content-Type: application/json' -d \\",
+        """  '{"inputs": [{"family": "...", "u_0": [[...]], "steps": 20, "parameters": {"...": 0.1}}]}'""",
+        "```",
+        "",
     ]
     described = [describe(each, card["families"][name], name in ensembles) for name, each in families.items()]
     return "\n".join([*lines, *map(markdown, described)])
