@@ -34,6 +34,7 @@ STEPS = STAGES | {
     "draw_cards",
     "encode_latents",
     "evaluate_few",
+    "measure_coverage",
     "choose_corrector",
     "evaluate",
 }
@@ -256,7 +257,8 @@ def test_a_changed_section_trains_its_stage_and_those_after_it(interrupted: tupl
     """Other steps for the operator train it and what is built on it, not the codec, its latents or the steady model."""
     _, _, resumed = interrupted
     assert resumed.returncode == 0, resumed.stderr
-    assert _ran(resumed) == {"operator", "diffusion", "consistency", "choose_corrector", "evaluate_few", "evaluate"}
+    after = {"diffusion", "consistency", "measure_coverage", "choose_corrector", "evaluate_few", "evaluate"}
+    assert _ran(resumed) == {"operator"} | after
     assert set(_steps(resumed)) == STEPS
 
 
@@ -418,6 +420,7 @@ def test_a_folder_is_scored_and_nothing_else_done(data_root: Path, tmp_path: Pat
     assert completed.returncode == 0, completed.stderr
     assert _steps(completed) == {
         "evaluate_few": "up to date",
+        "measure_coverage": "up to date",
         "choose_corrector": "up to date",
         "evaluate": "up to date",
         "evaluate_external": "running",
@@ -553,6 +556,21 @@ def test_selection_runs_and_is_off_without_proof(again: tuple[Path, Completed]):
     assert (data_root / "08_reporting/selection/selection.png").stat().st_size > 0
     assert all(family in (data_root / "08_reporting/selection.md").read_text() for family in transient)
     assert _ran(_kedro_run(data_root, "--pipeline", "selection", "--env", "smoke")) == set()
+
+
+def test_shifts_are_scored(data_root: Path):
+    """`--pipeline coverage` warns of no trajectory without shift, and has a row for every family."""
+    before = _json(data_root / "06_models/coverage.json")
+    completed = _kedro_run(data_root, "--pipeline", "coverage", "--env", "smoke")
+    assert completed.returncode == 0, completed.stderr
+    assert _steps(completed) == {"score_shifts": "running"}
+    found = _json(data_root / "08_reporting/shifts.json")
+    groups = [row["group"] for row in found["summary"]]
+    assert set(groups) == {*METHODS, "all", "all, parameters and amplitudes alone"}
+    assert all(f"| {group} " in (data_root / "08_reporting/shifts.md").read_text() for group in groups)
+    warned = [warned for record in found["records"] if record["kind"] == "none" for warned in record["warned"]]
+    assert warned and not any(warned)
+    assert _json(data_root / "06_models/coverage.json") == before
 
 
 def test_commands_start_without_heavy_packages():

@@ -181,7 +181,7 @@ def _record(dataset: Dataset, shift: Shift, case: Case, errors: Tensor, covered:
     record = {"family": dataset.family, "dataset": dataset.name, "kind": shift.kind, "parameter": shift.parameter}
     record |= {"factor": shift.factor, "errors": [finite(error) for error in errors.tolist()]}
     reasons = list(outside.reasons)
-    return record | {"scores": outside.score.tolist(), "warned": outside.is_outside.tolist(), "reasons": reasons}
+    return record | {"scores": outside.score.tolist(), "warned": outside.warned.tolist(), "reasons": reasons}
 
 
 def AUROC(scores: Iterable[float], positive: Iterable[bool]) -> float:  # noqa: N802

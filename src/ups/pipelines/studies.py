@@ -17,7 +17,7 @@ from ups.config import (
 )
 from ups.errors import ConfigFault
 from ups.pipelines import cached, step
-from ups.pipelines.evaluation import PLAIN, SURROGATE, measure_coverage, trained_stages
+from ups.pipelines.evaluation import PLAIN, SURROGATE, trained_stages
 from ups.runs.launcher import train_stage
 from ups.runs.stage_cache import Receipt
 
@@ -45,12 +45,9 @@ def create_selection() -> Pipeline:
 
 
 def create_coverage() -> Pipeline:
-    """Needs the stages of `kedro run --pipeline training`; raw files of the training and validation split."""
-    steps = [
-        step(measure_coverage, PLAIN | {"config": "params:evaluation"}, "coverage"),
-        step(score_shifts, PLAIN | {"coverage": "coverage", "config": "params:shifts"}, ["shifts", "shifts_text"]),
-    ]
-    return Pipeline(steps, tags="coverage")
+    """Needs the coverage that `kedro run --pipeline full` measures."""
+    inputs = PLAIN | {"coverage": "coverage", "config": "params:shifts"}
+    return Pipeline([step(score_shifts, inputs, ["shifts", "shifts_text"])], tags="coverage")
 
 
 def create_seeds() -> Pipeline:

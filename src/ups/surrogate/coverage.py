@@ -24,9 +24,10 @@ WORDS = {
 SMALLEST = 0.01  # amplitude, in standard deviations of the field, below which a fluctuation counts as none
 RIDGE = 0.05  # added to the standard deviation of each feature: features that never vary in training are not exact
 COMMON = 0.99  # quantile of the Mahalanobis distances in training
+LARGEST = 100.0  # logarithm of a factor, above which it counts as this
 # Chosen on shifts by other factors than those in `conf`, see `ups.evaluation.shifts`:
-RARITY_WEIGHT = 0.1  # of the Mahalanobis distance beside the excess
-EXPECTED_ERROR = 3.0  # excess over the usual error from which on a state is reported
+RARITY_WEIGHT = 0.03  # of the Mahalanobis distance beside the relative distance
+WARNING = 5.0  # relative distance over the usual error from which on a state is warned of
 
 
 def band_starts(grid: tuple[int, ...]) -> tuple[int, ...]:
@@ -61,7 +62,7 @@ class FieldCoverage:
     """Normalization of a field (of log(u) where `log` is true), and its `FEATURES` in the training split.
 
     `low` and `high` are their extremes, `center` and `precision` their mean and inverse covariance, `common` the
-    Mahalanobis distance that 99 % of the training states stay below.
+    Mahalanobis distance that 99 % of the training states stay below, at least 1.
     """
 
     log: bool
@@ -81,7 +82,7 @@ class FieldCoverage:
         center, precision = values.mean(0), torch.linalg.inv(covariance)
         distances = _mahalanobis(values - center, precision)
         limits = {"low": values.amin(0).tolist(), "high": values.amax(0).tolist()}
-        common = float(distances.quantile(COMMON))
+        common = max(1.0, float(distances.quantile(COMMON)))  # a single state has no distance from its mean
         return cls(log, mean, std, **limits, center=center.tolist(), precision=precision.tolist(), common=common)
 
     def describe(self, u: Tensor, bands: tuple[int, ...]) -> Tensor:
@@ -107,7 +108,7 @@ class FieldCoverage:
         last = f"{bands[band + 1] - 1}" if 0 <= band < len(bands) - 1 else "the finest"
         what = WORDS.get(FEATURES[feature], f"share of {{name}} at wavenumbers {bands[band]} to {last}")
         extreme = "largest" if beyond > 0 else "smallest"
-        return f"{what.format(name=name)} is {math.exp(beyond):.2g} times the {extreme} in training"
+        return f"{what.format(name=name)} is {math.exp(min(beyond, LARGEST)):.2g} times the {extreme} in training"
 
     def _physical(self, value: float) -> float:
         return math.exp(self.mean + self.std * value) if self.log else self.mean + self.std * value
@@ -117,14 +118,15 @@ class FieldCoverage:
 class Outside:
     """How B states lie to what training covered.
 
-    `score` (B,) orders states by the error to expect: the relative distance by which the worst of parameters, time step
-    and features lies outside, with a tenth of the rarity of its features, over the usual error of the family.
-    `is_outside` (B,) says for which states one of the `reasons` holds, which are sorted by distance; no reasons: no
-    warning.
+    The distance of a state is that of its worst parameter, time step or feature from the range of training, relative to
+    the end of that range, over the usual error of the family: a model that is exact inside has more to lose outside.
+    `score` (B,) is the distance with a little of the rarity of the features, and orders states by the error to expect.
+    `warned` (B,) says which states are more than `WARNING` away. `reasons` are sorted by distance: features by which a
+    state is warned of, and all parameters, time steps and grids outside, however near.
     """
 
     score: Tensor
-    is_outside: Tensor
+    warned: Tensor
     reasons: tuple[str, ...]
 
 
@@ -168,17 +170,16 @@ class Coverage:
         """
         found = self._settings(parameters, grid, dt)
         batch = len(u_0 if u_0 is not None else coefficients)
-        excess = torch.full((batch,), max((distance for distance, _ in found), default=0.0)).double()
-        rarity, is_outside = torch.zeros_like(excess), torch.full((batch,), bool(found))
+        distance = torch.full((batch,), max((each for each, _ in found), default=0.0)).double()
+        rarity = torch.zeros_like(distance)
         for name, field, features in self._described(u_0, coefficients):
             beyond = field.beyond(features)
-            distance = beyond.expm1().abs()
-            excess, rarity = torch.maximum(excess, distance.amax(1)), torch.maximum(rarity, field.rarity(features))
-            reported = distance > EXPECTED_ERROR * self.error
-            is_outside |= reported.any(1)
-            found += self._reasons(name, field, beyond, reported)
-        reasons = dict.fromkeys(reason for _, reason in sorted(found, key=lambda each: -each[0]))
-        return Outside((excess + RARITY_WEIGHT * rarity) / self.error, is_outside, tuple(reasons))
+            distance = torch.maximum(distance, _relative(beyond).amax(1))
+            rarity = torch.maximum(rarity, field.rarity(features))
+            found += self._reasons(name, field, beyond)
+        reasons = tuple(reason for _, reason in sorted(found, key=lambda each: -each[0]))
+        score = (distance + RARITY_WEIGHT * rarity) / self.error
+        return Outside(score, distance > WARNING * self.error, reasons)
 
     def _described(
         self, u_0: Tensor | None, coefficients: Tensor | None
@@ -188,19 +189,19 @@ class Coverage:
             for channel, (name, field) in enumerate(covered.items() if values is not None else ()):
                 yield name, field, field.describe(values[:, channel], self.bands)
 
-    def _reasons(
-        self, name: str, field: FieldCoverage, beyond: Tensor, reported: Tensor
-    ) -> Iterator[tuple[float, str]]:
-        """Relative distance and reason for each feature that is reported for a state, from the state farthest out."""
-        for feature in reported.any(0).nonzero().flatten().tolist():
-            farthest = float(beyond[beyond[:, feature].abs().argmax(), feature])
-            count = f", in {int(reported[:, feature].sum())} of {len(beyond)} states" if len(beyond) > 1 else ""
-            yield abs(math.expm1(farthest)), field.reason(name, feature, farthest, self.bands) + count
+    def _reasons(self, name: str, field: FieldCoverage, beyond: Tensor) -> Iterator[tuple[float, str]]:
+        """Relative distance and reason for each feature by which a state is warned of, from the state farthest out."""
+        is_far = _relative(beyond) > WARNING * self.error
+        for feature in is_far.any(0).nonzero().flatten().tolist():
+            row = int(_relative(beyond)[:, feature].argmax())
+            count = f", in {int(is_far[:, feature].sum())} of {len(beyond)} states" if len(beyond) > 1 else ""
+            reason = field.reason(name, feature, float(beyond[row, feature]), self.bands)
+            yield float(_relative(beyond)[row, feature]), reason + count
 
     def _settings(
         self, parameters: dict[str, float], grid: tuple[int, ...], dt: float | None
     ) -> list[tuple[float, str]]:
-        """Relative distance and reason for each parameter, time step and grid outside; of the grid no distance.
+        """Relative distance and reason for each parameter, time step and grid outside; that of the grid is 0.
 
         A parameter that is a factor in the equation changes it by its own relative change.
         """
@@ -223,6 +224,11 @@ def normalized(u: Tensor, *, log: bool, mean: float, std: float) -> Tensor:
     """(g(u) - mean) / std with g = log for positive fields, in float32 at least."""
     u = u.float() if u.dtype in (torch.float16, torch.bfloat16) else u
     return ((u.clamp_min(torch.finfo(u.dtype).tiny).log() if log else u) - mean) / std
+
+
+def _relative(beyond: Tensor) -> Tensor:
+    """|factor - 1| of features that lie outside by the logarithm of a factor."""
+    return beyond.clamp_max(LARGEST).expm1().abs()
 
 
 def _mahalanobis(deviations: Tensor, precision: Tensor) -> Tensor:
