@@ -1,6 +1,6 @@
 """Data roots as after training, with models of random weights."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import h5py
@@ -82,3 +82,12 @@ def copy_some(source: Path, target: Path, family: str, chosen: list[int]) -> Non
                 new[name] = old[name][chosen]
             else:
                 old.copy(name, new)
+
+
+def make_loadable(root: Path, families: Sequence[str], *, count: int) -> Path:
+    """A data root as `make_root_of` makes it, with all receipts where a run has them, so that `ups.load` reads it."""
+    make_root_of(root, families, count=count)
+    for stage in STAGE_NAMES:
+        write_json(root / "06_models" / f"{stage}.json", receipt(root, stage))
+    write_json(root / "04_feature" / "latent_cache.json", receipt(root, "latent_cache"))
+    return root

@@ -7,7 +7,7 @@ for the folder `pipelines/full` alone.
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
-from ups.pipelines import baselines, data, evaluation, performance, plan, studies, training
+from ups.pipelines import baselines, data, deployment, evaluation, performance, plan, studies, training
 
 
 class FoldedNode(Node):
@@ -45,6 +45,7 @@ def register_pipelines() -> dict[str, Pipeline]:
     }
     others = {
         "plan": plan.create_pipeline(),
+        "predict": deployment.create_predict(),
         "baselines": baselines.create_pipeline(),
         "ablation": studies.create_ablation(),
         "finetune": studies.create_finetune(),

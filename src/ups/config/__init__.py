@@ -9,7 +9,14 @@ from pydantic import ValidationError, model_validator
 from ups.config.baselines import BaselinesConfig
 from ups.config.data import WHOLE as WHOLE
 from ups.config.data import DownloadConfig, LatentsConfig, SimulateConfig, SplitConfig, SubsampleConfig
-from ups.config.evaluation import CorrectorConfig, EvaluationConfig, JudgeConfig, SeedsConfig, SelectionConfig
+from ups.config.evaluation import (
+    CorrectorConfig,
+    EvaluationConfig,
+    JudgeConfig,
+    PredictConfig,
+    SeedsConfig,
+    SelectionConfig,
+)
 from ups.config.launch import LaunchConfig
 from ups.config.performance import BenchmarkConfig, ProfileConfig
 from ups.config.sections import Section, Seed
@@ -76,6 +83,7 @@ class Parameters(Section):
     benchmark: BenchmarkConfig
     corrector: CorrectorConfig
     evaluation: EvaluationConfig
+    predict: PredictConfig
     selection: SelectionConfig
     seeds: SeedsConfig
     judge: JudgeConfig

@@ -22,18 +22,20 @@ from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
 from ups.data.trajectories import TrajectoryReader
 from ups.diffusion.samplers import Normal, antithetic
+from ups.evaluation.kept import Keeper
 from ups.evaluation.predictions import (
     HORIZONS,
     Batch,
     Compute,
+    Encode,
     Forecast,
     Predicted,
     Slab,
-    Stepper,
     corrector_mode,
     plain_method,
     predict,
     predict_trivially,
+    prediction_of,
     steppers,
     trained_correctors,
 )
@@ -112,19 +114,24 @@ def score_sets(
     records = []
     with ProgressBar("evaluate", sum(len(each.indices) for each in sets), "trajectories") as bar:
         for each in sets:
-            suites, example = _score_set(compute.limited(surrogate), each, config, compute, bar)
-            arrays = example.arrays() | _curves_and_ranks(suites)
-            np.savez_compressed(folder / f"{each.dataset.name}.npz", **arrays)
+            with Keeper(folder, each.dataset, each.indices, surrogate, config) as keeper:
+                suites, example = _score_set(compute.limited(surrogate), each, config, compute, bar, keeper)
+            np.savez_compressed(folder / f"{each.dataset.name}.npz", **example.arrays(), **_curves_and_ranks(suites))
             records += _records_of_methods(surrogate, each.dataset, suites)
     return records
 
 
 def _score_set(
-    surrogate: Surrogate, scored: TrajectorySet, config: EvaluationConfig, compute: Compute, bar: ProgressBar
+    surrogate: Surrogate,
+    scored: TrajectorySet,
+    config: EvaluationConfig,
+    compute: Compute,
+    bar: ProgressBar,
+    keeper: Keeper,
 ) -> tuple[Suites, "Example"]:
     dataset, family = scored.dataset, FAMILIES[scored.dataset.family]
-    num_dims, conserved = len(dataset.grid), conserved_channels(dataset)
-    suites: Suites = defaultdict(lambda: ScoreSuite(num_dims, family.pdebench_batch_size, conserved, config.seed))
+    sizes, conserved = (len(dataset.grid), family.pdebench_batch_size), conserved_channels(dataset)
+    suites: Suites = defaultdict(lambda: ScoreSuite(*sizes, conserved, config.seed))
     on_grid = replace(surrogate, codec=surrogate.codec.on_grid(family.name, dataset.grid))
 
     def normal_of(horizon: str, method: str) -> Normal:
@@ -134,24 +141,17 @@ def _score_set(
 
     active = {h: steppers(on_grid, family.name, config.ensemble_size, partial(normal_of, h)) for h in HORIZONS}
     example = Example(dataset)
-    for batch in batches(on_grid, scored, config.batch_tokens, compute, num_members(active["rollout"])):
+    num_members = max((stepper.num_members for stepper in active["rollout"].values()), default=1)
+    for batch in batches(on_grid, scored, config.batch_tokens, compute, num_members):
         forecasts = {m: Forecast({h: active[h][m] for h in HORIZONS}, batch.setting) for m in active["rollout"]}
-        trivial, by_models = (
-            partial(predict_trivially, on_grid, family.name),
-            partial(predict, on_grid, batch, forecasts),
-        )
-        is_first = batch.indices[0] == scored.indices[0]
-        score_batch(on_grid, batch, [trivial, by_models], suites, example if is_first else None)
+        predictors = [partial(predict_trivially, on_grid, family.name), partial(predict, on_grid, batch, forecasts)]
+        shown = example if batch.indices[0] == scored.indices[0] else None
+        score_batch(on_grid.encode, batch, predictors, suites, shown, keeper)
         bar.advance(len(batch.indices))
     if clamped := suites["codec", "rollout"].metrics.clamped:
         message = "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there"
         log.warning(message, dataset.name, clamped, EPS, EPS)
     return suites, example
-
-
-def num_members(of_methods: dict[str, Stepper]) -> int:
-    """Members of the largest ensemble of these methods."""
-    return max((stepper.num_members for stepper in of_methods.values()), default=1)
 
 
 def batches(
@@ -177,19 +177,21 @@ def batches(
 
 
 def score_batch(
-    surrogate: Surrogate,
+    encode: Encode,
     batch: Batch,
     predictors: list[Predictor],
     suites: Suites,
     example: "Example | None" = None,
+    keeper: Keeper | None = None,
 ) -> None:
     """Add the scores of all predictors on a batch to `suites`; its first trajectory is the `example` for figures."""
     timelines: dict[tuple[str, str], Timeline] = defaultdict(lambda: Timeline(batch.num_times))
-    for slab in batch.slabs(surrogate):
+    for slab in batch.slabs(encode):
         truths = [Truth(slab.target[rows]) for rows in batch.rows]
         if example is not None:
             example.add("truth", slab, slab.target[0])
         for each in chain.from_iterable(predictor(slab) for predictor in predictors):
+            each = each if keeper is None else keeper.kept(each, batch, slab)
             found = _reduced(suites[each.method, each.horizons[0]], each, slab, truths, batch.rows, example)
             for horizon in each.horizons:
                 left_out = () if horizon == "rollout" else OF_ROLLOUTS
@@ -212,9 +214,9 @@ def _reduced(
     """Reductions of a method's predictions for a slab, made a few trajectories at a time."""
     parts, is_rollout = [], "rollout" in predicted.horizons
     for rows, truth in zip(places, truths, strict=True):
-        prediction = predicted.of(rows)
         u_0 = slab.u_0[rows] if slab.u_0 is not None and is_rollout else None
         part = truth if predicted.times == slice(None) else Truth(truth.u[:, predicted.times])
+        prediction = prediction_of(predicted.members(rows), part.u)
         parts.append(suite.reduce(prediction.u, part, u_0, prediction.ensemble))
         if example is not None and rows.start == 0 and is_rollout:
             example.add(predicted.method, slab, prediction.u[0])
@@ -280,13 +282,14 @@ def _records_of_methods(surrogate: Surrogate, dataset: Dataset, suites: Suites) 
     records = []
     for (method, horizon), suite in suites.items():
         mode = {"mode": modes[method]} if method in modes else {}
-        records += [record | mode for record in _records(dataset, method, horizon, suite)]
+        records += [record | mode for record in records_of(dataset, method, horizon, suite)]
     plain = [record for record in records if record["method"] == plain_method(dataset.family)]
     off = [method for method, mode in modes.items() if mode == OFF]
     return records + [record | {"method": method, "mode": OFF} for method in off for record in plain]
 
 
-def _records(dataset: Dataset, method: str, horizon: str, suite: ScoreSuite) -> Iterator[dict[str, Any]]:
+def records_of(dataset: Dataset, method: str, horizon: str, suite: ScoreSuite) -> Iterator[dict[str, Any]]:
+    """The records of one method and horizon, as `score_sets` returns them."""
     for metric, score in suite.compute().items():
         record = {"family": dataset.family, "dataset": dataset.name, "method": method, "metric": metric}
         record |= {"horizon": horizon, "value": finite(score.value)}

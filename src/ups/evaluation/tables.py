@@ -64,5 +64,18 @@ def score_table(records: list[dict[str, Any]], metric: str, scored: str) -> Tabl
     return shown
 
 
+def rollout_table(records: list[dict[str, Any]]) -> Table:
+    """A console table of all scores of one method on one dataset, with their 95 % intervals."""
+    first = records[0]
+    title = f"{first['method']} on {first['num_trajectories']} trajectories of {first['dataset']}: rollouts"
+    shown = Table("metric", title=title, title_justify="left")
+    for column in ("value", "low", "high"):
+        shown.add_column(column, justify="right")
+    for record in records:
+        interval = [number(record[end]) if end in record else "" for end in ("low", "high")]
+        shown.add_row(record["metric"], number(record["value"]), *interval)
+    return shown
+
+
 def _cell(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.2g}"

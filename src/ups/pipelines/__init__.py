@@ -4,6 +4,7 @@
 `data`: raw files to checked, split and normalized datasets.
 `training`: codec, latents, operator, steady model, diffusion, consistency.
 `evaluation`: corrector, scores, figures, gates.
+`deployment`: predictions for initial states in files.
 `baselines`: FNO, U-Net and linear models at equal cost, and the comparison with them.
 `studies`: ablation, fine-tuning, selection by physics, seeds.
 `performance`: tune, profile, benchmark.

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ups.data.families import base_of
 from ups.data.field_files import FieldFile, open_fields
 from ups.data.field_output import Content
 from ups.data.field_stores import REQUEST, Output, resumable
 from ups.data.inspection import inspect
-from ups.data.families import base_of
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
 from ups.surrogate.bundle import models_of
@@ -32,7 +32,7 @@ PIECE_BYTES = 2**25  # of predictions that are kept before they are written
 
 @dataclass(frozen=True)
 class Request:
-    """What to predict, as the arguments of `Model.predict`; `parameters` are numbers, and override those of the file."""
+    """What to predict, as the arguments of `Model.predict`; the numbers `parameters` override those of the file."""
 
     family: str
     steps: int | None
@@ -99,13 +99,16 @@ class Job:
         if self.target.exists() and self._is_complete(digest):
             log.info("%s is complete", self.target)
             return
-        with _open(self.source, self.request.family) as file:
-            with torch.inference_mode(), resumable(self.target, self._content(file), digest) as output:
-                advance(output.done * (self.request.steps or 1))
-                for rows in _batches(self.count, self.size):
-                    if rows.start >= output.done:
-                        self._predict(file, rows, output, advance)
-                        output.complete(rows.stop)
+        with (
+            _open(self.source, self.request.family) as file,
+            resumable(self.target, self._content(file), digest) as output,
+            torch.inference_mode(),
+        ):
+            advance(output.done * (self.request.steps or 1))
+            for rows in _batches(self.count, self.size):
+                if rows.start >= output.done:
+                    self._predict(file, rows, output, advance)
+                    output.complete(rows.stop)
 
     def _predict(self, file: FieldFile, rows: range, output: Output, advance: Callable[[int], object]) -> None:
         """Predict one batch."""
@@ -120,7 +123,7 @@ class Job:
             u[:, :, :, filled] = snapshot.permute(2, 1, 0, *range(3, snapshot.ndim)).cpu().numpy()
             filled += 1
             if filled == self.steps_at_once or number == (self.request.steps or 0):
-                output.write(rows.start, number + 1 - filled, u[:, :, :, :filled])
+                output.write((rows.start, 0, number + 1 - filled), u[:, :, :, :filled])
                 filled = 0
             if number > 0 or problem.u_0 is None:  # the first snapshot is the initial state
                 advance(len(rows))

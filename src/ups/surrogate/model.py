@@ -15,7 +15,7 @@ from torch import Tensor
 from ups.diffusion.samplers import antithetic
 from ups.errors import ConfigFault, DataFault
 from ups.surrogate import bundle
-from ups.surrogate.arrays import Array, Form, as_given, labelled
+from ups.surrogate.arrays import Array, Form, as_given, find_device, labelled
 from ups.surrogate.description import Description, card_text, describe
 from ups.surrogate.problem import FamilyCard, Problem, find_family, pose
 from ups.surrogate.surrogate import NoisyStep, Surrogate, rollout_steps
@@ -212,21 +212,11 @@ def load(place: str | Path, *, device: str | torch.device | None = None) -> Mode
         ConfigFault: there is no such device.
         DataFault: there are no trained models, or a file is damaged.
     """
-    place, device = Path(place), _device(device)
+    place, device = Path(place), find_device(device)
     if not place.is_dir():
         raise DataFault(f"{place} is no folder: name a data root or a bundle")
     read = bundle.read if (place / bundle.CARD).is_file() else bundle.from_data_root
     return Model(read(place, device), device)
-
-
-def _device(device: str | torch.device | None) -> torch.device:
-    try:
-        found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError:
-        raise ConfigFault(f"there is no device {device!r}: choose cpu or cuda") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigFault("this machine has no GPU that torch can use: choose the device cpu")
-    return found
 
 
 def check_members(members: int | None) -> None:
