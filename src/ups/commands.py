@@ -139,6 +139,35 @@ def define_families(conf: Path, env: str) -> None:
     FAMILIES.define(*families_of(ConfigLoader(str(conf), env, **CONFIG_LOADER_ARGS)["families"]))
 
 
+@commands.command()
+@click.argument("predictions", type=FILE)
+@click.option("--dataset", "truth", type=FILE, required=True, help="PDEBench file with the true trajectories.")
+@click.option("--family", help="Of the dataset; by default found by its name.")
+@click.option("--method", help="Name in the records; by default that of the file of predictions.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the confidence intervals.")
+@click.option("--device", help="cpu or cuda; by default a GPU if there is one.")
+@click.option("--output", type=FILE, help="JSON file for the records, as in metrics.json.")
+def score(predictions: Path, truth: Path, output: Path | None, device: str | None, **asked: Any) -> None:
+    """Score the rollouts in the file PREDICTIONS, of whatever model, by the metrics of the evaluation.
+
+    PREDICTIONS is zarr, HDF5, NetCDF, npz or npy and has the shapes of the dataset: an array (N, T, *grid) per field, a
+    single one (N, T, C, *grid), or PDEBench's layout; of ensembles an array (N, M, T, *grid) per field. The first
+    snapshot of each trajectory is the initial state and is not scored. Rollouts that the evaluation has kept get its
+    records to the last digit.
+    """
+    from rich import get_console
+
+    from ups.evaluation.external import score_predictions
+    from ups.evaluation.predictions import Compute
+    from ups.evaluation.tables import rollout_table
+    from ups.files import write_json
+
+    records = score_predictions(predictions, truth, compute=Compute.on(device), **asked)
+    get_console().print(rollout_table(records))
+    if output is not None:
+        write_json(output, records)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; what a person or a file does wrong ends it with one line and the exit code of the fault."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")

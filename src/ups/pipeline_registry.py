@@ -11,6 +11,7 @@ from ups.pipelines import (
     adaptation,
     baselines,
     data,
+    deployment,
     evaluation,
     performance,
     plan,
@@ -55,6 +56,7 @@ def register_pipelines() -> dict[str, Pipeline]:
     }
     others = {
         "plan": plan.create_pipeline(),
+        "predict": deployment.create_predict(),
         "baselines": baselines.create_pipeline(),
         "ablation": studies.create_ablation(),
         "adapt": adaptation.create_pipeline(),

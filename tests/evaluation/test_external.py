@@ -28,7 +28,7 @@ from ups.surrogate.trained import Trained
 
 EVERY_SECOND = {"every_point": 2, "every_snapshot": 2, "first_trajectories": 3}
 ALL_DATA = WHOLE.of(FAMILIES)
-EVALUATION = {"folder_correctors": True, "seed": 0, "batch_tokens": 64, "ensemble_size": 4}
+EVALUATION = {"folder_correctors": True, "seed": 0, "batch_tokens": 64, "ensemble_size": 4, "keep_predictions": []}
 LAUNCH = launched(num_processes=1)
 LIMITS = JudgeConfig.model_validate({"first_trajectories": 1, "gates": []})
 HOW = {

@@ -29,7 +29,8 @@ from ups.surrogate.trained import Trained
 torch.set_num_threads(1)
 folder, name, root, latent_cache, stages = sys.argv[1:]
 trained = Trained(json.loads(latent_cache), json.loads(stages), Path(root))
-config = EvaluationConfig(folder=None, folder_correctors=True, seed=0, batch_tokens=4096, ensemble_size=4)
+options = {"folder": None, "folder_correctors": True, "keep_predictions": []}
+config = EvaluationConfig(**options, seed=0, batch_tokens=4096, ensemble_size=4)
 sets = external_sets(Path(folder), [name], WHOLE.of(FAMILIES), trained)
 compute = Compute(torch.device("cpu"), memory=10**8)
 records = score_sets(Path(folder) / "scores", trained.surrogate("cpu"), sets, config, compute)

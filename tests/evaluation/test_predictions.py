@@ -18,6 +18,7 @@ from ups.evaluation.predictions import (
     corrector_mode,
     predict,
     predict_trivially,
+    prediction_of,
     steppers,
 )
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
@@ -81,7 +82,8 @@ def predicted(surrogate: AddsNoise, lengths: list[int], at_once: int = NUM_MEMBE
         everything = [*predict_trivially(surrogate, SETTING.family, slab), *predict(surrogate, batch, forecasts, slab)]
         for each in everything:
             for horizon in each.horizons:
-                parts[each.method, horizon].append(each.of(slice(None)))
+                target = slab.target[:, each.times]
+                parts[each.method, horizon].append(prediction_of(each.members(slice(None)), target))
     return {key: joined(some) for key, some in parts.items()}
 
 

@@ -14,6 +14,7 @@ from ups.config.evaluation import (
     CorrectorConfig,
     EvaluationConfig,
     JudgeConfig,
+    PredictConfig,
     RegistrationConfig,
     ReportConfig,
     SeedsConfig,
@@ -85,6 +86,7 @@ class Parameters(Section):
     benchmark: BenchmarkConfig
     corrector: CorrectorConfig
     evaluation: EvaluationConfig
+    predict: PredictConfig
     selection: SelectionConfig
     shifts: ShiftsConfig
     seeds: SeedsConfig

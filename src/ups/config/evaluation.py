@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from ups.config.sections import PerDimension, Section, Seed
+from ups.config.sections import PerDimension, Section, Seed, Steps
 
 EnsembleSize = Annotated[int, Field(ge=4, multiple_of=2)]
 """Members of an ensemble, half of which have the noise of the others negated."""
@@ -84,6 +84,8 @@ class EvaluationConfig(Section):
 
     All trajectories of further PDEBench files in `folder` are scored too, with `folder_correctors` false without
     correctors, many times faster. `folder` and `folder_correctors` affect the scores of that folder alone.
+
+    Rollouts of the methods `keep_predictions` are kept as zarr.
     """
 
     folder: Annotated[Annotated[str, Field(min_length=1)] | None, Field(exclude=True)]
@@ -91,6 +93,25 @@ class EvaluationConfig(Section):
     seed: Seed
     batch_tokens: PositiveInt
     ensemble_size: EnsembleSize
+    keep_predictions: list[Literal["codec", "persistence", "operator", "steady", "diffusion", "consistency"]]
+
+
+class PredictConfig(Section):
+    """`--pipeline predict`: from all initial states in the file `input` to trajectories in the file `output`.
+
+    `output` None: `07_model_output/predictions/<input>.zarr`. The others are arguments of `Model.predict`: `steps` None
+    for steady families, `members` None without an ensemble, `dt` None for that of training; `parameters` of the PDE
+    override those that the file states.
+    """
+
+    input: Annotated[str, Field(min_length=1)] | None
+    output: Annotated[str, Field(min_length=1)] | None
+    family: str | None
+    steps: Steps | None
+    members: Annotated[int, Field(ge=2, multiple_of=2)] | None
+    seed: Seed
+    dt: PositiveFloat | None
+    parameters: dict[str, float]
 
 
 class BeamConfig(Section):

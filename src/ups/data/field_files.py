@@ -2,7 +2,7 @@
 
 HDF5 and NetCDF, zarr, npz and npy. Arrays are named after the fields, or a single one holds them all:
 
-- a field: (*grid), (N, *grid), (N, T, *grid) or, of an ensemble, (N, M, T, *grid);
+- a field: (*grid), (N, *grid), (N, T, *grid) or, of an ensemble, (N, M, T, *grid), of steady ones (N, M, *grid);
 - a single array: (C, *grid), (N, C, *grid) or (N, T, C, *grid), of one field also as above;
 - HDF5 also has PDEBench's layouts.
 
@@ -175,7 +175,7 @@ def _fields(path: Path, arrays: dict[str, Stored], family: Family) -> dict[str, 
     if family.layout == "batch" and {"velocity", "particles"} <= arrays.keys():
         named |= _channels(arrays["velocity"], family.fields[:-1]) | _channels(arrays["particles"], family.fields[-1:])
     if all(name in named for name in family.fields):
-        return {name: _field(path, name, named[name], len(family.axes)) for name in family.fields}
+        return {name: _field(path, name, named[name], family) for name in family.fields}
     single = None if family.steady else _single(arrays, family)
     return {} if single is None else _stacked(path, single, family)
 
@@ -194,7 +194,7 @@ def _coefficients(path: Path, arrays: dict[str, Stored], family: Family) -> dict
         named |= _channels(arrays["force"], family.coefficients)
     if family.steady and len(family.coefficients) == 1 and (single := _single(arrays, family)) is not None:
         named.setdefault(family.coefficients[0], single)
-    return {name: _field(path, name, named[name], len(family.axes)) for name in family.coefficients if name in named}
+    return {name: _field(path, name, named[name], family) for name in family.coefficients if name in named}
 
 
 def _channels(stored: Stored, names: tuple[str, ...], axis: int = -1) -> dict[str, Stored]:
@@ -232,20 +232,23 @@ def _grouped(path: Path, groups: list[Stored], family: Family) -> dict[str, Fiel
     return {name: field(name) for name in family.fields}
 
 
-def _field(path: Path, name: str, stored: Stored, num_axes: int) -> Field:
+def _field(path: Path, name: str, stored: Stored, family: Family) -> Field:
     """An array of one field, with the axes of trajectories, members and times before those of the grid."""
-    rank = len(stored.shape) - num_axes
+    rank = len(stored.shape) - len(family.axes)
     if not 0 <= rank <= 3:
-        what = f"{name!r} has shape {stored.shape}, expected {num_axes} axes of the grid and up to 3 before them"
+        what = f"{name!r} has shape {stored.shape}, expected {len(family.axes)} axes of the grid, up to 3 before them"
         raise file_fault(path, what, REMEDY)
     lead, grid = stored.shape[:rank], stored.shape[rank:]
+    is_steady_ensemble = family.steady and rank == 2 and lead[1] > 1
+    members = lead[1] if rank == 3 or is_steady_ensemble else None
+    num_times = None if is_steady_ensemble or rank < 2 else lead[-1]
 
     def read(row: int, member: int, times: slice) -> np.ndarray:
-        index = ((), (row,), (row, times), (row, member, times))[rank]
+        index = (*[row] * bool(lead), *[member] * (members is not None), *[times] * (num_times is not None))
         u = stored.read(index)
-        return u if rank > 1 else u[None]
+        return u[None] if num_times is None else u
 
-    return Field(lead[0] if lead else 1, lead[1] if rank == 3 else None, lead[-1] if rank > 1 else None, grid, read)
+    return Field(lead[0] if lead else 1, members, num_times, grid, read)
 
 
 def _stacked(path: Path, stored: Stored, family: Family) -> dict[str, Field]:
@@ -260,7 +263,7 @@ def _stacked(path: Path, stored: Stored, family: Family) -> dict[str, Field]:
         grid = ", ".join("XYZ"[:num_axes])
         expected = f"(N, {num_fields}, {grid}) or (N, T, {num_fields}, {grid})"
         raise file_fault(path, f"its array has shape {stored.shape}, expected {expected}", REMEDY)
-    return {name: _field(path, name, each, num_axes) for name, each in named.items()}
+    return {name: _field(path, name, each, family) for name, each in named.items()}
 
 
 def _parameters(

@@ -19,6 +19,8 @@ SUFFIXES = (*PDEBENCH, ".nc", ".zarr", ".npz")
 
 Arrays = dict[str, Any]
 """The arrays of an open file by name: values are assigned to ranges of their first axes."""
+Place = tuple[int, int, int]
+"""The first trajectory, member and time of what is written."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,14 @@ class Structure:
     """The arrays of a file: the shapes of those that are `written` piece by piece, and the `known` ones.
 
     `dims` names the axes of a written array by known arrays, where files have such names; `chunks` are the parts that
-    are written at once. `put(arrays, first, start, u)` writes fields (C, B, M, T, *grid) of the trajectories from
-    `first` on, at the times from `start` on, `put_coefficients(arrays, first, coefficients)` fields (B, *grid) by name.
+    are written at once. `put(arrays, place, u)` writes fields (C, B, M, T, *grid), `put_coefficients(arrays, first,
+    coefficients)` those of the trajectories from `first` on, (B, *grid) by name.
     """
 
     written: dict[str, tuple[int, ...]]
     known: dict[str, np.ndarray]
     attributes: dict[str, Any]
-    put: Callable[[Arrays, int, int, np.ndarray], None]
+    put: Callable[[Arrays, Place, np.ndarray], None]
     put_coefficients: Callable[[Arrays, int, dict[str, np.ndarray]], None]
     dims: dict[str, tuple[str, ...]]
     chunks: dict[str, tuple[int, ...]]
@@ -106,12 +108,12 @@ def _named(content: Content) -> Structure:
     sizes = {dim: min(at_once.get(dim, len(values)), len(values)) for dim, values in coordinates.items()}
     chunks = {name: tuple(sizes[dim] for dim in axes) for name, axes in dims.items()}
 
-    def put(arrays: Arrays, first: int, start: int, u: np.ndarray) -> None:
-        every = [slice(0, content.members)] * len(members)
-        place = (slice(first, first + u.shape[1]), *every, *[slice(start, start + u.shape[3])] * len(times))
+    def put(arrays: Arrays, place: Place, u: np.ndarray) -> None:
+        rows, chosen, steps = (slice(n, n + size) for n, size in zip(place, u.shape[1:4], strict=True))
+        index = (rows, *[chosen] * len(members), *[steps] * len(times))
         for name, values in zip(family.fields, u, strict=True):
             values = values if times else values[:, :, 0]
-            arrays[name][place] = values if members else values[:, 0]
+            arrays[name][index] = values if members else values[:, 0]
 
     known = coordinates | {name: values for name, values in parameters.items() if name not in family.coefficients}
     return Structure(written, known, content.attributes, put, _put_coefficients, dims, chunks)
@@ -127,7 +129,8 @@ def _arrays(content: Content) -> Structure:
         known["t-coordinate"] = _float32(content.times_after)
     parameters = {family.attributes[name]: float(values[0]) for name, values in content.parameters.items()}
 
-    def put(arrays: Arrays, first: int, start: int, u: np.ndarray) -> None:
+    def put(arrays: Arrays, place: Place, u: np.ndarray) -> None:
+        first, _, start = place
         for name, values in zip(family.arrays, u, strict=True):
             arrays[name][first : first + len(values), start : start + values.shape[2]] = values[:, 0]
 
@@ -143,11 +146,11 @@ def _groups(content: Content) -> Structure:
     coordinates = content.centres | {"t": np.array(content.times)}
     known = {f"{name}/grid/{axis}": _float32(values) for name in names for axis, values in coordinates.items()}
 
-    def put(arrays: Arrays, first: int, start: int, u: np.ndarray) -> None:
+    def put(arrays: Arrays, place: Place, u: np.ndarray) -> None:
         channels_last = np.moveaxis(u[:, :, 0], 0, -1)  # (B, T, *grid, C)
-        for name, values in zip(names[first:], channels_last, strict=False):
-            stop = start + len(values)
-            arrays[f"{name}/data"][(slice(start, stop),)] = values.swapaxes(1, 2) if family.stored_yx else values
+        for name, values in zip(names[place[0] :], channels_last, strict=False):
+            steps = (slice(place[2], place[2] + len(values)),)
+            arrays[f"{name}/data"][steps] = values.swapaxes(1, 2) if family.stored_yx else values
 
     return Structure(written, known, content.attributes, put, _put_coefficients, {}, {})
 
@@ -159,10 +162,11 @@ def _batch(content: Content) -> Structure:
     written = {"velocity": (*shape, len(grid)), "particles": (*shape, 1), "force": (count, *grid, len(grid))}
     known = {"t": np.tile(_float32(np.array(content.times)), (count, 1))}
 
-    def put(arrays: Arrays, first: int, start: int, u: np.ndarray) -> None:
-        place = (slice(first, first + u.shape[1]), slice(start, start + u.shape[3]))
-        arrays["velocity"][place] = np.moveaxis(u[:-1, :, 0], 0, -1)
-        arrays["particles"][place] = u[-1, :, 0, ..., None]
+    def put(arrays: Arrays, place: Place, u: np.ndarray) -> None:
+        first, _, start = place
+        index = (slice(first, first + u.shape[1]), slice(start, start + u.shape[3]))
+        arrays["velocity"][index] = np.moveaxis(u[:-1, :, 0], 0, -1)
+        arrays["particles"][index] = u[-1, :, 0, ..., None]
 
     def put_coefficients(arrays: Arrays, first: int, coefficients: dict[str, np.ndarray]) -> None:
         _put_coefficients(arrays, first, {"force": np.stack(list(coefficients.values()), -1)})

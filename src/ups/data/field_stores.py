@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 from filelock import Timeout
 
-from ups.data.field_output import Arrays, Content, Structure, structure_of
+from ups.data.field_output import Arrays, Content, Place, Structure, structure_of
 from ups.errors import ConfigFault, Locked, StorageFault
 from ups.files import private_lock, publish, read_json, storage_faults, write_json
 
@@ -54,9 +54,9 @@ class Output:
     arrays: Arrays = field(default_factory=dict)
     files: list[BinaryIO] = field(default_factory=list)
 
-    def write(self, first: int, start: int, u: np.ndarray) -> None:
-        """Write fields (C, B, M, T, *grid) of the trajectories from `first` on, at the times from `start` on."""
-        self.structure.put(self.arrays, first, start, u)
+    def write(self, place: Place, u: np.ndarray) -> None:
+        """Write fields (C, B, M, T, *grid)."""
+        self.structure.put(self.arrays, place, u)
 
     def write_coefficients(self, first: int, coefficients: dict[str, np.ndarray]) -> None:
         """Write coefficient fields (B, *grid) of the trajectories from `first` on."""

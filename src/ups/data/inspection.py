@@ -135,6 +135,13 @@ def find(folder: str, names: list[str], subsample: Subsamples) -> dict[str, Any]
     return _as_json(_subsample(Path(folder), find_datasets(Path(folder), names), subsample)[1])
 
 
+def describe_file(path: str, family: str | None) -> dict[str, Any]:
+    """The dataset of one file, as JSON; `family` instead of that which its name matches."""
+    from ups.data.trajectories import inspect_file
+
+    return asdict(inspect_file(Path(path), family))
+
+
 def _subsample(folder: Path, datasets: dict[str, Dataset], subsample: Subsamples) -> tuple[dict, dict]:
     """The datasets with their first trajectories, and these with every k-th point and snapshot."""
     from ups.data.trajectories import take_first, thin
@@ -191,7 +198,7 @@ def structure(url: str, size: int, file: dict[str, Any], positions: list[int]) -
 
 TASKS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (recognize, examine, describe, find, fit, check, fields, marker, structure)
+    for function in (recognize, examine, describe, describe_file, find, fit, check, fields, marker, structure)
 }
 
 

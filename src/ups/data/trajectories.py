@@ -15,7 +15,7 @@ import numpy as np
 
 from ups.data import layouts
 from ups.data.arrays import SUFFIXES, open_data
-from ups.data.families import Dataset, Family, Subsample
+from ups.data.families import Dataset, Family, Subsample, base_of
 from ups.data.hdf5 import file_fault, read_number
 from ups.data.pdebench import FAMILIES
 from ups.data.recognition import family_of
@@ -54,7 +54,7 @@ def _is_usable(path: Path) -> bool:
 
 def find_datasets(folder: Path, names: list[str]) -> dict[str, Dataset]:
     """Datasets by name, sorted. Files are checked but for their values; numbered files of layout `batch` are joined."""
-    return join_files(folder, map(_inspect, (folder / name for name in sorted(set(names), key=_natural_order))))
+    return join_files(folder, map(inspect_file, (folder / name for name in sorted(set(names), key=_natural_order))))
 
 
 def join_files(folder: Path, files: Iterable[Dataset]) -> dict[str, Dataset]:
@@ -139,9 +139,12 @@ def _expect_one_grid(folder: Path, first: Dataset, other: Dataset) -> None:
         raise file_fault(folder / other.files[0], what, "select files of one resolution")
 
 
-def _inspect(path: Path) -> Dataset:
+def inspect_file(path: Path, family_name: str | None = None) -> Dataset:
+    """The dataset of one file, checked but for its values; the file tells the family, unless that is given."""
+    if family_name is not None and base_of(family_name) not in FAMILIES:
+        raise ConfigFault(f"there is no family {family_name!r}: choose one of {', '.join(FAMILIES)}")
     with open_data(path) as file:
-        family = family_of(file, path)
+        family = family_of(file, path) if family_name is None else FAMILIES[family_name]
         contents = layouts.inspect_file(file, family)
         parameters = read_parameters(file, path, family)
     return describe_file(path, family, contents, parameters)

@@ -114,7 +114,7 @@ class Validation:
         """Median seconds of one step of the first candidate over those of the second, measured alternately."""
         size = self.config.ensemble_size
         batch = next(batches(self.surrogate, self._scored[0], self.config.batch_tokens, self.compute, size))
-        z = next(batch.slabs(self.surrogate)).z_ref[:, 0]
+        z = next(batch.slabs(self.surrogate.encode)).z_ref[:, 0]
         contenders = {}
         for name, candidate in (("first", first), ("second", second)):
             stepper = self._stepper(candidate.method, candidate.correction)
@@ -147,7 +147,7 @@ class Validation:
             size = steppers["rollout"].num_members
             for batch in batches(self.surrogate, each, self.config.batch_tokens, self.compute, size):
                 forecasts = {method: Forecast(steppers, batch.setting, STRIDE)}
-                score_batch(self.surrogate, batch, [partial(predict, self.surrogate, batch, forecasts)], suites)
+                score_batch(self.surrogate.encode, batch, [partial(predict, self.surrogate, batch, forecasts)], suites)
             scores[each.dataset.name] = {
                 horizon: {name: score.value for name, score in suite.compute().items() if name in METRICS}
                 for (_, horizon), suite in suites.items()

@@ -128,7 +128,7 @@ def _rollouts(name: str, surrogate: Surrogate, trajectory_set: TrajectorySet, de
     """A rollout of each method of a surrogate; that of a baseline gets its own `name`."""
     batch = next(batches(surrogate, trajectory_set, ALL_AT_ONCE, Compute(device, memory=0), num_members=1))
     setting, num_steps = batch.setting, max(1, len(trajectory_set.dataset.times) - 1)
-    z_0 = next(batch.slabs(surrogate)).z_ref[:, 0]
+    z_0 = next(batch.slabs(surrogate.encode)).z_ref[:, 0]
 
     def run(stepper: Stepper) -> Tensor:
         return surrogate.decode(rollout(stepper.start(setting), z_0, num_steps)[:, 1:], setting.family)

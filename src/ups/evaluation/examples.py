@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ups.data.card_text import title_of
 from ups.data.families import Dataset
-from ups.evaluation.predictions import Batch, Predicted, Slab
+from ups.evaluation.predictions import Batch, Predicted, Slab, prediction_of
 from ups.metrics.errors import nRMSE
 from ups.metrics.suite import ScoreSuite
 from ups.surrogate.surrogate import Surrogate
@@ -48,11 +48,11 @@ class Example:
 
     def predict(self, surrogate: Surrogate, batch: Batch, predictor: Callable[[Slab], Iterable[Predicted]]) -> None:
         """Keep the only trajectory of a batch, and its rollout by the only such method of `predictor`."""
-        for slab in batch.slabs(surrogate):
+        for slab in batch.slabs(surrogate.encode):
             self.add("truth", slab, slab.target[0])
             for predicted in predictor(slab):
                 if "rollout" in predicted.horizons:
-                    u = predicted.of(slice(None)).u
+                    u = prediction_of(predicted.members(slice(None)), slab.target[:, predicted.times]).u
                     self.add("prediction", slab, u[0])
                     self._errors.append(nRMSE(u, slab.target)[0].cpu().numpy())
 

@@ -1,26 +1,35 @@
-"""Scores of other files and other models: PDEBench files of a folder, baselines."""
+"""Scores of other files and other models: a folder of PDEBench files, predictions, baselines."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ups.config import EvaluationConfig, LaunchConfig
 from ups.data.families import Dataset, base_of, condition_features
+from ups.data.field_files import FieldFile, open_fields
 from ups.data.hdf5 import file_fault
 from ups.data.inspection import inspect
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
-from ups.evaluation.predictions import Compute, plain_method
-from ups.evaluation.scores import TrajectorySet, held_out, score_sets
+from ups.data.trajectories import TrajectoryReader
+from ups.evaluation.kept import Origin
+from ups.evaluation.predictions import Batch, Compute, Predicted, Slab, plain_method
+from ups.evaluation.records import records_of_method
+from ups.evaluation.scores import TrajectorySet, held_out, score_batch, score_sets, suite_of
 from ups.models.baselines import grid_model
 from ups.models.codec import Codec, FieldGroup, codec_from, group_name
 from ups.models.sizes import Domain
 from ups.models.weights import load_model
 from ups.runs.progress import ProgressBar
-from ups.surrogate.surrogate import Surrogate
+from ups.surrogate.surrogate import Setting, Surrogate
 from ups.surrogate.trained import MODELS, Trained
 
 
@@ -95,6 +104,80 @@ def _periodic(dataset: Dataset, cache: LatentCache) -> tuple[bool, ...]:
     return tuple(boundary == "periodic" for boundary in dataset.boundary)
 
 
+def score_predictions(
+    predictions: Path, truth: Path, family: str | None, method: str | None, compute: Compute, seed: int
+) -> list[dict[str, Any]]:
+    """Records of the rollouts in a file of predictions, of whatever model, against the PDEBench file `truth`.
+
+    The predictions have the shapes of the truth, with an initial snapshot that is not scored; ensembles have an axis of
+    members. Those that the evaluation has kept know their test trajectories and settings, and give its records to the
+    last digit. Others are of all trajectories of `truth`, whose family is found by its name unless `family` is given.
+
+    Raises:
+        DataFault: a file is damaged, or the predictions have other shapes than the truth.
+    """
+    dataset = Dataset.from_json(inspect("describe_file", path=truth, family=family))
+    with open_fields(predictions, FAMILIES[dataset.family]) as file:
+        origin = Origin.of(predictions, file.attributes) or _whole(dataset, predictions.stem, compute, file, seed)
+        dataset, method = Dataset.from_json(origin.dataset), method or origin.method
+        _expect_shapes(file, dataset, len(origin.indices), truth)
+        suite = suite_of(dataset, origin.seed)
+        with TrajectoryReader(truth.parent, dataset) as reader, torch.inference_mode():
+            for start in range(0, len(origin.indices), origin.batch_size):
+                batch = _batch(reader, origin, slice(start, start + origin.batch_size), compute.device)
+                predictor = partial(_read_slab, file, method, start, compute.device)
+                score_batch(_no_latents, batch, [predictor], {(method, "rollout"): suite})
+    mode = {} if origin.mode is None else {"mode": origin.mode}
+    return [record | mode for record in records_of_method(dataset, method, "rollout", suite)]
+
+
+def _whole(dataset: Dataset, method: str, compute: Compute, file: FieldFile, seed: int) -> Origin:
+    """All trajectories of a dataset, in pieces that fit into memory."""
+    snapshot_bytes = 4 * len(FAMILIES[dataset.family].fields) * math.prod(dataset.grid)
+    fitting = max(1, compute.num_snapshots(snapshot_bytes, file.first.members or 1))
+    rows = min(max(1, fitting // len(dataset.times)), dataset.num_trajectories)
+    indices = list(range(dataset.num_trajectories))
+    return Origin(asdict(dataset), method, None, indices, rows, rows, max(1, fitting // rows), seed)
+
+
+def _expect_shapes(file: FieldFile, dataset: Dataset, count: int, truth: Path) -> None:
+    found, num_times = file.first, len(dataset.times)
+    if (found.count, found.times or 1, found.grid) != (count, num_times, dataset.grid):
+        shape = f"{found.count} trajectories of {found.times or 1} snapshots on {found.grid}"
+        expected = f"{count} of {num_times} on {dataset.grid} as in {truth}"
+        raise file_fault(
+            file.path, f"has {shape}, expected {expected}", "predict every trajectory and time of that file"
+        )
+    if found.members is not None and (found.members < 4 or found.members % 2):
+        raise file_fault(file.path, f"has {found.members} members", "score an even number of at least 4, or their mean")
+
+
+def _batch(reader: TrajectoryReader, origin: Origin, chosen: slice, device: torch.device) -> Batch:
+    indices, family = tuple(origin.indices[chosen]), reader.dataset.family
+    setting = Setting(family, Domain(family, (), ()), torch.zeros(0), torch.zeros(0))
+    rows = [slice(first, first + origin.rows) for first in range(0, len(indices), origin.rows)]
+    return Batch(reader, indices, setting, device, origin.num_steps, rows, 1)
+
+
+def _no_latents(u: Tensor, family: str) -> Tensor:
+    """Latents (B, T, 0, 0), where no model needs them."""
+    return u.new_zeros(*u.shape[:2], 0, 0)
+
+
+def _read_slab(file: FieldFile, method: str, start: int, device: torch.device, slab: Slab) -> list[Predicted]:
+    """What a file predicts for a slab of the trajectories from `start` on."""
+    first = slab.start + (slab.u_0 is not None)
+    times, num_members = slice(first, first + slab.target.shape[1]), file.first.members or 1
+
+    def members(rows: slice) -> Iterator[Tensor]:
+        places = range(start, start + len(slab.target))[rows]
+        for half in np.array_split(np.arange(num_members), min(2, num_members)):
+            u = np.stack([[file.read(row, int(member), times) for row in places] for member in half])
+            yield torch.from_numpy(u).to(device)
+
+    return [Predicted(method, ("rollout",), slice(None), members)]
+
+
 def score_baselines(
     folder: Path,
     cache: LatentCache,
@@ -110,6 +193,7 @@ def score_baselines(
     `identity_codec` is the receipt of the codec with one token per grid point, on which baselines are trained.
     """
     records, sets, compute = [], held_out(cache, raw, "test"), Compute.of(launch)
+    config = config.model_copy(update={"keep_predictions": []})
     for kind, by_family in receipts.items():
         for family, receipt in by_family.items():
             surrogate = baseline_surrogate(family, receipt, identity_codec, compute.device, data_root)

@@ -1,11 +1,12 @@
 """Predictions of every method for a batch of trajectories: one step from each snapshot, and whole rollouts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from ups.diffusion.samplers import Normal
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
 from ups.runs.machine import device as device_of
 from ups.runs.memory import memory_bytes
+from ups.surrogate.arrays import find_device
 from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout_steps
 from ups.surrogate.trained import OFF
 
@@ -24,6 +26,10 @@ MAX_PIECE = 2**28  # bytes of fields at once: larger pieces are no faster
 COPIES, COPIES_PER_MEMBER = 14, 2  # of a snapshot, that scoring holds at once
 SHARE = 4  # part of the memory for these, and as much for the models
 BYTES_PER_TOKEN = 24_000  # that a model holds of its input: 15,000 to 23,000 for 64 to 256 hidden channels
+
+
+Encode = Callable[[Tensor, str], Tensor]
+"""Snapshots (..., C, *grid) of a family to latents (..., N, D)."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,13 @@ class Compute:
         """The device of a launch, and the memory of one of its processes."""
         device = torch.device(device_of(launch))
         return cls(device, memory_bytes(launch, device))
+
+    @classmethod
+    def on(cls, name: str | None) -> "Compute":
+        """A device by its name, None: a GPU if there is one, and half of the memory that is free there."""
+        device = find_device(name)
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+        return cls(device, free // 2)
 
     def limited(self, surrogate: Surrogate) -> Surrogate:
         """The surrogate with models that take as many tokens at once as the memory allows."""
@@ -101,33 +114,34 @@ class Batch:
         u = [self.reader.read(index, start, stop) for index in self.indices]
         return torch.from_numpy(np.stack(u)).to(self.device)
 
-    def slabs(self, surrogate: Surrogate) -> Iterator[Slab]:
+    def slabs(self, encode: Encode) -> Iterator[Slab]:
         """All that is to predict: every snapshot after the first, or a steady solution."""
         family, num_times = self.setting.family, self.num_times
         last = self.read(0, 1)
-        z_last = surrogate.encode(last, family)
+        z_last = encode(last, family)
         if FAMILIES[family].steady:
             yield Slab(0, last, None, None, torch.cat([torch.zeros_like(z_last), z_last], 1))
             return
         u_0 = last[:, 0]
         for start in range(1, num_times, self.num_steps):
             target = self.read(start, min(start + self.num_steps, num_times))
-            z_ref = torch.cat([z_last, surrogate.encode(target, family)], 1)
+            z_ref = torch.cat([z_last, encode(target, family)], 1)
             yield Slab(start - 1, target, u_0, last, z_ref)
             last, z_last = target[:, -1:], z_ref[:, -1:]
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predictions of one method for a slab: `of(rows)` are those of some trajectories.
+    """Predictions of one method for a slab: `members(rows)` are those of some trajectories.
 
-    They hold for all `horizons`, and are of the slab's steps `times`.
+    They are snapshots (M, B, T, C, *grid), of an ensemble one half of its members after the other. They hold for all
+    `horizons`, and are of the slab's steps `times`.
     """
 
     method: str
     horizons: tuple[str, ...]
     times: slice
-    of: Callable[[slice], Prediction]
+    members: Callable[[slice], Iterable[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -178,20 +192,24 @@ def predict(surrogate: Surrogate, batch: Batch, forecasts: Forecasts, slab: Slab
     """Predictions of a slab by models, one method and horizon after the other."""
     for method, forecast in forecasts.items():
         for horizon, times, z in forecast.advance(slab):
-            yield Predicted(method, (horizon,), times, partial(_predicted, surrogate, batch, z, slab.target[:, times]))
+            yield Predicted(method, (horizon,), times, partial(_members, surrogate, batch, z))
 
 
-def _predicted(surrogate: Surrogate, batch: Batch, z: Tensor, target: Tensor, rows: slice) -> Prediction:
-    """From latents (M, B, T, N, D), whose halves are decoded one after the other."""
-    family, target = batch.setting.family, target[rows]
-    if len(z) == 1:
-        return Prediction(surrogate.decode(z[0, rows], family))
-    means, errors = [], []
+def _members(surrogate: Surrogate, batch: Batch, z: Tensor, rows: slice) -> Iterator[Tensor]:
+    """From latents (M, B, T, N, D)."""
     for half in z[:, rows].chunk(2):
-        members = decoded(surrogate, half, family, batch.members_at_once)
-        means.append(members.mean(0))
-        errors.append(ensemble_errors(members, target))
-        del members  # before those of the other half
+        yield decoded(surrogate, half, batch.setting.family, batch.members_at_once)
+
+
+def prediction_of(members: Iterable[Tensor], target: Tensor) -> Prediction:
+    """The prediction of a single member, or of an ensemble from its two halves (M / 2, B, T, C, *grid)."""
+    means, errors = [], []
+    for half in members:
+        if len(half) == 1:
+            return Prediction(half[0])
+        means.append(half.mean(0))
+        errors.append(ensemble_errors(half, target))
+        del half  # before the other half is decoded
     return Prediction((means[0] + means[1]) / 2, EnsembleErrors.mean(errors))
 
 
@@ -201,19 +219,19 @@ def predict_trivially(surrogate: Surrogate, family: str, slab: Slab) -> Iterator
     `persistence` repeats the snapshot before, in rollouts the initial one; a steady family has none.
     """
 
-    def decoded(rows: slice) -> Prediction:
-        return Prediction(surrogate.decode(surrogate.as_stored(slab.z_ref[rows, 1:]), family))
+    def decoded(rows: slice) -> list[Tensor]:
+        return [surrogate.decode(surrogate.as_stored(slab.z_ref[rows, 1:]), family)[None]]
 
     every, target, last, u_0 = slice(None), slab.target, slab.last, slab.u_0
     yield Predicted("codec", HORIZONS, every, decoded)
     if last is not None and u_0 is not None:
 
-        def snapshots_before(rows: slice) -> Prediction:
-            return Prediction(torch.cat([last[rows], target[rows, :-1]], 1))
+        def snapshots_before(rows: slice) -> list[Tensor]:
+            return [torch.cat([last[rows], target[rows, :-1]], 1)[None]]
 
         kept = u_0[:, None].expand_as(target)
         yield Predicted("persistence", ("one_step",), every, snapshots_before)
-        yield Predicted("persistence", ("rollout",), every, lambda rows: Prediction(kept[rows]))
+        yield Predicted("persistence", ("rollout",), every, lambda rows: [kept[rows][None]])
 
 
 def plain_method(family: str) -> str:

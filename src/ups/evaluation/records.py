@@ -60,15 +60,16 @@ def records_of(
     for (method, horizon), suite in suites.items():
         mode = {"mode": modes[method]} if method in modes else {}
         count = limited.get((method, horizon))
-        records += [record | mode for record in _records(dataset, method, horizon, suite, count)]
+        records += [record | mode for record in records_of_method(dataset, method, horizon, suite, count)]
     plain = [record for record in records if record["method"] == plain_method(dataset.family)]
     off = [method for method, mode in modes.items() if mode == OFF]
     return records + [record | {"method": method, "mode": OFF} for method in off for record in plain]
 
 
-def _records(
-    dataset: Dataset, method: str, horizon: str, suite: ScoreSuite, limited: LimitCount | None
+def records_of_method(
+    dataset: Dataset, method: str, horizon: str, suite: ScoreSuite, limited: LimitCount | None = None
 ) -> Iterator[dict[str, Any]]:
+    """The records of one method and horizon; without `limited`, of predictions from a file, no shares of limits."""
     scores = suite.compute() | ({} if limited is None else limited.shares())
     for metric, score in scores.items():
         record = {"family": dataset.family, "dataset": dataset.name, "method": method, "metric": metric}

@@ -22,10 +22,12 @@ from ups.data.samples import domains
 from ups.data.trajectories import TrajectoryReader
 from ups.diffusion.samplers import Normal, antithetic
 from ups.evaluation.examples import Example, chosen, description, statistics
+from ups.evaluation.kept import Keeper
 from ups.evaluation.predictions import (
     HORIZONS,
     Batch,
     Compute,
+    Encode,
     Forecast,
     Predicted,
     Slab,
@@ -33,6 +35,7 @@ from ups.evaluation.predictions import (
     plain_method,
     predict,
     predict_trivially,
+    prediction_of,
     steppers,
     trained_correctors,
 )
@@ -115,23 +118,27 @@ def score_sets(
     folder.mkdir(exist_ok=True)
     records = []
     total = sum(len(each.indices) for each in sets)
-    cost = sum(len(each.indices) * trajectory_cost(surrogate, each, config.ensemble_size) for each in sets)
+    cost = sum(len(each.indices) * trajectory_cost(surrogate, each, config) for each in sets)
     with ProgressBar("evaluate", total, "trajectories", cost) as bar:
         for each in sets:
-            suites, limited, arrays = _score_set(compute.limited(surrogate), each, config, compute, bar)
+            with Keeper(folder, each.dataset, each.indices, surrogate, config) as keeper:
+                suites, limited, arrays = _score_set(compute.limited(surrogate), each, config, compute, bar, keeper)
             np.savez_compressed(folder / f"{each.dataset.name}.npz", **arrays)
             records += records_of(surrogate, each.dataset, suites, limited)
     return records
 
 
 def _score_set(
-    surrogate: Surrogate, scored: TrajectorySet, config: EvaluationConfig, compute: Compute, bar: ProgressBar
+    surrogate: Surrogate,
+    scored: TrajectorySet,
+    config: EvaluationConfig,
+    compute: Compute,
+    bar: ProgressBar,
+    keeper: Keeper,
 ) -> tuple[Suites, dict[tuple[str, str], LimitCount], dict[str, np.ndarray]]:
     """The running metrics of every method, what its limits changed, and the arrays for figures."""
     dataset, family = scored.dataset, FAMILIES[scored.dataset.family]
-    num_dims, batch_size = len(dataset.grid), family.pdebench_batch_size
-    conserved, non_negative = conserved_channels(dataset), non_negative_channels(dataset)
-    suites: Suites = defaultdict(lambda: ScoreSuite(num_dims, batch_size, conserved, config.seed, non_negative))
+    suites: Suites = defaultdict(lambda: suite_of(dataset, config.seed))
     on_grid = replace(surrogate, codec=surrogate.codec.on_grid(family.name, dataset.grid))
 
     def normal_of(horizon: str, method: str) -> Normal:
@@ -142,13 +149,11 @@ def _score_set(
     active = {h: steppers(on_grid, family.name, config.ensemble_size, partial(normal_of, h)) for h in HORIZONS}
     limited = {(m, h): LimitCount(on_grid, family.name, compute.device) for h in HORIZONS for m in active[h]}
     counted = {h: {m: limited[m, h].of(stepper) for m, stepper in active[h].items()} for h in HORIZONS}
-    trivial, cost = (
-        partial(predict_trivially, on_grid, family.name),
-        trajectory_cost(surrogate, scored, config.ensemble_size),
-    )
-    for batch in batches(on_grid, scored, config.batch_tokens, compute, num_members(active["rollout"])):
+    trivial, cost = partial(predict_trivially, on_grid, family.name), trajectory_cost(surrogate, scored, config)
+    num_members = max((stepper.num_members for stepper in active["rollout"].values()), default=1)
+    for batch in batches(on_grid, scored, config.batch_tokens, compute, num_members):
         by_models = partial(predict, on_grid, batch, forecasts(counted, batch))
-        score_batch(on_grid, batch, [trivial, by_models], suites)
+        score_batch(on_grid.encode, batch, [trivial, by_models], suites, keeper)
         bar.advance(len(batch.indices), len(batch.indices) * cost)
     if clamped := suites["codec", "rollout"].metrics.clamped:
         message = "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there"
@@ -186,16 +191,11 @@ def _examples(
     return arrays
 
 
-def trajectory_cost(surrogate: Surrogate, scored: TrajectorySet, ensemble_size: int) -> int:
+def trajectory_cost(surrogate: Surrogate, scored: TrajectorySet, config: EvaluationConfig) -> int:
     """Tokens of a trajectory times network evaluations per step, of all methods and members: a measure of its time."""
     corrections = [surrogate.corrections.get((m, scored.dataset.family)) for m in trained_correctors(surrogate)]
     evaluations = sum(1 + correction.num_steps for correction in corrections if correction is not None)
-    return scored.num_tokens * (1 + ensemble_size * evaluations)
-
-
-def num_members(of_methods: dict[str, Stepper]) -> int:
-    """Members of the largest ensemble of these methods."""
-    return max((stepper.num_members for stepper in of_methods.values()), default=1)
+    return scored.num_tokens * (1 + config.ensemble_size * evaluations)
 
 
 def batches(
@@ -220,12 +220,22 @@ def batches(
             yield Batch(reader, indices, setting, compute.device, max(1, fitting // size), rows, members_at_once)
 
 
-def score_batch(surrogate: Surrogate, batch: Batch, predictors: list[Predictor], suites: Suites) -> None:
+def suite_of(dataset: Dataset, seed: int) -> ScoreSuite:
+    """Empty running metrics for a dataset."""
+    batch_size = FAMILIES[dataset.family].pdebench_batch_size
+    conserved, non_negative = conserved_channels(dataset), non_negative_channels(dataset)
+    return ScoreSuite(len(dataset.grid), batch_size, conserved, seed, non_negative)
+
+
+def score_batch(
+    encode: Encode, batch: Batch, predictors: list[Predictor], suites: Suites, keeper: Keeper | None = None
+) -> None:
     """Add the scores of all predictors on a batch to `suites`."""
     timelines: dict[tuple[str, str], Timeline] = defaultdict(lambda: Timeline(batch.num_times))
-    for slab in batch.slabs(surrogate):
+    for slab in batch.slabs(encode):
         truths = [Truth(slab.target[rows]) for rows in batch.rows]
         for each in chain.from_iterable(predictor(slab) for predictor in predictors):
+            each = each if keeper is None else keeper.kept(each, batch, slab)
             found = _reduced(suites[each.method, each.horizons[0]], each, slab, truths, batch.rows)
             for horizon in each.horizons:
                 left_out = () if horizon == "rollout" else OF_ROLLOUTS
@@ -244,8 +254,8 @@ def _reduced(
     """Reductions of a method's predictions for a slab, made a few trajectories at a time."""
     parts, is_rollout = [], "rollout" in predicted.horizons
     for rows, truth in zip(places, truths, strict=True):
-        prediction = predicted.of(rows)
         u_0 = slab.u_0[rows] if slab.u_0 is not None and is_rollout else None
         part = truth if predicted.times == slice(None) else Truth(truth.u[:, predicted.times])
+        prediction = prediction_of(predicted.members(rows), part.u)
         parts.append(suite.reduce(prediction.u, part, u_0, prediction.ensemble))
     return joined(parts)

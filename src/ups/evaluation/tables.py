@@ -7,6 +7,7 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
+from rich.table import Table
 from rich.text import Text
 from tabulate import tabulate
 
@@ -73,6 +74,19 @@ def score_table(
             shown.append(f"\n  {label:<{LABEL_WIDTH - 2}}{''.join(numbers).rstrip()}", style="")
         shown.append("\n")
     shown.no_wrap, shown.overflow = True, "ignore"
+    return shown
+
+
+def rollout_table(records: list[dict[str, Any]]) -> Table:
+    """A console table of all scores of one method on one dataset, with their 95 % intervals."""
+    first = records[0]
+    title = f"{first['method']} on {first['num_trajectories']} trajectories of {first['dataset']}: rollouts"
+    shown = Table("metric", title=title, title_justify="left")
+    for column in ("value", "low", "high"):
+        shown.add_column(column, justify="right")
+    for record in records:
+        interval = [number(record[end]) if end in record else "" for end in ("low", "high")]
+        shown.add_row(record["metric"], number(record["value"]), *interval)
     return shown
 
 

@@ -4,6 +4,7 @@
 `data`: raw files to checked, split and normalized datasets.
 `training`: codec, latents, operator, steady model, diffusion, consistency.
 `evaluation`: coverage of the training split, corrector, scores, figures, gates.
+`deployment`: predictions for initial states in files.
 `baselines`: FNO, U-Net and linear models at equal cost, and the comparison with them.
 `adaptation`: learning from a few trajectories of new files.
 `registration`: register.

@@ -36,6 +36,21 @@ class Form:
     coordinates: dict[str, Any] = field(default_factory=dict)
 
 
+def find_device(name: str | torch.device | None) -> torch.device:
+    """A device by its name; None: a GPU if there is one.
+
+    Raises:
+        ConfigFault: torch knows no such device, or this machine has no GPU.
+    """
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ConfigFault(f"there is no device {name!r}: choose cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigFault("this machine has no GPU that torch can use: choose the device cpu")
+    return device
+
+
 def kind_of(array: Array) -> Kind:
     """The library of an array; lists and numbers count as numpy."""
     if isinstance(array, Tensor):

@@ -32,7 +32,7 @@ PIECE_BYTES = 2**25  # of predictions that are kept before they are written
 
 @dataclass(frozen=True)
 class Request:
-    """What to predict, as the arguments of `Model.predict`; `parameters` override those of the file."""
+    """What to predict, as the arguments of `Model.predict`; the numbers `parameters` override those of the file."""
 
     family: str
     steps: int | None
@@ -100,9 +100,9 @@ class Job:
             log.info("%s is complete", self.target)
             return
         with (
-            torch.inference_mode(),
             _open(self.source, self.request.family) as file,
             resumable(self.target, self._content(file), digest) as output,
+            torch.inference_mode(),
         ):
             advance(output.done * (self.request.steps or 1))
             for rows in _batches(self.count, self.size):
@@ -123,7 +123,7 @@ class Job:
             u[:, :, :, filled] = snapshot.permute(2, 1, 0, *range(3, snapshot.ndim)).cpu().numpy()
             filled += 1
             if filled == self.steps_at_once or number == (self.request.steps or 0):
-                output.write(rows.start, number + 1 - filled, u[:, :, :, :filled])
+                output.write((rows.start, 0, number + 1 - filled), u[:, :, :, :filled])
                 filled = 0
             if number > 0 or problem.u_0 is None:  # the first snapshot is the initial state
                 advance(len(rows))

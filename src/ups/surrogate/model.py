@@ -17,7 +17,7 @@ from ups.diffusion.samplers import antithetic
 from ups.errors import ConfigFault, DataFault
 from ups.models.codec import FieldGroup, group_name
 from ups.surrogate import bundle
-from ups.surrogate.arrays import Array, Form, as_given, labelled, resampled
+from ups.surrogate.arrays import Array, Form, as_given, find_device, labelled, resampled
 from ups.surrogate.description import Description, card_text, describe
 from ups.surrogate.problem import FamilyCard, Problem, find_family, pose
 from ups.surrogate.surrogate import NoisyStep, Surrogate, rollout_steps
@@ -218,7 +218,7 @@ def load(place: str | Path, *, device: str | torch.device | None = None) -> Mode
     """Trained models from a data root or a bundle folder; `ups.load` takes models of MLflow as well."""
     if not isinstance(place, str | Path):
         raise ConfigFault(f"name a data root or a bundle by its path, not {place!r}")
-    place, device = Path(place), _device(device)
+    place, device = Path(place), find_device(device)
     if not place.is_dir():
         raise DataFault(f"{place} is no folder: name a data root or a bundle")
     read = bundle.read if (place / bundle.CARD).is_file() else bundle.from_data_root
@@ -228,15 +228,6 @@ def load(place: str | Path, *, device: str | torch.device | None = None) -> Mode
 def _no_state(group: FieldGroup, problem: Problem) -> Tensor:
     """What a steady model takes for a state: zeros (B, N, D)."""
     return problem.condition.new_zeros(problem.batch, group.num_tokens, group.num_channels)
-
-
-def _device(name: str | torch.device | None) -> torch.device:
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:  # the latter where torch has no such devices
-        what = str(error).partition("\n")[0]
-        raise ConfigFault(f"there is no device {name!r} ({what}): choose cpu, or leave out device") from None
 
 
 def check_members(members: int | None) -> None:

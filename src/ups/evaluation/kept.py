@@ -1,0 +1,120 @@
+"""Rollouts of the evaluation kept as zarr, from which `ups score` recomputes their records without the models."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from torch import Tensor
+
+from ups.config import EvaluationConfig
+from ups.data.families import Dataset
+from ups.data.field_output import Content
+from ups.data.field_stores import Output, resumable
+from ups.data.pdebench import FAMILIES
+from ups.errors import DataFault
+from ups.evaluation.predictions import Batch, Predicted, Slab, corrector_mode
+from ups.surrogate.surrogate import Surrogate
+
+ORIGIN = "origin"  # attribute with what the records depend on besides the fields
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the records of kept rollouts depend on besides the fields.
+
+    `indices` are the trajectories of the dataset. Records depend on the order of sums: `batch_size` trajectories are
+    scored together, `rows` of them and `num_steps` times at once. `seed` is that of confidence intervals.
+    """
+
+    dataset: dict[str, Any]
+    method: str
+    mode: str | None
+    indices: list[int]
+    batch_size: int
+    rows: int
+    num_steps: int
+    seed: int
+
+    @classmethod
+    def of(cls, path: Path, attributes: Any) -> "Origin | None":
+        """The origin of a file of predictions; None if the evaluation has not written it."""
+        if ORIGIN not in attributes:
+            return None
+        try:
+            return cls(**json.loads(attributes[ORIGIN]))
+        except (TypeError, ValueError) as error:
+            raise DataFault(f"{path}: the attribute {ORIGIN!r} is damaged ({error}); evaluate again") from error
+
+
+class Keeper:
+    """Writes the rollouts of the methods in `evaluation.keep_predictions` along one dataset; a context manager.
+
+    They are `folder/<dataset>.<method>.zarr`, with all members of ensembles, in physical units.
+    """
+
+    def __init__(
+        self, folder: Path, dataset: Dataset, indices: tuple[int, ...], surrogate: Surrogate, config: EvaluationConfig
+    ) -> None:
+        self._folder, self._dataset, self._indices = folder, dataset, indices
+        self._surrogate, self._config = surrogate, config
+        self._outputs: dict[str, Output] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def kept(self, predicted: Predicted, batch: Batch, slab: Slab) -> Predicted:
+        """The same predictions; rollouts of a method that is kept are written when their members are read."""
+        if predicted.method not in self._config.keep_predictions or "rollout" not in predicted.horizons:
+            return predicted
+        return replace(predicted, members=partial(self._members, predicted, batch, slab))
+
+    def _members(self, predicted: Predicted, batch: Batch, slab: Slab, rows: slice) -> Iterator[Tensor]:
+        first, member = self._indices.index(batch.indices[0]) + (rows.start or 0), 0
+        for part in predicted.members(rows):
+            if predicted.method not in self._outputs:
+                self._open(predicted.method, batch, 2 * len(part) if len(part) > 1 else None)
+            output = self._outputs[predicted.method]
+            if slab.u_0 is not None and slab.start == 0:
+                initial = slab.u_0[rows].expand(len(part), *slab.u_0[rows].shape)[:, :, None]
+                output.write((first, member, 0), _channels_first(initial))
+            output.write((first, member, slab.start + (slab.u_0 is not None)), _channels_first(part))
+            member += len(part)
+            yield part
+            del part  # before the other half is decoded
+
+    def _open(self, method: str, batch: Batch, members: int | None) -> None:
+        dataset, rows = self._dataset, batch.rows[0]
+        family, count = FAMILIES[dataset.family], len(self._indices)
+        size, at_once, num_steps = len(batch.indices), rows.stop - rows.start, batch.num_steps
+        mode = corrector_mode(self._surrogate, method, dataset.family)
+        origin = Origin(asdict(dataset), method, mode, list(self._indices), size, at_once, num_steps, self._config.seed)
+        content = Content(
+            replace(family, coefficients=(), positive_coefficients=()),
+            count,
+            members,
+            () if family.steady else dataset.times,
+            dataset.grid,
+            dataset.lengths,
+            {name: np.full(count, value) for name, value in dataset.parameters.items()},
+            {"family": dataset.family, "equation": family.equation, ORIGIN: json.dumps(asdict(origin))},
+            (at_once, num_steps),
+        )
+        path = self._folder / f"{dataset.name}.{method}.zarr"
+        if path.exists():  # of an evaluation that was interrupted
+            shutil.rmtree(path)
+        self._outputs[method] = self._stack.enter_context(resumable(path, content, "evaluation"))
+
+
+def _channels_first(u: Tensor) -> np.ndarray:
+    """Snapshots (M, B, T, C, *grid) as (C, B, M, T, *grid) in memory."""
+    return u.permute(3, 1, 0, 2, *range(4, u.ndim)).cpu().numpy()

@@ -1,0 +1,102 @@
+"""Scores of predictions in files: those that the evaluation has kept, and those of anybody."""
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import zarr
+
+from tests.data.conftest import write_file
+from tests.evaluation.test_external import CORRECTOR, LAUNCH, config, stages
+from tests.untrained import receipt
+from ups.data.pdebench import FAMILIES
+from ups.data.trajectories import TrajectoryReader, inspect_file
+from ups.errors import DataFault
+from ups.evaluation.external import score_predictions
+from ups.evaluation.predictions import Compute
+from ups.pipelines.evaluation import evaluate
+
+KEPT = ["codec", "persistence", "operator", "steady", "diffusion"]
+COMPUTE = Compute(torch.device("cpu"), 10**9)
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained: Path) -> tuple[list[dict[str, Any]], Path]:
+    """Records of an evaluation that keeps the rollouts of some methods, and the folder where they are."""
+    how = config(None).model_copy(update={"keep_predictions": KEPT})
+    given = stages(trained) | {"corrector": CORRECTOR}
+    records, rollouts = evaluate(receipt(trained, "latent_cache"), how, LAUNCH, trained / "01_raw", trained, **given)
+    return records, trained / rollouts["path"]
+
+
+def score(predictions: Path, truth: Path, **changed: Any) -> list[dict[str, Any]]:
+    """The records of a file, in pieces that fit into a gigabyte."""
+    arguments = {"family": None, "method": None, "compute": COMPUTE, "seed": 0} | changed
+    return score_predictions(predictions, truth, **arguments)
+
+
+def error_of(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The only record of this metric."""
+    (record,) = (record for record in records if record["metric"] == "nRMSE")
+    return record
+
+
+def test_records_of_kept_rollouts_are_those_of_the_evaluation(trained: Path, evaluated: tuple):
+    """Every number, interval and error of a trajectory is the same to the last digit, also of ensembles."""
+    records, folder = evaluated
+    found = sorted(folder.glob("*.zarr"))
+    assert {path.name.split(".")[-2] for path in found} == set(KEPT)
+    for path in found:
+        dataset, method = path.name.removesuffix(".zarr").rsplit(".", 1)
+        (truth,) = (trained / "01_raw").glob(f"{dataset}*.h*5")
+        expected = [r for r in records if (r["dataset"], r["method"], r["horizon"]) == (dataset, method, "rollout")]
+        assert expected and score(path, truth) == expected, path.name
+    ensembles = [path for path in found if path.name.endswith(".diffusion.zarr")]
+    assert all("CRPS" in {record["metric"] for record in score_of(path, trained)} for path in ensembles)
+
+
+def score_of(path: Path, trained: Path) -> list[dict[str, Any]]:
+    """The records of kept rollouts."""
+    (truth,) = (trained / "01_raw").glob(f"{path.name.removesuffix('.diffusion.zarr')}*.h*5")
+    return score(path, truth)
+
+
+def test_a_scaled_truth_has_the_error_of_its_scale(tmp_path: Path):
+    """Predictions 1.1 times the truth have an nRMSE of 0.1, in every kind of file and form of array."""
+    truth = write_file(tmp_path, "advection_1d", count=4, grid=(32,))
+    with h5py.File(truth) as file:
+        u = 1.1 * file["tensor"][:]
+    np.save(tmp_path / "stacked.npy", u[:, :, None])
+    np.savez(tmp_path / "named.npz", u=u)
+    zarr.save_group(str(tmp_path / "named.zarr"), u=u)
+    with h5py.File(tmp_path / "foreign.h5", "w") as file:
+        file["tensor"] = u
+    for name in ("stacked.npy", "named.npz", "named.zarr", "foreign.h5"):
+        record = error_of(score(tmp_path / name, truth))
+        assert record["value"] == pytest.approx(0.1, rel=1e-4) and record["num_trajectories"] == 4
+        assert (record["method"], record["horizon"]) == (Path(name).stem, "rollout")
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_truth_itself_has_no_error(family: str, tmp_path: Path):
+    """The fields of a file, as an array per field, agree with PDEBench's layout of every family."""
+    truth = write_file(tmp_path, family, count=3)
+    dataset = inspect_file(truth)
+    with TrajectoryReader(tmp_path, dataset) as reader:
+        u = np.stack([reader.read(index) for index in range(3)])
+    np.savez(tmp_path / "same.npz", **dict(zip(FAMILIES[family].fields, np.moveaxis(u, 2, 0), strict=True)))
+    assert error_of(score(tmp_path / "same.npz", truth))["value"] == 0.0
+    assert error_of(score(truth, truth, method="truth"))["value"] == 0.0
+
+
+def test_predictions_of_another_shape_are_refused(tmp_path: Path):
+    """Too few trajectories or times, or an odd number of members: one line says what is expected."""
+    truth = write_file(tmp_path, "advection_1d", count=4, grid=(32,))
+    for shape, problem in (((3, 5, 32), "4 of 5"), ((4, 4, 32), "4 of 5"), ((4, 3, 5, 32), "3 members")):
+        np.savez(tmp_path / "p.npz", u=np.zeros(shape, np.float32))
+        with pytest.raises(DataFault, match=problem) as fault:
+            score(tmp_path / "p.npz", truth)
+        assert "\n" not in str(fault.value)

@@ -1,0 +1,198 @@
+"""Predictions from files to files."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.untrained import make_loadable
+from ups.data.field_files import open_fields
+from ups.data.pdebench import FAMILIES
+from ups.data.trajectories import find_datasets
+from ups.errors import ConfigFault
+from ups.surrogate import files
+from ups.surrogate.files import Job, Request
+from ups.surrogate.model import Model, load
+
+TRAINED = ("advection_1d", "darcy_2d", "diffusion_reaction_2d", "incompressible_ns_2d")
+TRAINED_BETA = 0.4
+SUFFIXES = (".h5", ".nc", ".zarr", ".npz")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data root with models of random weights for one family in each of PDEBench's layouts."""
+    return make_loadable(tmp_path_factory.mktemp("root"), TRAINED, count=5)
+
+
+@pytest.fixture(scope="module")
+def model(root: Path) -> Model:
+    """These models."""
+    return load(root, device="cpu")
+
+
+def request(family: str, **changed: Any) -> Request:
+    """Three steps of a family."""
+    steps = None if FAMILIES[family].steady else 3
+    return Request(
+        **{"steps": steps, "members": None, "seed": 0, "dt": None, "parameters": {}} | changed, family=family
+    )
+
+
+def raw_file(root: Path, family: str) -> Path:
+    """The file of a family, of five trajectories."""
+    datasets = find_datasets(root / "01_raw", [path.name for path in (root / "01_raw").glob("*.h*5")])
+    (name,) = (dataset.files[0] for dataset in datasets.values() if dataset.family == family)
+    return root / "01_raw" / name
+
+
+def read(path: Path, family: str) -> np.ndarray:
+    """All fields of a file, (N, T, C, *grid)."""
+    with open_fields(path, FAMILIES[family]) as file:
+        return np.stack([file.read(row, 0, slice(None)) for row in range(file.first.count)])
+
+
+def direct(model: Model, source: Path, family: str) -> np.ndarray:
+    """What `Model.predict` gives, (N, T, C, *grid)."""
+    with open_fields(source, FAMILIES[family]) as file:
+        given = file.read_coefficients(range(5))
+        u_0 = None if FAMILIES[family].steady else file.initial_states(range(5))
+    u = model.predict(family, u_0, steps=request(family).steps, **given)
+    return u[:, None, None] if FAMILIES[family].steady else u
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("family", TRAINED)
+def test_a_file_holds_what_predict_gives(root: Path, model: Model, tmp_path: Path, family: str, suffix: str):
+    """Every kind of file holds the trajectories of `Model.predict`, from initial states in PDEBench's layouts."""
+    source, target = raw_file(root, family), tmp_path / f"out{suffix}"
+    Job.of(model, source, target, request(family)).run(lambda count: None)
+    np.testing.assert_allclose(read(target, family), direct(model, source, family), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", TRAINED)
+def test_hdf5_files_are_pdebench_files(root: Path, model: Model, tmp_path: Path, family: str):
+    """Under the name of the input the reader of PDEBench's files finds grid, times and parameters of training."""
+    source = raw_file(root, family)
+    Job.of(model, source, tmp_path / source.name, request(family)).run(lambda count: None)
+    (found,), (known,) = (find_datasets(folder, [source.name]).values() for folder in (tmp_path, source.parent))
+    assert (found.grid, found.counts, found.parameters) == (known.grid, known.counts, known.parameters)
+    assert np.allclose(found.times, known.times[:4]) and found.lengths == pytest.approx(known.lengths)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_killed_job_goes_on(root: Path, model: Model, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch):
+    """Batches that were complete are not predicted again, and the file is the same as without the kill."""
+    monkeypatch.setattr(files, "BATCH_TOKENS", 1)
+    source, asked = raw_file(root, "advection_1d"), request("advection_1d")
+    Job.of(model, source, tmp_path / f"whole{suffix}", asked).run(lambda count: None)
+    job, seen = Job.of(model, source, tmp_path / f"killed{suffix}", asked), []
+
+    def die_in_third_batch(count: int) -> None:
+        seen.append(count)
+        if sum(seen) > 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job.run(die_in_third_batch)
+    assert not job.target.exists()
+    seen.clear()
+    job.run(seen.append)
+    assert seen[0] == 6 and sum(seen) == job.total == 15
+    assert np.array_equal(read(job.target, "advection_1d"), read(tmp_path / f"whole{suffix}", "advection_1d"))
+    assert {path.name for path in tmp_path.iterdir()} == {f"whole{suffix}", f"killed{suffix}"}
+
+
+def test_a_changed_request_starts_anew(root: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What a killed job of other parameters has left is not used; a complete file is not overwritten."""
+    monkeypatch.setattr(files, "BATCH_TOKENS", 1)
+    source, target = raw_file(root, "advection_1d"), tmp_path / "out.npz"
+
+    def die(count: int) -> None:
+        if count:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Job.of(model, source, target, request("advection_1d")).run(die)
+    other, seen = request("advection_1d", parameters={"beta": 0.1}), []
+    Job.of(model, source, target, other).run(seen.append)
+    assert seen[0] == 0
+    Job.of(model, source, target, other).run(seen.append)
+    with pytest.raises(ConfigFault, match="exists"):
+        Job.of(model, source, target, request("advection_1d")).run(seen.append)
+
+
+def test_pieces_of_time_change_nothing(root: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Files written two snapshots at once hold the same as those written whole."""
+    source, asked = raw_file(root, "diffusion_reaction_2d"), request("diffusion_reaction_2d")
+    Job.of(model, source, tmp_path / "whole.zarr", asked).run(lambda count: None)
+    monkeypatch.setattr(files, "PIECE_BYTES", 2 * 4 * 2 * 5 * np.prod(model.describe(asked.family).grid))
+    for suffix in SUFFIXES:
+        job = Job.of(model, source, tmp_path / f"pieces{suffix}", asked)
+        assert job.steps_at_once == 2
+        job.run(lambda count: None)
+        assert np.array_equal(read(job.target, asked.family), read(tmp_path / "whole.zarr", asked.family))
+
+
+def _states(shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("save", "beta"),
+    [
+        (lambda path, n: np.save(path / "in.npy", _states((3, n))), [TRAINED_BETA] * 3),
+        (lambda path, n: np.save(path / "in.npy", _states((3, 1, n))), [TRAINED_BETA] * 3),
+        (lambda path, n: np.save(path / "in.npy", _states((n,))), [TRAINED_BETA]),
+        (lambda path, n: np.savez(path / "in.npz", u=_states((2, 7, n)), beta=0.3), [0.3, 0.3]),
+        (lambda path, n: np.savez(path / "in.npz", states=_states((2, 1, n)), beta=[0.1, 0.2]), [0.1, 0.2]),
+    ],
+)
+def test_forms_of_initial_states(model: Model, tmp_path: Path, save: Callable[..., None], beta: list[float]):
+    """Arrays with and without axes of trajectories, fields and times; parameters by name, one for all or for each."""
+    (n,) = model.describe("advection_1d").grid
+    save(tmp_path, n)
+    (source,) = tmp_path.iterdir()
+    job = Job.of(model, source, tmp_path / "out.zarr", request("advection_1d"))
+    job.run(lambda count: None)
+    assert read(job.target, "advection_1d").shape == (len(beta), 4, 1, n)
+    with open_fields(job.target, FAMILIES["advection_1d"]) as file:
+        assert file.parameters["beta"].tolist() == beta
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"parameters": {"nu": 1.0}}, "has no parameter 'nu'"),
+        ({"steps": 0}, "at least 1"),
+        ({"dt": 0.01}, "multiple"),
+        ({"members": 3}, "even"),
+    ],
+)
+def test_wrong_requests_are_refused(root: Path, model: Model, tmp_path: Path, changed: dict[str, Any], problem: str):
+    """A request that the model cannot serve ends in one line before anything is written."""
+    with pytest.raises(ConfigFault, match=problem) as fault:
+        Job.of(model, raw_file(root, "advection_1d"), tmp_path / "out.npz", request("advection_1d", **changed))
+    assert "\n" not in str(fault.value) and not any(tmp_path.iterdir())
+
+
+def test_a_state_that_is_not_finite_is_found_before_the_first_step(model: Model, tmp_path: Path):
+    """The fault names the file and the trajectories, and nothing is written."""
+    u_0 = _states((4, *model.describe("advection_1d").grid))
+    u_0[2, 1] = np.nan
+    np.save(tmp_path / "in.npy", u_0)
+    with pytest.raises(ConfigFault, match=re.escape("in.npy, trajectories 0 to 3")):
+        Job.of(model, tmp_path / "in.npy", tmp_path / "out.npz", request("advection_1d"))
+
+
+def test_netcdf_axes_have_names(root: Path, model: Model, tmp_path: Path):
+    """Every field of a NetCDF file is linked to the coordinates of its axes."""
+    source = raw_file(root, "diffusion_reaction_2d")
+    Job.of(model, source, tmp_path / "out.nc", request("diffusion_reaction_2d")).run(lambda count: None)
+    with h5py.File(tmp_path / "out.nc") as file:
+        scales = [dim[0].name for dim in file["v"].dims]
+        assert scales == ["/trajectory", "/time", "/x", "/y"] and file["v"].shape[1] == len(file["time"])
