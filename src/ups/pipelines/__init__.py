@@ -3,7 +3,7 @@
 `plan`: sizes and times of a run before it starts; its check of sizes is part of `data`.
 `data`: raw files to checked, split and normalized datasets.
 `training`: codec, latents, operator, steady model, diffusion, consistency.
-`evaluation`: coverage of the training split, corrector, scores, figures, gates.
+`evaluation`: coverage of the training split, corrector, scores; `reporting`: figures, gates, report.
 `deployment`: predictions for initial states in files.
 `baselines`: FNO, U-Net and linear models at equal cost, and the comparison with them.
 `adaptation`: learning from a few trajectories of new files.
@@ -29,6 +29,8 @@ from pydantic import BaseModel
 from ups.runs.stage_cache import Receipt, cached_step, fingerprint
 
 OF_EVERY_RUN = {"launch": "params:launch", "raw": "params:raw_root", "data_root": "params:data_root"}
+STAGES = {stage: f"{stage}_receipt" for stage in ("codec", "operator", "steady", "diffusion", "consistency")}
+"""Trained stage -> the dataset with its receipt."""
 
 
 def step(

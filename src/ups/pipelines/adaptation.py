@@ -14,8 +14,8 @@ from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import find_families, list_files
 from ups.errors import ConfigFault, DataFault
-from ups.pipelines import cached, step
-from ups.pipelines.evaluation import STAGES, trained_stages
+from ups.pipelines import STAGES, cached, step
+from ups.pipelines.evaluation import trained_stages
 from ups.runs.machine import device
 from ups.runs.progress import ProgressBar
 from ups.runs.stage_cache import Receipt

@@ -13,8 +13,9 @@ from ups.config.baselines import BaselineConfig
 from ups.data.pdebench import FAMILIES
 from ups.errors import Diverged
 from ups.files import place_of
-from ups.pipelines import cached, step
-from ups.pipelines.evaluation import OF_BASELINES, REPORT, STAGES, SURROGATE, report, trained_stages
+from ups.pipelines import STAGES, cached, step
+from ups.pipelines.evaluation import SURROGATE, trained_stages
+from ups.pipelines.reporting import OF_BASELINES, REPORT, report
 from ups.pipelines.training import encode_latents
 from ups.runs.launcher import train_stage
 from ups.runs.machine import device, limit_threads

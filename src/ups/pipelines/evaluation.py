@@ -1,40 +1,31 @@
-"""Pipeline `evaluation`: coverage of training, choice of the corrector, scores in physical units, figures, grades."""
+"""Pipeline `evaluation`: coverage of training, choice of the corrector, scores in physical units."""
 
-import logging
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline
-from rich import get_console
 
-from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig, ReportConfig, SubsampleConfig
+from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig, SubsampleConfig
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import find_families, list_files
 from ups.errors import GateFailed
 from ups.files import place_of
-from ups.pipelines import cached, step
-from ups.runs.machine import describe_machine, device, limit_threads
-from ups.runs.progress import ProgressBar
+from ups.pipelines import STAGES, cached, reporting, step
+from ups.pipelines.reporting import families_in, some_of
+from ups.runs.machine import limit_threads
 from ups.runs.stage_cache import Receipt, trained_receipts
 
 if TYPE_CHECKING:
     from ups.surrogate.trained import Trained
 
-STAGES = {stage: f"{stage}_receipt" for stage in ("codec", "operator", "steady", "diffusion", "consistency")}
 TRAINED = STAGES | {"latent_cache": "latent_cache"}
 SURROGATE = TRAINED | {"corrector": "corrector"}
-EXTERNAL = ("external_verdict", "external_metrics")
 WITHOUT_CORRECTOR = ("codec", "operator", "steady")
 PLAIN = {name: TRAINED[name] for name in ("latent_cache", *WITHOUT_CORRECTOR)}
-REPORT = STAGES | {name: name for name in ("metrics", "verdict", "rollouts", "corrector_report", "datasets")}
-REPORT |= {"normalization": "normalization", "config": "params:report"}
-REPORT |= {name: f"params:{name}" for name in ("source", "seed")}
-OF_BASELINES = ("baseline_metrics", "baseline_rollouts", "costs")
 
 
 def create_pipeline() -> Pipeline:
-    """`require_pass` is last: a run that fails its gates has written scores, figures and verdict before.
+    """Coverage, corrector and scores, then the steps of `reporting`.
 
     `stop_if_hopeless` follows the operator and the steady model, before the correctors are trained.
     """
@@ -54,23 +45,8 @@ def create_pipeline() -> Pipeline:
             SURROGATE | {"config": "params:evaluation", "subsample": "params:subsample", "limits": "params:judge"},
             ["external_metrics", "external_verdict", "external_table", "external_figures"],
         ),
-        step(plot, ["rollouts"], "figures"),
-        step(
-            judge, ["metrics", "latent_cache", "params:judge", "baseline_metrics_if_any", "champion_metrics"], "verdict"
-        ),
-        step(report, REPORT | {name: f"{name}_if_any" for name in OF_BASELINES}, "report"),
-        step(
-            require_pass,
-            ["params:evaluation", "params:judge", "verdict", "metrics", "figures", *EXTERNAL, "report"],
-            None,
-        ),
     ]
-    return Pipeline(steps, tags="evaluation")
-
-
-log = logging.getLogger(__name__)
-
-MAX_REASONS = 3  # in the line of a failed run
+    return Pipeline(steps, tags="evaluation") + reporting.create_pipeline()
 
 
 def trained_stages(inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> "Trained":
@@ -118,7 +94,7 @@ def evaluate_few(
     scored = cached("evaluate_few", data_root, place, "ups.evaluation.scores", config, inputs)
     receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw, count))
     gates = [gate for gate in limits.gates if gate.otherwise == UNUSABLE]
-    return judge_records(receipt["records"], gates, _families(latent_cache))
+    return judge_records(receipt["records"], gates, families_in(latent_cache))
 
 
 def stop_if_hopeless(first_verdict: dict[str, Any]) -> None:
@@ -130,7 +106,7 @@ def stop_if_hopeless(first_verdict: dict[str, Any]) -> None:
     from ups.evaluation.gates import why_hopeless
 
     if reasons := why_hopeless(first_verdict):
-        raise GateFailed(f"stopped after a few trajectories: {_some(reasons)}; see first_verdict.json")
+        raise GateFailed(f"stopped after a few trajectories: {some_of(reasons)}; see first_verdict.json")
 
 
 def choose_corrector(
@@ -205,105 +181,3 @@ def evaluate_external(
     verdict = judge_records(records, limits.gates, families)
     figures = draw_figures(place_of(data_root, receipt), {each.dataset.name: each.dataset.family for each in sets})
     return records, verdict, verdict_text(records, "nRMSE", f"all of {folder}", verdict), figures
-
-
-def plot(rollouts: Receipt, data_root: Path) -> dict[str, bytes]:
-    """Error over time, spectra, and snapshots of truth, prediction and error, as PNG pages."""
-    from ups.evaluation.figures import draw_figures
-
-    return draw_figures(place_of(data_root, rollouts), rollouts["datasets"])
-
-
-def judge(
-    metrics: list[dict[str, Any]],
-    latent_cache: Receipt,
-    config: JudgeConfig,
-    baseline_metrics: list[dict[str, Any]] | None,
-    champion_metrics: list[dict[str, Any]] | None,
-) -> dict[str, Any]:
-    """Compare the scores with the limits of the gates, and grade every dataset; a missing score is a failed gate."""
-    from ups.evaluation.gates import judge as judge_records
-
-    others = (baseline_metrics or [], champion_metrics or [])
-    return judge_records(metrics, config.gates, _families(latent_cache), *others)
-
-
-def _families(latent_cache: Receipt) -> dict[str, bool]:
-    """The families of a latent cache, and whether they are steady."""
-    return {name: FAMILIES[name].steady for name in latent_cache["transient"] + latent_cache["steady"]}
-
-
-def report(
-    config: ReportConfig, source: str, seed: int, launch: LaunchConfig, raw: Path, data_root: Path, **inputs: Any
-) -> str:
-    """One HTML page with everything above; `inputs` are those of `REPORT`, and of the baselines those that exist."""
-    from ups.data.card_text import card_of
-    from ups.evaluation.report import Results, render
-
-    datasets, statistics = inputs["datasets"], inputs["normalization"]["statistics"]
-    results = Results(
-        metrics=inputs["metrics"],
-        verdict=inputs["verdict"],
-        corrector=inputs["corrector_report"],
-        arrays=place_of(data_root, inputs["rollouts"]),
-        cards={name: card_of(name, datasets, statistics, source, raw) for name in datasets["datasets"]},
-        baseline_metrics=inputs["baseline_metrics"] or [],
-        baseline_arrays=place_of(data_root, inputs["baseline_rollouts"]) if inputs["baseline_rollouts"] else None,
-        costs=inputs["costs"] or {},
-        stages={name: inputs[name] for name in STAGES},
-        data_root=data_root,
-        machine=describe_machine(device(launch), launch.threads_per_process or 0, seed),
-        others=[Path(root) for root in config.compare],
-    )
-    with ProgressBar("report", len(results.cards), "datasets") as bar:
-        return render(results, bar.advance)
-
-
-def require_pass(
-    config: EvaluationConfig,
-    limits: JudgeConfig,
-    verdict: dict[str, Any],
-    metrics: list[dict[str, Any]],
-    figures: dict[str, bytes],
-    external_verdict: dict[str, Any] | None,
-    external_metrics: list[dict[str, Any]] | None,
-    report: str,
-    data_root: Path,
-) -> None:
-    """Print scores, grades and the place of the report, and fail the run if its gates fail, after all else is written.
-
-    With `evaluation.folder` these are the scores and the verdict of its files.
-
-    Raises:
-        GateFailed: naming the datasets that fail the run, and why.
-    """
-    from ups.evaluation.tables import score_table
-
-    scored, where = "the test split", "verdict.json"
-    if config.folder is not None:
-        assert external_verdict is not None and external_metrics is not None
-        verdict, metrics = external_verdict, external_metrics
-        scored, where = f"all of {config.folder}", "external/verdict.json"
-    grades, page = verdict["grades"], data_root / "08_reporting" / "report.html"
-    get_console().print(score_table(metrics, "nRMSE", scored, grades))
-    for dataset, entry in grades.items():
-        for reason in entry["reasons"]:
-            log.warning("%s is %s: %s", dataset, entry["grade"], reason)
-    counts = Counter(entry["grade"] for entry in grades.values())
-    summary = ", ".join(f"{counts[grade]} {grade}" for grade in ("good", "weak", "unusable") if counts[grade])
-    if not verdict["passed"]:
-        binding = {gate.name for gate in limits.gates if gate.otherwise != "weak"}
-        failed = [line for line in verdict["gates"] if not line["passed"] and line["name"] in binding]
-        reasons = [f"{line['dataset']}: {line['name']}: {line['comparison']}" for line in failed]
-        raise GateFailed(f"datasets: {summary}; {_some(reasons)}; see {where} and {page}")
-    held = sum(gate["passed"] for gate in verdict["gates"])
-    log.info(
-        "passed; datasets: %s; %d of %d gates hold; figures: %d", summary, held, len(verdict["gates"]), len(figures)
-    )
-    log.info("report, %.1f MB: %s", len(report) / 1e6, page)
-
-
-def _some(reasons: list[str]) -> str:
-    """The first reasons, and the number of the others."""
-    rest = len(reasons) - MAX_REASONS
-    return "; ".join(reasons[:MAX_REASONS]) + (f"; and {rest} more" if rest > 0 else "")

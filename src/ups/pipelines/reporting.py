@@ -1,0 +1,146 @@
+"""The last steps of pipeline `evaluation`: figures, verdict, report, and the end of a run by its gates."""
+
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from kedro.pipeline import Pipeline
+from rich import get_console
+
+from ups.config import EvaluationConfig, JudgeConfig, LaunchConfig, ReportConfig
+from ups.data.pdebench import FAMILIES
+from ups.errors import GateFailed
+from ups.files import place_of
+from ups.pipelines import STAGES, step
+from ups.runs.machine import describe_machine, device
+from ups.runs.progress import ProgressBar
+from ups.runs.stage_cache import Receipt
+
+EXTERNAL = ("external_verdict", "external_metrics")
+REPORT = STAGES | {name: name for name in ("metrics", "verdict", "rollouts", "corrector_report", "datasets")}
+REPORT |= {"normalization": "normalization", "config": "params:report"}
+REPORT |= {name: f"params:{name}" for name in ("source", "seed")}
+OF_BASELINES = ("baseline_metrics", "baseline_rollouts", "costs")
+MAX_REASONS = 3  # in the line of a failed run
+
+log = logging.getLogger(__name__)
+
+
+def create_pipeline() -> Pipeline:
+    """`require_pass` is last: a run that fails its gates has written figures, verdict and report before."""
+    steps = [
+        step(plot, ["rollouts"], "figures"),
+        step(
+            judge, ["metrics", "latent_cache", "params:judge", "baseline_metrics_if_any", "champion_metrics"], "verdict"
+        ),
+        step(report, REPORT | {name: f"{name}_if_any" for name in OF_BASELINES}, "report"),
+        step(
+            require_pass,
+            ["params:evaluation", "params:judge", "verdict", "metrics", "figures", *EXTERNAL, "report"],
+            None,
+        ),
+    ]
+    return Pipeline(steps, tags="evaluation")
+
+
+def plot(rollouts: Receipt, data_root: Path) -> dict[str, bytes]:
+    """Error over time, spectra, and snapshots of truth, prediction and error, as PNG pages."""
+    from ups.evaluation.figures import draw_figures
+
+    return draw_figures(place_of(data_root, rollouts), rollouts["datasets"])
+
+
+def judge(
+    metrics: list[dict[str, Any]],
+    latent_cache: Receipt,
+    config: JudgeConfig,
+    baseline_metrics: list[dict[str, Any]] | None,
+    champion_metrics: list[dict[str, Any]] | None,
+) -> dict[str, Any]:
+    """Compare the scores with the limits of the gates, and grade every dataset; a missing score is a failed gate."""
+    from ups.evaluation.gates import judge as judge_records
+
+    others = (baseline_metrics or [], champion_metrics or [])
+    return judge_records(metrics, config.gates, families_in(latent_cache), *others)
+
+
+def families_in(latent_cache: Receipt) -> dict[str, bool]:
+    """The families of a latent cache, and whether they are steady."""
+    return {name: FAMILIES[name].steady for name in latent_cache["transient"] + latent_cache["steady"]}
+
+
+def report(
+    config: ReportConfig, source: str, seed: int, launch: LaunchConfig, raw: Path, data_root: Path, **inputs: Any
+) -> str:
+    """One HTML page with everything above; `inputs` are those of `REPORT`, and of the baselines those that exist."""
+    from ups.data.card_text import card_of
+    from ups.evaluation.report import Results, render
+
+    datasets, statistics = inputs["datasets"], inputs["normalization"]["statistics"]
+    results = Results(
+        metrics=inputs["metrics"],
+        verdict=inputs["verdict"],
+        corrector=inputs["corrector_report"],
+        arrays=place_of(data_root, inputs["rollouts"]),
+        cards={name: card_of(name, datasets, statistics, source, raw) for name in datasets["datasets"]},
+        baseline_metrics=inputs["baseline_metrics"] or [],
+        baseline_arrays=place_of(data_root, inputs["baseline_rollouts"]) if inputs["baseline_rollouts"] else None,
+        costs=inputs["costs"] or {},
+        stages={name: inputs[name] for name in STAGES},
+        data_root=data_root,
+        machine=describe_machine(device(launch), launch.threads_per_process or 0, seed),
+        others=[Path(root) for root in config.compare],
+    )
+    with ProgressBar("report", len(results.cards), "datasets") as bar:
+        return render(results, bar.advance)
+
+
+def require_pass(
+    config: EvaluationConfig,
+    limits: JudgeConfig,
+    verdict: dict[str, Any],
+    metrics: list[dict[str, Any]],
+    figures: dict[str, bytes],
+    external_verdict: dict[str, Any] | None,
+    external_metrics: list[dict[str, Any]] | None,
+    report: str,
+    data_root: Path,
+) -> None:
+    """Print scores, grades and the place of the report, and fail the run if its gates fail, after all else is written.
+
+    With `evaluation.folder` these are the scores and the verdict of its files.
+
+    Raises:
+        GateFailed: naming the datasets that fail the run, and why.
+    """
+    from ups.evaluation.tables import score_table
+
+    scored, where = "the test split", "verdict.json"
+    if config.folder is not None:
+        assert external_verdict is not None and external_metrics is not None
+        verdict, metrics = external_verdict, external_metrics
+        scored, where = f"all of {config.folder}", "external/verdict.json"
+    grades, page = verdict["grades"], data_root / "08_reporting" / "report.html"
+    get_console().print(score_table(metrics, "nRMSE", scored, grades))
+    for dataset, entry in grades.items():
+        for reason in entry["reasons"]:
+            log.warning("%s is %s: %s", dataset, entry["grade"], reason)
+    counts = Counter(entry["grade"] for entry in grades.values())
+    summary = ", ".join(f"{counts[grade]} {grade}" for grade in ("good", "weak", "unusable") if counts[grade])
+    if not verdict["passed"]:
+        binding = {gate.name for gate in limits.gates if gate.otherwise != "weak"}
+        failed = [line for line in verdict["gates"] if not line["passed"] and line["name"] in binding]
+        reasons = [f"{line['dataset']}: {line['name']}: {line['comparison']}" for line in failed]
+        raise GateFailed(f"datasets: {summary}; {some_of(reasons)}; see {where} and {page}")
+    held = sum(gate["passed"] for gate in verdict["gates"])
+    log.info(
+        "passed; datasets: %s; %d of %d gates hold; figures: %d", summary, held, len(verdict["gates"]), len(figures)
+    )
+    log.info("report, %.1f MB: %s", len(report) / 1e6, page)
+
+
+def some_of(reasons: list[str]) -> str:
+    """The first reasons, and the number of the others."""
+    rest = len(reasons) - MAX_REASONS
+    return "; ".join(reasons[:MAX_REASONS]) + (f"; and {rest} more" if rest > 0 else "")
