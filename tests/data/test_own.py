@@ -74,6 +74,18 @@ def test_steady_families_need_no_times(tmp_path: Path):
     assert (dataset.times, dataset.lengths) == ((0.0,), (pytest.approx(0.1 * NUM_POINTS),))
 
 
+def test_pdebench_families_take_own_data(tmp_path: Path):
+    """Own Burgers data need no name of PDEBench's for file, array or parameter; other layouts are refused."""
+    arrays, steps = {"u": U}, {"dx": 0.1, "dt": DT}
+    path = ups.write_dataset(tmp_path / "mine.hdf5", "burgers_1d", arrays, parameters={"nu": 0.01}, **steps)
+    dataset = find_datasets(tmp_path, [path.name])["mine"]
+    assert (dataset.family, dataset.parameters) == ("burgers_1d", {"nu": 0.01})
+    with TrajectoryReader(tmp_path, dataset) as reader:
+        assert reader.read(1)[:, 0] == pytest.approx(U[1].astype(np.float32))
+    with pytest.raises(ConfigFault, match="diffusion_sorption_1d has a layout of PDEBench's own"):
+        ups.write_dataset(tmp_path / "other.hdf5", "diffusion_sorption_1d", arrays, parameters={}, **steps)
+
+
 BAD_NAN = np.where(np.arange(4)[:, None, None] == 2, np.nan, U)
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no definition": ({"family": "kdv"}, "no family is called 'kdv', did you mean"),
@@ -86,6 +98,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "gradient": ({"arrays": {"u": torch.zeros(4, 5, 32, requires_grad=True)}}, "'u' is no array of numbers"),
     "NaN": ({"arrays": {"u": BAD_NAN}}, "'u' of trajectory 2 is NaN or too large"),
     "beyond float32": ({"arrays": {"u": 1e300 * (1 + U)}}, "NaN or too large"),
+    "parameter among the steps": ({"delta": 0.1}, "'delta' is unknown; expected x, t"),
     "no parameter": ({"parameters": {}}, "'delta' is missing"),
     "unknown parameter": ({"parameters": {"delta": 1.0, "mu": 1.0}}, "'mu' is unknown; expected delta"),
     "parameter is an array": ({"parameters": {"delta": [0.1, 0.2]}}, "expected one finite number"),

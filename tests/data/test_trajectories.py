@@ -207,7 +207,7 @@ BAD_CONTENTS = {
     "missing key": ("advection_1d", lambda file: file.pop("tensor"), "no 'tensor'"),
     "missing field": ("compressible_ns_1d", lambda file: file.pop("pressure"), "no 'pressure'"),
     "missing coordinate": ("compressible_ns_2d", lambda file: file.pop("y-coordinate"), "no 'y-coordinate'"),
-    "wrong rank": ("advection_1d", replace("tensor", lambda u: u[0]), "expected 3 axes"),
+    "wrong rank": ("advection_1d", replace("tensor", lambda u: u[0]), "expected the axes"),
     "two axes too many": ("advection_1d", replace("tensor", lambda u: u[None, None]), "expected 3 axes"),
     "integers": ("burgers_1d", replace("tensor", lambda u: u.astype(np.int32)), "int32"),
     "text": ("burgers_1d", replace("tensor", lambda u: "u"), "axes"),

@@ -65,9 +65,11 @@ def list_trajectories(file: h5py.File, family: Family) -> list[str] | range:
 
 
 def arrays_of(file: h5py.File, family: Family) -> tuple[str, ...]:
-    """Names of the arrays that hold the fields in the layouts `tensor` and `fields`; a single one may be `tensor`."""
-    single = len(family.arrays) == 1 and not has(file, family.arrays[0])
-    return ("tensor",) if single and has(file, "tensor") else family.arrays
+    """Names of the arrays with the fields in the layouts `tensor` and `fields`; a single one has either name."""
+    if len(family.fields) > 1:
+        return family.fields
+    names = (*family.arrays, *family.fields, "tensor")
+    return (next((name for name in names if has(file, name)), family.arrays[0]),)
 
 
 def read_positions(file: h5py.File, count: int) -> np.ndarray | range:
@@ -136,7 +138,7 @@ def _inspect_arrays(file: h5py.File, family: Family) -> Contents:
     count, num_snapshots, *grid = find_shape(file, family)
     times = (0.0,) if family.steady else find_times(file, num_snapshots)
     lengths = [find_length(file, axis, n) for axis, n in zip(family.axes, grid, strict=True)]
-    if family.name == "burgers_1d" and read_array(open_array(file, "x-coordinate", 1), 1)[0] < 0:
+    if family.name == "burgers_1d" and (name := _coordinate(file, "x")) and _read_coordinate(file, name)[0] < 0:
         what = "lies on (-1, 1), as the outdated Burgers files with twice the flux do"
         raise file_fault(file.filename, what, "fetch the current version")
     return Contents(count, times, tuple(grid), tuple(lengths))

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from ups.data.arrays import HDF5_SUFFIXES, blocks_of, open_data
+from ups.data.definitions import AXES
 from ups.data.families import Dataset, Family
 from ups.data.hdf5 import file_fault, list_names
 from ups.data.layouts import find_length, find_shape, find_times, inspect_file
@@ -23,6 +24,7 @@ from ups.files import NAME, publish
 
 T = TypeVar("T")
 MAX_LISTED = 20
+STEPS = {f"d{axis}": axis for axis in (*AXES, "t")}
 
 
 def write_dataset(
@@ -46,18 +48,23 @@ def write_dataset(
     path, family = Path(path), family if isinstance(family, Family) else _known_family(family)
     if path.suffix not in HDF5_SUFFIXES or not NAME.fullmatch(path.name):
         raise ConfigFault(f"{path}: call the file NAME.hdf5, of letters, digits and . _ + - alone")
+    if family.layout not in ("tensor", "fields"):
+        raise ConfigFault(f"{path}: {family.name} has a layout of PDEBench's own, write its files as PDEBench does")
     if not isinstance(arrays, dict):
         raise ConfigFault(f"{path}: arrays is a {type(arrays).__name__}, expected arrays by name: {{'u': u}}")
+    points = {name: _as_numbers(path, name, each) for name, each in (coordinates or {}).items()}
     _expect_names(f"{path}: arrays", arrays, (*family.fields, *family.coefficients))
     _expect_names(f"{path}: parameters", parameters, family.parameters)
-    values = {name: _as_array(path, family, name, array) for name, array in arrays.items()}
     axes = family.axes if family.steady else (*family.axes, "t")
-    points = {name: _as_numbers(path, name, each) for name, each in (coordinates or {}).items()}
-    _expect_names(f"{path}: coordinates and steps", [*points, *(name.removeprefix("d") for name in steps)], axes)
-    numbers = {name: _as_number(path, name, number) for name, number in (parameters | steps).items()}
+    _expect_names(f"{path}: coordinates and steps", [*points, *(STEPS.get(name, name) for name in steps)], axes)
+    values = {name: _as_array(path, family, name, array) for name, array in arrays.items()}
+    numbers = steps | {family.attributes.get(name, name): number for name, number in parameters.items()}
+    attributes = {name: _as_number(path, name, number) for name, number in numbers.items()}
     with publish(path) as temporary:
         with h5py.File(temporary, "w") as file:
-            file.attrs.update(numbers | {"family": json.dumps(family.definition)})
+            # Of PDEBench's families the name is enough.
+            file.attrs["family"] = json.dumps(family.definition) if family.file_pattern is None else family.name
+            file.attrs.update(attributes)
             for name, array in points.items():
                 file[name] = array
             for name, array in values.items():
