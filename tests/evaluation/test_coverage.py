@@ -56,20 +56,11 @@ def test_the_means_are_those_of_the_training_split(trained: Path, measured: dict
 def test_parameters_range_over_the_datasets_of_a_family(tmp_path: Path):
     """Two files of Burgers' equation give the range of their viscosities."""
     (tmp_path / "01_raw").mkdir()
-    for nu in (0.1, 0.01):
-        path = write_file(tmp_path / "01_raw", "burgers_1d", count=5)
-        path.rename(path.with_name(f"1D_Burgers_Sols_Nu{nu}.hdf5"))
-        write_parameter(path.with_name(f"1D_Burgers_Sols_Nu{nu}.hdf5"), "Nu", nu)
+    for nu in (0.01, 0.1):
+        name = f"1D_Burgers_Sols_Nu{nu}.hdf5"
+        write_file(tmp_path / "01_raw", "burgers_1d", name, count=5, edit=lambda file, nu=nu: file.attrs.update(Nu=nu))
     make_root(tmp_path, ("operator",))
     assert measure(tmp_path)["burgers_1d"]["parameters"] == {"nu": [0.01, 0.1]}
-
-
-def write_parameter(path: Path, name: str, value: float) -> None:
-    """Write a parameter into the attributes of a file."""
-    import h5py
-
-    with h5py.File(path, "r+") as file:
-        file.attrs[name] = value
 
 
 def records(*errors: float | None, method: str = "operator", horizon: str = "rollout") -> dict[str, Any]:

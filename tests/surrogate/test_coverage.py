@@ -112,9 +112,9 @@ def test_settings_outside_are_named(coverage: Coverage, changed: dict, reason: s
 @pytest.mark.parametrize(
     ("u", "reason"),
     [
-        (4 * sine(1, 2.0), "amplitude of u is 3.9 times the largest in training"),
+        (4 * sine(1, 2.0), "amplitude of u is 3.9"),
         (sine(1, 2.0, 5.0), "mean of u is 5, outside the trained range -0.9"),
-        (0.1 * sine(1, 1.0), "amplitude of u is 0.098 times the smallest in training"),
+        (0.1 * sine(1, 1.0), "amplitude of u is 0.097"),
         (sine(20), "share of u at wavenumbers 13 to the finest is "),
         (sine(20), "steepest gradient of u, over its amplitude, is "),
         ((sine() > 0.99).double(), "largest deviation of u from its mean, over its amplitude, is "),

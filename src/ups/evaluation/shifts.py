@@ -19,6 +19,7 @@ from ups.config import LaunchConfig, ShiftsConfig
 from ups.data.families import Dataset, base_of, condition_features
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
+from ups.errors import ConfigFault
 from ups.evaluation.predictions import Compute
 from ups.evaluation.tables import finite, table
 from ups.metrics.errors import EPS, nRMSE
@@ -152,6 +153,9 @@ def score_shifts(
     """{"records"}: per dataset and shift the errors, scores and warnings of its trajectories, and the usual error.
 
     A dataset's first record is of trajectories without shift; families without a solver are left out.
+
+    Raises:
+        ConfigFault: no family has a solver.
     """
     compute, cache, records = Compute.of(launch), trained.cache(), []
     surrogate, domain_of = compute.limited(trained.surrogate(compute.device)), domains(trained.cache())
@@ -162,6 +166,8 @@ def score_shifts(
         if base_of(dataset.family) in PROBLEMS
         for shift in (Shift("none", 1.0), *shifts_of(dataset, config))
     ]
+    if not plan:
+        raise ConfigFault(f"--pipeline coverage simulates trajectories: train on a family of {', '.join(PROBLEMS)}")
     with ProgressBar("score_shifts", len(plan), "shifts") as bar:
         for dataset, shift in plan:
             count = config.num_trajectories[len(dataset.grid) - 1]

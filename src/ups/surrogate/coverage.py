@@ -108,7 +108,7 @@ class FieldCoverage:
         last = f"{bands[band + 1] - 1}" if 0 <= band < len(bands) - 1 else "the finest"
         what = WORDS.get(FEATURES[feature], f"share of {{name}} at wavenumbers {bands[band]} to {last}")
         extreme = "largest" if beyond > 0 else "smallest"
-        return f"{what.format(name=name)} is {math.exp(min(beyond, LARGEST)):.2g} times the {extreme} in training"
+        return f"{what.format(name=name)} is {math.exp(min(beyond, LARGEST)):.3g} times the {extreme} in training"
 
     def _physical(self, value: float) -> float:
         return math.exp(self.mean + self.std * value) if self.log else self.mean + self.std * value
