@@ -130,9 +130,11 @@ def _known(surrogate: Surrogate, trajectories: Trajectories, seed: int) -> Start
     assert source is not None
     for codec, units in ((trained, ()), (trained, UNITS), (renormalized(trained, trajectories), ())):
         start = _random(surrogate, codec, trajectories, seed)
-        measured = copy.deepcopy(start.model.statistics)
+        measured = copy.deepcopy(start.model)
         _copy_row(start.model, source, row_of(source.rows, name), "")
-        statistics = start.model.statistics
+        if isinstance(start.model, Operator):  # the boundary may be another than in the trained data
+            start.model.conserved.mul_(measured.conserved != 0)
+        statistics, measured = start.model.statistics, measured.statistics
         for limit in LIMITS:
             getattr(statistics, limit).copy_(getattr(measured, limit).maximum(getattr(statistics, limit)))
         for unit in units:
