@@ -11,6 +11,7 @@ from tests.untrained import make_root, receipt
 from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache
 from ups.data.simulate import simulate
+from ups.errors import DataFault
 from ups.files import place_of
 from ups.models.codec import codec_from
 from ups.models.sizes import Sizes
@@ -19,6 +20,7 @@ from ups.models.weights import load_model
 from ups.training.examples import (
     Trajectories,
     encode,
+    expect_memory,
     fit_codec,
     measure_statistics,
     read_trajectories,
@@ -118,3 +120,12 @@ def test_batches_hold_steps_of_the_trajectories(trajectories: Trajectories):
     every = examples.spread(1000)
     assert torch.equal(every.z, examples.z[:, :-1].flatten(0, 1))
     assert torch.equal(every.z_next, examples.z[:, 1:].flatten(0, 1))
+
+
+def test_memory_is_bounded(trajectories: Trajectories, monkeypatch: pytest.MonkeyPatch):
+    """Where images do not fit there are the trajectories alone; a number that needs too much memory is refused."""
+    monkeypatch.setattr("ups.training.examples.MAX_IMAGE_BYTES", 1)
+    assert torch.equal(trajectories.mirrored().u, trajectories.u)
+    expect_memory(trajectories.dataset, 4, 2**30)
+    with pytest.raises(DataFault, match="4 trajectories need .* GiB .*: lower adapt.sizes"):
+        expect_memory(trajectories.dataset, 4, 1000)

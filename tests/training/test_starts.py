@@ -46,6 +46,15 @@ def test_limits_are_those_of_both(surrogate: Surrogate, trajectories: dict[str, 
     assert torch.equal(start.model.statistics.clamp_state(z, encode(start.codec, larger).domain), z)
 
 
+def test_an_open_boundary_conserves_nothing(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
+    """The direction of the conserved integral is that of the trained model, and 0 if fluid can leave the domain."""
+    few = trajectories["advection_1d"]
+    (closed,) = starts(surrogate, few, adapt_section())
+    dataset = replace(few.dataset, boundary=("outflow",))
+    (opened,) = starts(surrogate, replace(few, dataset=dataset), adapt_section())
+    assert closed.model.conserved.abs().sum() > 0 == opened.model.conserved.abs().sum()
+
+
 def test_another_family_takes_a_trunk(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
     """With a donor the trunk is the donor's, stem, head and codec are those from scratch."""
     few, config = trajectories["advection_1d"], adapt_section(donor="compressible_ns_1d")

@@ -78,9 +78,12 @@ def adapt_models(
     data: Receipt, config: AdaptConfig, launch: LaunchConfig, data_root: Path, **stages: Receipt
 ) -> Receipt:
     """Train networks on each number of trajectories: from the trained weights, from random ones, and an FNO."""
+    import torch
+
     from ups.evaluation.external import trained_family
+    from ups.runs.memory import memory_bytes
     from ups.training.adaptation import METHODS, train_and_save
-    from ups.training.examples import read_trajectories
+    from ups.training.examples import expect_memory, read_trajectories
 
     trained = trained_stages(stages, launch, data_root)
     surrogate, cache = trained.surrogate(device(launch)), trained.cache()
@@ -102,6 +105,7 @@ def adapt_models(
         dataset = Dataset.from_json(data["datasets"][name])
         dataset = replace(dataset, family=trained_family(dataset, cache))
         sizes = [count for count in config.sizes if count <= len(pool)]
+        expect_memory(dataset, max(sizes), memory_bytes(launch, torch.device(device(launch))))
         networks = {str(n): {method: learn(method, dataset, pool[:n]) for method in methods} for n in sizes}
         learned[name] = {"dataset": asdict(dataset), "networks": networks}
     return {"datasets": learned, "steps": config.steps}

@@ -1,6 +1,7 @@
 """A few trajectories of new data in memory: read, normalized, encoded, mirrored, and cut into training batches."""
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +18,15 @@ from ups.data.normalization import STD_FLOOR, is_log
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentBatch
 from ups.data.trajectories import TrajectoryReader
+from ups.errors import DataFault
 from ups.models.codec import Codec, FieldGroup, choose_patch, group_name
 from ups.models.sizes import Domain
 from ups.models.state_statistics import StateStatistics
 from ups.training.inputs import set_statistics_of
 from ups.training.symmetry import axis_transforms
+
+MAX_IMAGE_BYTES = 2**30
+COPIES = 6  # of the trajectories, as fields and latents, that an adaptation holds at once
 
 
 @dataclass(frozen=True)
@@ -42,14 +47,29 @@ class Trajectories:
         return replace(self, u=self.u[rows], coefficients=self.coefficients[rows])
 
     def mirrored(self) -> "Trajectories":
-        """These and all their images under the symmetries of the PDE, of which each is a trajectory as well."""
+        """These, then their images under the symmetries of the PDE, as many as `MAX_IMAGE_BYTES` hold."""
         dataset, family = self.dataset, self.family
         cubic = all(len(set(axes)) == 1 for axes in (dataset.grid, dataset.lengths, dataset.boundary))
-        transforms = axis_transforms(family, cubic=cubic)
+        count = max(1, MAX_IMAGE_BYTES // self.u.nbytes)
+        transforms = axis_transforms(family, cubic=cubic)[:count]  # the first leaves all as it is
         u, shape = self.u.flatten(0, 1), self.u.shape[:2]
         images = [transform(u, family.fields, family).unflatten(0, shape) for transform in transforms]
         given = [transform(self.coefficients, family.coefficients, family) for transform in transforms]
         return replace(self, u=torch.cat(images), coefficients=torch.cat(given))
+
+
+def expect_memory(dataset: Dataset, count: int, num_bytes: int) -> None:
+    """Refuse a number of trajectories that an adaptation cannot hold in `num_bytes`.
+
+    Raises:
+        DataFault: they need more.
+    """
+    family = FAMILIES[dataset.family]
+    channels = len(family.fields) * len(dataset.times) + len(family.coefficients)
+    needed = COPIES * 4 * count * channels * math.prod(dataset.grid)
+    if needed > num_bytes:
+        what = f"{dataset.name}: {count} trajectories need {needed / 2**30:.1f} GiB of memory"
+        raise DataFault(f"{what}, {num_bytes / 2**30:.1f} GiB are allowed: lower adapt.sizes, or set `subsample`")
 
 
 def read_trajectories(folder: Path, dataset: Dataset, indices: Sequence[int], device: str) -> Trajectories:

@@ -1,7 +1,8 @@
-"""Networks of one family from which an adaptation starts: the family's own, a donor's trunk, or random weights."""
+"""Networks of one family from which an adaptation starts: the family's own, that of a donor, or random weights."""
 
 import copy
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
@@ -32,7 +33,7 @@ Model = Operator | SteadyModel
 class Start:
     """A model of one family before its training, its codec, and the constructor arguments that are saved with it.
 
-    `donor` is the family whose trunk it has; None: all its weights are random.
+    `donor` is the family whose network it was; None: all its weights are random.
     """
 
     codec: Codec
@@ -72,7 +73,7 @@ def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig
     """The family's own network if the surrogate can predict the dataset, else one per donor.
 
     Donors are the families with as many axes; `config.donor` may name one, or be `other` although the family is known.
-    The new network has the donor's trunk between a random stem and head, and a codec of its own.
+    The new network has the donor's weights, as far as its fields have counterparts, and a codec of its own.
 
     Raises:
         ConfigFault: there is no donor, or no trained model.
@@ -87,7 +88,7 @@ def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig
             f"adapt.donor = {config.donor}: families with {len(dataset.grid)} axes to start from: {known}"
         )
     plain = scratch(surrogate, trajectories, config)
-    return [replace(plain, model=_with_trunk(plain.model, donors[name], name), donor=name) for name in names]
+    return [replace(plain, model=_with_network(plain.model, donors[name], name), donor=name) for name in names]
 
 
 def scratch(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig) -> Start:
@@ -120,24 +121,27 @@ def fno_scratch(trajectories: Trajectories, sizes: dict[str, Any], config: Adapt
 
 
 def _known(surrogate: Surrogate, trajectories: Trajectories, seed: int) -> Start:
-    """The family's own weights, with limits that the new trajectories widen.
+    """The family's own weights, with limits that the new trajectories widen, in the better of two systems of units.
 
-    The units of states and of their changes are those of the trained data or of the new ones, and in a third candidate
-    the fields are normalized anew: the start is what predicts the new trajectories best before any training.
+    The units of states and of their changes are those of the trained data or of the new ones; solutions of a steady
+    family are normalized anew instead. The better one predicts the new trajectories better before any training.
     """
-    name, trained = trajectories.family.name, surrogate.codec
-    source, candidates = surrogate.model(name), []
+    family, trained = trajectories.family, surrogate.codec
+    source, candidates = surrogate.model(family.name), []
     assert source is not None
-    for codec, units in ((trained, ()), (trained, UNITS), (renormalized(trained, trajectories), ())):
+    new = (renormalized(trained, trajectories), ()) if family.steady else (trained, UNITS)
+    for codec, units in ((trained, ()), new):
         start = _random(surrogate, codec, trajectories, seed)
-        measured = copy.deepcopy(start.model.statistics)
-        _copy_row(start.model, source, row_of(source.rows, name), "")
-        statistics = start.model.statistics
+        measured = copy.deepcopy(start.model)
+        _copy_row(start.model, source, row_of(source.rows, family.name), start.model.state_dict())
+        if isinstance(start.model, Operator):  # the boundary may be another than in the trained data
+            start.model.conserved.mul_(measured.conserved != 0)
+        statistics, measured = start.model.statistics, measured.statistics
         for limit in LIMITS:
             getattr(statistics, limit).copy_(getattr(measured, limit).maximum(getattr(statistics, limit)))
         for unit in units:
             getattr(statistics, unit).copy_(getattr(measured, unit))
-        candidates.append(replace(start, donor=name))
+        candidates.append(replace(start, donor=family.name))
     return min(candidates, key=lambda start: rollout_error(start.codec, start.model, trajectories))
 
 
@@ -196,23 +200,39 @@ def _group_like(surrogate: Surrogate, dataset: Dataset) -> FieldGroup:
     return groups.get(group_name(dataset.family, "fields")) or max(alike, key=lambda group: group.num_tokens)
 
 
-def _with_trunk(model: nn.Module, source: Model, family: str) -> nn.Module:
-    """A copy of a model of one family with the trunk that `source` has for `family`."""
-    changed = copy.deepcopy(model)
-    _copy_row(changed, source, row_of(source.rows, family), TRUNK)
+def _with_network(model: Model, source: Model, family: str) -> Model:
+    """A copy of a model of one family with the trunk, head and stem that `source` has for `family`.
+
+    Fields correspond by their order. What only one of the two has keeps its random weights, as does the stem where one
+    model is an operator and the other a steady model, which have other inputs.
+    """
+    changed, row = copy.deepcopy(model), row_of(source.rows, family)
+    names = [name for name in changed.state_dict() if name.startswith("mixer.")]
+    inputs = ("mixer.stem.weights.0", "mixer.summary.weights.0")
+    _copy_row(changed, source, row, [name for name in names if name not in inputs])
+    if isinstance(model, SteadyModel) and isinstance(source, SteadyModel):
+        _copy_row(changed, source, row, inputs)
+    if isinstance(model, Operator) and isinstance(source, Operator):
+        own, other = model.sizes.latent_channels[0], source.sizes.latent_channels[row]
+        kept, stem, summary = min(own, other), changed.mixer.stem, changed.mixer.summary
+        with torch.no_grad():
+            for half in (0, 1):  # the state as it is and standardized; its means and amplitudes
+                into, of = (slice(half * size, half * size + kept) for size in (own, other))
+                stem.weights[0][into] = source.mixer.stem.weights[row][of, : stem.weights[0].shape[1]]
+                summary.weights[0][into] = source.mixer.summary.weights[row][of, : summary.weights[0].shape[1]]
     return changed
 
 
 @torch.no_grad()
-def _copy_row(model: nn.Module, source: Model, row: int, prefix: str) -> None:
-    """Copy into a model of one family what `source` has in `row`, of the tensors whose names begin with `prefix`.
+def _copy_row(model: Model, source: Model, row: int, names: Iterable[str]) -> None:
+    """Copy into tensors `names` of a model of one family what `source` has in `row`, as far as both have entries.
 
     Tensors of `source` may be larger: all its families have the size of the largest, and surplus entries are unused.
     """
-    found, buffers, shared = source.state_dict(), dict(model.named_buffers()), not source.backbone.separate_trunks
-    for name, tensor in model.state_dict().items():
-        if name.startswith(prefix):
-            of_family = re.sub(r"(weights|biases|trunks)\.0", rf"\1.{row}", name, count=1)
-            own = name if shared and name.startswith(TRUNK) else of_family
-            values = found[name][row : row + 1] if name in buffers else found[own]
-            tensor.copy_(values[tuple(map(slice, tensor.shape))])
+    found, tensors, buffers = source.state_dict(), model.state_dict(), dict(model.named_buffers())
+    for name in names:
+        of_family = re.sub(r"(weights|biases|trunks)\.0", rf"\1.{row}", name, count=1)
+        shared = name.startswith(TRUNK) and not source.backbone.separate_trunks
+        values = found[name][row : row + 1] if name in buffers else found[name if shared else of_family]
+        part = values[tuple(map(slice, tensors[name].shape))]
+        tensors[name][tuple(map(slice, part.shape))] = part
