@@ -232,7 +232,7 @@ def require_pass(
     Raises:
         GateFailed: naming the datasets that fail the run, and why.
     """
-    from ups.evaluation.tables import score_table
+    from ups.evaluation.tables import GRADES, score_table
 
     scored, where = "the test split", "verdict.json"
     if config.folder is not None:
@@ -245,7 +245,7 @@ def require_pass(
         for reason in entry["reasons"]:
             log.warning("%s is %s: %s", dataset, entry["grade"], reason)
     counts = Counter(entry["grade"] for entry in grades.values())
-    summary = ", ".join(f"{counts[grade]} {grade}" for grade in ("good", "weak", "unusable") if counts[grade])
+    summary = ", ".join(f"{counts[grade]} {grade}" for grade in GRADES if counts[grade])
     if not verdict["passed"]:
         binding = {gate.name for gate in limits.gates if gate.otherwise != "weak"}
         failed = [line for line in verdict["gates"] if not line["passed"] and line["name"] in binding]
