@@ -8,10 +8,14 @@ export MLFLOW_DISABLE_TELEMETRY := true
 .PHONY: run test lint proof mutants requirements audit
 
 run: $(VENV)/installed
+	@echo 'Simulates small datasets of 11 PDEs, trains, evaluates and judges: about 20 minutes on two CPU cores,'
+	@echo '0.2 GB in data/. Steps that are up to date are skipped; after Ctrl-C the same command goes on.'
 	$(BIN)/kedro run --pipeline full
 
 # Two workers, each with whole files of tests: fixtures with a trained pipeline are made once.
 test: $(VENV)/installed
+	@echo 'Runs the tests on two CPU cores, among them small runs of the whole pipeline: about half an hour,'
+	@echo '1 GB below the temporary folder, no network.'
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Faults, bit-exact resume on 1, 2 and 3 ranks, tuning and benchmark in miniature. Fewer kills per resumed job than
@@ -51,6 +55,7 @@ audit: $(VENV)/installed
 	$(BIN)/pip-audit --strict --require-hashes --disable-pip --requirement requirements.txt
 
 $(VENV)/installed: pyproject.toml requirements.txt
+	@echo 'Installs the packages of requirements.txt into $(VENV): some minutes, up to 6 GB on disk.'
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements.txt

@@ -4,6 +4,7 @@ import atexit
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -16,10 +17,10 @@ from pydantic import ValidationError
 
 from ups.config import Parameters, families_of, fields_at, masked, masked_value
 from ups.data.pdebench import FAMILIES
-from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault, nearest
-from ups.files import REMEDY, UNUSABLE, storage_faults
+from ups.errors import ConfigFault, Fault, GateFailed, OutOfMemory, Preempted, StorageFault, nearest
+from ups.files import REMEDY, UNUSABLE, read_json, storage_faults
 from ups.runs import tracking
-from ups.runs.machine import refuse_under_torchrun
+from ups.runs.machine import describe_machine, refuse_under_torchrun
 from ups.runs.torchrun import is_watching, stop_requested
 
 # Former -> present name of a parameter; a former name is the end of the dotted one ("draws", "corrector.spreads").
@@ -39,6 +40,7 @@ RENAMED = {
     "benchmark.wide": "benchmark.large_model",
     "benchmark.wide_batch_tokens": "benchmark.large_batch_tokens",
 }
+DATA_PARAMETERS = ("source", "raw_root", "seed", "split", "subsample", "latents")
 LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evaluation` or `selection`"
 
 
@@ -79,21 +81,23 @@ class TrackingHooks:
     """
 
     def __init__(self) -> None:
-        self._data_root = Path()
+        self._data_root, self._parameters, self._started = Path(), dict[str, Any](), 0.0
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        self._data_root = Path(context.config_loader["parameters"]["data_root"])
+        self._parameters = context.config_loader["parameters"]
+        self._data_root = Path(self._parameters["data_root"])
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any]) -> None:
         names = run_params["pipeline_names"] or ["__default__"]
-        tags = {"pipeline": ",".join(names), "env": run_params["env"] or "base"}
+        tags = {"pipeline": ",".join(names), "env": run_params["env"] or "base"} | source_and_machine()
+        self._started = time.time()
         try:
             with storage_faults(self._data_root):
                 self._data_root.mkdir(parents=True, exist_ok=True)
                 FAMILIES.write(self._data_root)
-                tracking.open_run(",".join(names), self._data_root, tags)
+                tracking.open_run(",".join(names), self._data_root, tags, data_parameters(self._parameters))
         except Fault as fault:
             raise FaultExit(fault) from None
         atexit.register(tracking.close_run, "KILLED")
@@ -102,13 +106,40 @@ class TrackingHooks:
 
     @hook_impl
     def after_pipeline_run(self) -> None:
+        self._log_results()
         tracking.close_run("FINISHED")
 
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
         fault = _fault_behind(error)
+        if isinstance(fault, GateFailed):
+            self._log_results()
         tracking.close_run("KILLED" if isinstance(fault, Preempted) else "FAILED")
         raise FaultExit(fault or _defect(error)) from error
+
+    def _log_results(self) -> None:
+        """Track scores, grades and reports of a run that has written a verdict."""
+        reports = self._data_root / "08_reporting"
+        verdict, metrics = reports / "verdict.json", reports / "metrics.json"
+        if verdict.is_file() and verdict.stat().st_mtime >= self._started:
+            from ups.evaluation.records import summary
+
+            tracking.log_results(*summary(read_json(metrics), read_json(verdict)), reports)
+
+
+def source_and_machine() -> dict[str, str]:
+    """The git commit of the source and the machine, as tags of MLflow."""
+    described = describe_machine("cpu", 1, 0)
+    machine = f"{described['cpu']}, {described['cores']} cores, {described['memory_gib']} GiB, {described['system']}"
+    return {"mlflow.source.git.commit": described["git"] or "not in a repository", "machine": machine}
+
+
+def data_parameters(parameters: dict[str, Any]) -> dict[str, str]:
+    """The parameters that say which data a run reads, by dotted names."""
+    chosen = {name: parameters[name] for name in DATA_PARAMETERS}
+    source = {"simulate": "simulate", "pdebench": "download"}.get(parameters["source"])
+    chosen |= {source: parameters[source]} if source else {}
+    return {name: masked_value(str(value)).strip("'") for name, value in tracking.flatten(chosen).items()}
 
 
 def _stop(number: int, _: FrameType | None) -> None:

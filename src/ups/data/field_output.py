@@ -27,11 +27,12 @@ Place = tuple[int, int, int]
 class Content:
     """Predictions: `count` trajectories of a family at `times`, which are () for a steady one.
 
-    `members` is the size of an ensemble, None without; `lengths` are those of the axes of `grid`; `parameters` are (N,)
+    `coefficients` are the names of the coefficient fields that are written too. `members` is the size of an ensemble, None without; `lengths` are those of the axes of `grid`; `parameters` are (N,)
     each; `attributes` are further texts and numbers. `chunk` trajectories and times are written at once.
     """
 
     family: Family
+    coefficients: tuple[str, ...]
     count: int
     members: int | None
     times: tuple[float, ...]
@@ -56,7 +57,7 @@ class Content:
     def num_bytes(self) -> int:
         """Of the values of all fields and coefficients."""
         num_fields = len(self.family.fields) * (self.members or 1) * max(1, len(self.times))
-        return 4 * self.count * math.prod(self.grid) * (num_fields + len(self.family.coefficients))
+        return 4 * self.count * math.prod(self.grid) * (num_fields + len(self.coefficients))
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _named(content: Content) -> Structure:
     times = {"time": np.array(content.times)} if content.times else {}
     coordinates = {"trajectory": np.arange(content.count), **members, **times, **content.centres}
     dims = dict.fromkeys(family.fields, tuple(coordinates))
-    dims |= dict.fromkeys(family.coefficients, ("trajectory", *family.axes))
+    dims |= dict.fromkeys(content.coefficients, ("trajectory", *family.axes))
     written = {name: tuple(len(coordinates[dim]) for dim in axes) for name, axes in dims.items()}
     at_once = {"trajectory": content.chunk[0], "time": content.chunk[1]}
     sizes = {dim: min(at_once.get(dim, len(values)), len(values)) for dim, values in coordinates.items()}
@@ -115,7 +116,7 @@ def _named(content: Content) -> Structure:
             values = values if times else values[:, :, 0]
             arrays[name][index] = values if members else values[:, 0]
 
-    known = coordinates | {name: values for name, values in parameters.items() if name not in family.coefficients}
+    known = coordinates | {name: values for name, values in parameters.items() if name not in content.coefficients}
     return Structure(written, known, content.attributes, put, _put_coefficients, dims, chunks)
 
 
@@ -123,7 +124,7 @@ def _arrays(content: Content) -> Structure:
     """Layouts `tensor` and `fields`: arrays (N, T, *grid), coefficients (N, *grid), coordinates of the axes."""
     family, num_times = content.family, max(1, len(content.times))
     written = dict.fromkeys(family.arrays, (content.count, num_times, *content.grid))
-    written |= dict.fromkeys(family.coefficients, (content.count, *content.grid))
+    written |= dict.fromkeys(content.coefficients, (content.count, *content.grid))
     known = {f"{axis}-coordinate": _float32(centres) for axis, centres in content.centres.items()}
     if content.times:
         known["t-coordinate"] = _float32(content.times_after)

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from ups.config.evaluation import Gate
-from ups.evaluation.tables import finite, number, ratio
+from ups.evaluation.tables import GRADES, finite, number, ratio
 from ups.metrics.bootstrap import bootstrap_interval
 from ups.metrics.suite import OF_PHYSICS
 from ups.surrogate.trained import OFF
 
-GOOD, WEAK, UNUSABLE = "good", "weak", "unusable"
+GOOD, WEAK, UNUSABLE = GRADES
 CORRECTORS = ("diffusion", "consistency")
 STRONG = ("fno", "unet")
 SHOWN = {"one_step": "one-step", "rollout": "rollout"}

@@ -98,9 +98,9 @@ class Keeper:
         size, at_once, num_steps = len(batch.indices), rows.stop - rows.start, batch.num_steps
         mode = corrector_mode(self._surrogate, method, dataset.family)
         origin = Origin(asdict(dataset), method, mode, list(self._indices), size, at_once, num_steps, self._config.seed)
-        only_fields = {"coefficients": (), "positive_coefficients": (), "meanings": {}, "units": {}}
         content = Content(
-            replace(family, **only_fields),
+            family,
+            (),
             count,
             members,
             () if family.steady else dataset.times,

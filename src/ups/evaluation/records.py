@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ups.data.families import Dataset
-from ups.evaluation.predictions import Stepper, corrector_mode, plain_method, trained_correctors
-from ups.evaluation.tables import finite
+from ups.evaluation.predictions import HORIZONS, Stepper, corrector_mode, plain_method, trained_correctors
+from ups.evaluation.tables import GRADES, finite, geometric_mean
 from ups.metrics.suite import Score, ScoreSuite
 from ups.surrogate.surrogate import Setting, Surrogate
 from ups.surrogate.trained import OFF
@@ -79,3 +79,23 @@ def records_of_method(
             record["trajectories"] = [finite(value) for value in suite.of_trajectories(metric).tolist()]
         interval = {} if score.interval is None else dict(zip(("low", "high"), score.interval, strict=True))
         yield record | {end: finite(value) for end, value in interval.items()}
+
+
+def summary(records: list[dict[str, Any]], verdict: dict[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
+    """What runs are compared by: errors, numbers of datasets of each grade and of gates missed; and grades as text.
+
+    Errors are the nRMSE of every method on each dataset, and of the operator and the steady model the geometric mean
+    over all datasets. What is not finite is left out.
+    """
+    scored = [r for r in records if r["metric"] == "nRMSE" and r.get("mode") != OFF]
+    finite_ones = [record for record in scored if record["value"] is not None]
+    metrics = {"/".join(("test", r["dataset"], r["method"], r["horizon"], "nRMSE")): r["value"] for r in finite_ones}
+    for horizon in HORIZONS:
+        plain = [r["value"] for r in scored if r["horizon"] == horizon and r["method"] == plain_method(r["family"])]
+        if (mean := geometric_mean(plain)) is not None:
+            metrics[f"test/{horizon}_nRMSE"] = mean
+    grades = {dataset: entry["grade"] for dataset, entry in verdict["grades"].items()}
+    metrics |= {f"test/datasets_{grade}": float(list(grades.values()).count(grade)) for grade in GRADES}
+    metrics["test/gates_missed"] = float(sum(not gate["passed"] for gate in verdict["gates"]))
+    tags = {f"grade.{dataset}": grade for dataset, grade in grades.items()}
+    return metrics, tags | {"verdict": "passed" if verdict["passed"] else "failed"}

@@ -46,7 +46,7 @@ def geometric_mean(values: Sequence[float | None]) -> float | None:
 METHODS = ("persistence", "operator", "diffusion", "consistency", "steady")
 LABELS = {"one_step": "one step", "rollout": "rollout"}
 STEADY_LABEL = "solution"
-COLOURS = {"good": "green", "weak": "yellow", "unusable": "red"}  # of grades
+GRADES = {"good": "green", "weak": "yellow", "unusable": "red"}  # best first, with their colours
 LEGEND, OFF_LEGEND = "*: best, 1: as good as predicting zero", ", off: the corrector is off"
 LABEL_WIDTH, COLUMN_WIDTH = 12, 13  # of at most five methods in 80 columns
 
@@ -68,7 +68,7 @@ def score_table(
         shown.append(dataset)
         if grades is not None:
             grade = grades[dataset]["grade"]
-            shown.append(": ").append(grade, style=COLOURS[grade])
+            shown.append(": ").append(grade, style=GRADES[grade])
         for _, label, cells in of_dataset:
             numbers = (f"{cell if cell.endswith('*') else cell + ' ':>{COLUMN_WIDTH}}" for cell in cells)
             shown.append(f"\n  {label:<{LABEL_WIDTH - 2}}{''.join(numbers).rstrip()}", style="")

@@ -114,7 +114,7 @@ def require_pass(
     Raises:
         GateFailed: naming the datasets that fail the run, and why.
     """
-    from ups.evaluation.tables import score_table
+    from ups.evaluation.tables import GRADES, score_table
 
     scored, where = "the test split", "verdict.json"
     if config.folder is not None:
@@ -123,20 +123,20 @@ def require_pass(
         scored, where = f"all of {config.folder}", "external/verdict.json"
     grades, page = verdict["grades"], data_root / "08_reporting" / "report.html"
     get_console().print(score_table(metrics, "nRMSE", scored, grades))
-    for dataset, entry in grades.items():
-        for reason in entry["reasons"]:
-            log.warning("%s is %s: %s", dataset, entry["grade"], reason)
+    binding = {gate.name for gate in limits.gates if gate.otherwise != "weak"}
+    missed = [line for line in verdict["gates"] if not line["passed"]]
+    missed.sort(key=lambda line: line["name"] not in binding)
+    reasons = [f"{line['dataset']}: {line['name']}: {line['comparison']}" for line in missed]
+    failing = [] if verdict["passed"] else reasons[: sum(line["name"] in binding for line in missed)]
+    for reason in reasons[min(len(failing), MAX_REASONS) :]:  # the others are in the line of the fault
+        log.warning(reason)
     counts = Counter(entry["grade"] for entry in grades.values())
-    summary = ", ".join(f"{counts[grade]} {grade}" for grade in ("good", "weak", "unusable") if counts[grade])
+    summary = ", ".join(f"{counts[grade]} {grade}" for grade in GRADES if counts[grade])
     if not verdict["passed"]:
-        binding = {gate.name for gate in limits.gates if gate.otherwise != "weak"}
-        failed = [line for line in verdict["gates"] if not line["passed"] and line["name"] in binding]
-        reasons = [f"{line['dataset']}: {line['name']}: {line['comparison']}" for line in failed]
-        raise GateFailed(f"datasets: {summary}; {some_of(reasons)}; see {where} and {page}")
-    held = sum(gate["passed"] for gate in verdict["gates"])
-    log.info(
-        "passed; datasets: %s; %d of %d gates hold; figures: %d", summary, held, len(verdict["gates"]), len(figures)
-    )
+        raise GateFailed(f"datasets: {summary}; {some_of(failing)}; see {where} and {page}")
+    num_gates = len(verdict["gates"])
+    held = num_gates - len(missed)
+    log.info("passed; datasets: %s; %d of %d gates hold; figures: %d", summary, held, num_gates, len(figures))
     log.info("report, %.1f MB: %s", len(report) / 1e6, page)
 
 

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 EXPERIMENT = "ups"
 PARENT_RUN = "UPS_TRACKING_RUN"
 BATCH = 1000  # metrics per request, the limit of MLflow
+PARAM_BATCH = 100  # parameters per request, the limit of MLflow
 LONGEST_VALUE = 6000  # characters of a parameter, the limit of MLflow
 PAUSE_SECONDS = 30.0  # without requests after one that failed
 # By default a call to a dead server returns after four minutes.
@@ -58,8 +59,10 @@ def _store_may_fail(what: str) -> Iterator[None]:
         log.warning("%s is not tracked: %s", what, str(error).splitlines()[0])
 
 
-def open_run(name: str, data_root: Path, tags: dict[str, str]) -> None:
+def open_run(name: str, data_root: Path, tags: dict[str, str], params: dict[str, str]) -> None:
     """Open the run of one `kedro run` in the embedded store below `data_root`, unless MLFLOW_TRACKING_URI is set."""
+    from mlflow.entities import Param
+
     if "MLFLOW_TRACKING_URI" not in os.environ:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{_store(data_root / 'mlflow.db')}"
     os.environ[PARENT_RUN] = ""  # if the store fails, stages report `tracking: degraded` instead of `off`
@@ -71,6 +74,9 @@ def open_run(name: str, data_root: Path, tags: dict[str, str]) -> None:
         _close_orphans(tracker, experiment_id)
         run = tracker.create_run(experiment_id, run_name=name, tags=tags | _process_tags())
         os.environ[PARENT_RUN] = run.info.run_id
+        values = [Param(key, value[:LONGEST_VALUE]) for key, value in params.items()]
+        for start in range(0, len(values), PARAM_BATCH):
+            tracker.log_batch(run.info.run_id, params=values[start : start + PARAM_BATCH])
 
 
 def _process_tags() -> dict[str, str]:
@@ -93,6 +99,21 @@ def _close_orphans(tracker: "MlflowClient", experiment_id: str) -> None:
         tags = run.data.tags
         if tags.get("host") == platform.node() and not psutil.pid_exists(int(tags["pid"])):
             tracker.set_terminated(run.info.run_id, "KILLED")
+
+
+def log_results(metrics: dict[str, float], tags: dict[str, str], reports: Path) -> None:
+    """Add the scores, the tags and a copy of the folder `reports` to the run of this `kedro run`."""
+    from mlflow.entities import Metric
+
+    if run_id := os.environ.get(PARENT_RUN):
+        now, tracker = int(time.time() * 1000), client()
+        values = [Metric(key, value, now, 0) for key, value in metrics.items()]
+        with _store_may_fail("the result of this run"):
+            for start in range(0, len(values), BATCH):
+                tracker.log_batch(run_id, metrics=values[start : start + BATCH])
+            for key, value in tags.items():
+                tracker.set_tag(run_id, key, value)
+            tracker.log_artifacts(run_id, str(reports), reports.name)
 
 
 def close_run(status: str) -> None:

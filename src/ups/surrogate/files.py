@@ -141,7 +141,18 @@ class Job:
         attributes = {"family": first.card.name, "equation": family.equation, "source": self.source.name}
         chunk = (self.size, self.steps_at_once)
         grid, lengths = first.dataset.grid, first.dataset.lengths
-        return Content(family, self.count, request.members, times, grid, lengths, parameters, attributes, chunk)
+        return Content(
+            family,
+            family.coefficients,
+            self.count,
+            request.members,
+            times,
+            grid,
+            lengths,
+            parameters,
+            attributes,
+            chunk,
+        )
 
     def _digest(self) -> str:
         """SHA-256 of all that the predictions depend on: request, batches, initial states and models."""
