@@ -165,11 +165,10 @@ def test_what_is_missing_is_said(form: Format, hint: str, tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_missing_compiler_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Without a C++ compiler there is no compiled package, and one line says so."""
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
-    with pytest.raises(ConfigFault, match=r"needs a C\+\+ compiler"):
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    with pytest.raises(ConfigFault, match="install g\\+\\+"):
         export(tiny_model("burgers_1d"), tmp_path / "model.pt2", "aoti")
     assert list(tmp_path.iterdir()) == []
 

@@ -135,6 +135,8 @@ def export(model: PhysicalModel, path: Path, form: Format) -> None:
         raise ConfigFault(f"format {form!r} is unknown: choose one of {', '.join(get_args(Format))}")
     if form == "onnx" and (missing := [name for name in EXTRA if find_spec(name) is None]):
         raise ConfigFault(f"ONNX needs the extra: pip install -e '.[export]' (there is no {', '.join(missing)})")
+    if form == "aoti":
+        _expect_compiler()
     program, description = trace(model), json.dumps(model.metadata, indent=1, allow_nan=False)
     writers = {"pt2": _pt2_bytes, "onnx": partial(_onnx_bytes, list(model.inputs)), "aoti": _aoti_bytes}
     content = writers[form](program, description)
@@ -168,16 +170,16 @@ def _onnx_bytes(names: list[str], program: ExportedProgram, description: str) ->
 
 
 def _aoti_bytes(program: ExportedProgram, description: str) -> bytes:
-    from torch._inductor import aoti_compile_and_package, exc  # the compiler, which takes seconds to import
-
     buffer = io.BytesIO()
-    try:
-        aoti_compile_and_package(
-            program, package_path=buffer, inductor_configs={"aot_inductor.metadata": {METADATA: description}}
-        )
-    except (exc.InvalidCxxCompiler, exc.CppCompileError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigFault(
-            f"AOTInductor needs a C++ compiler: {reason}; install g++ or choose another format"
-        ) from error
+    configuration = {"aot_inductor.metadata": {METADATA: description}}
+    torch._inductor.aoti_compile_and_package(program, package_path=buffer, inductor_configs=configuration)
     return buffer.getvalue()
+
+
+def _expect_compiler() -> None:
+    from torch._inductor import cpp_builder, exc  # takes seconds to import
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler as error:
+        raise ConfigFault("AOTInductor finds no C++ compiler: install g++ or export to pt2 or onnx") from error
