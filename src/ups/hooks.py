@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import click
 import yaml
 from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.framework.context import KedroContext
@@ -20,6 +19,7 @@ from kedro.framework.hooks import hook_impl
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
+from ups.commands import FaultExit
 from ups.config import Parameters, masked, masked_value
 from ups.errors import ConfigFault, Fault, OutOfMemory, Preempted, StorageFault
 from ups.files import REMEDY, UNUSABLE, storage_faults
@@ -55,17 +55,6 @@ UNREADABLE = (yaml.YAMLError, OmegaConfBaseException, MissingConfigException, Va
 UNREADABLE += (AttributeError, TypeError)
 MAX_ALIASED_VALUES = 10_000  # in a file; Kedro takes a millisecond for three
 LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evaluation` or `selection`"
-
-
-class FaultExit(click.ClickException):
-    """Ends the command line with a fault's exit code and line."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(fault.line)
-        self.exit_code = fault.exit_code
-
-    def show(self, file: Any = None) -> None:
-        click.echo(self.message, file=file or sys.stderr)
 
 
 class ConfigLoader(OmegaConfigLoader):
