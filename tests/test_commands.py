@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -41,16 +40,9 @@ def relabelled(path: Path, label: str) -> None:
         file.attrs["family"] = label
 
 
-@click.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def ups_command(arguments: tuple[str, ...]) -> None:
-    """Run `main` as the command `ups` does."""
-    main(list(arguments))
-
-
 def run(*arguments: str) -> Result:
     """The result of `ups ARGUMENTS`."""
-    return CliRunner().invoke(ups_command, arguments)
+    return CliRunner().invoke(main, arguments)
 
 
 def test_check_needs_the_definition(project: Path):

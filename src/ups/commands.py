@@ -1,4 +1,4 @@
-"""The command `ups`: predictions and scores of files, descriptions and exports of trained models, checks of data.
+"""The command `ups`: predictions and scores of files, descriptions and exports of trained models.
 
 It starts without torch, which a command imports when it needs it. Kedro would take a module `ups.cli` for further
 commands of `kedro`.
@@ -13,19 +13,47 @@ from typing import Any
 
 import click
 
-from ups.errors import ConfigFault, DataFault, Fault, Preempted
+from ups.errors import ConfigFault, Fault, Preempted
 
 FILE = click.Path(path_type=Path)
 ANY_OPTION = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class FaultExit(click.ClickException):
+    """Ends the command line with a fault's exit code and line."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.line)
+        self.exit_code = fault.exit_code
+
+    def show(self, file: Any = None) -> None:
+        click.echo(self.message, file=file or sys.stderr)
+
+
+class Commands(click.Group):
+    """A group of commands in which a fault, or a wrong option, ends with one line and its exit code."""
+
+    def invoke(self, context: click.Context) -> Any:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            return super().invoke(context)
+        except Fault as fault:
+            raise FaultExit(fault) from None
+        except click.UsageError as error:
+            what = error.format_message().rstrip(".")
+            raise FaultExit(ConfigFault(f"{what}; `ups --help` shows the commands and their options")) from None
+        except KeyboardInterrupt:
+            raise FaultExit(Preempted("interrupted; the same command goes on")) from None
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ups")
-def commands() -> None:
+def main() -> None:
     """Universal Physics Stack: trained surrogates of PDEs."""
 
 
-@commands.command(context_settings=ANY_OPTION)
+@main.command(context_settings=ANY_OPTION)
 @click.argument("source", metavar="IN", type=FILE)
 @click.argument("target", metavar="OUT", type=FILE)
 @click.option("--model", "place", default="data", show_default=True, help="Data root or bundle with the models.")
@@ -74,7 +102,7 @@ def _parameters(given: list[str]) -> dict[str, float]:
     return parameters
 
 
-@commands.command()
+@main.command()
 @click.argument("place", default="data", type=FILE)
 @click.argument("family", required=False)
 def info(place: Path, family: str | None) -> None:
@@ -90,7 +118,7 @@ def info(place: Path, family: str | None) -> None:
         click.echo(f"{name:{width}}  {model.describe(name).equation}")
 
 
-@commands.command()
+@main.command()
 @click.argument("place", type=FILE)
 @click.argument("target", metavar="OUT", type=FILE)
 def export(place: Path, target: Path) -> None:
@@ -101,7 +129,7 @@ def export(place: Path, target: Path) -> None:
     click.echo(target)
 
 
-@commands.command()
+@main.command()
 @click.argument("file", type=FILE)
 @click.option("--family", metavar="NAME", help="Family of the file, if the file does not say it.")
 @click.option("--env", metavar="NAME", default="local", help="Environment of conf with families.yml, besides base.")
@@ -139,7 +167,7 @@ def define_families(conf: Path, env: str) -> None:
     FAMILIES.define(*families_of(ConfigLoader(str(conf), env, **CONFIG_LOADER_ARGS)["families"]))
 
 
-@commands.command()
+@main.command()
 @click.argument("predictions", type=FILE)
 @click.option("--dataset", "truth", type=FILE, required=True, help="PDEBench file with the true trajectories.")
 @click.option("--family", help="Of the dataset; by default found by its name.")
@@ -166,26 +194,6 @@ def score(predictions: Path, truth: Path, output: Path | None, device: str | Non
     get_console().print(rollout_table(records))
     if output is not None:
         write_json(output, records)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run one command; what a person or a file does wrong ends it with one line and the exit code of the fault."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    given = sys.argv[1:] if arguments is None else arguments
-    try:
-        commands(given or ["--help"], prog_name="ups", standalone_mode=False)
-    except click.ClickException as error:
-        _end(ConfigFault(f"{error.format_message().rstrip('.')}; `ups --help` shows the commands and their options"))
-    except click.Abort:
-        _end(Preempted("interrupted; the same command goes on"))
-    except Fault as fault:
-        _end(fault)
-
-
-def _end(fault: Fault) -> None:
-    click.echo(fault.line, err=True)
-    sys.exit(fault.exit_code)
 
 
 if __name__ == "__main__":

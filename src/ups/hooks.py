@@ -10,11 +10,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import click
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from pydantic import ValidationError
 
+from ups.commands import FaultExit
 from ups.config import Parameters, families_of, fields_at, masked, masked_value
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, Fault, GateFailed, OutOfMemory, Preempted, StorageFault, nearest
@@ -42,17 +42,6 @@ RENAMED = {
 }
 DATA_PARAMETERS = ("source", "raw_root", "seed", "split", "subsample", "latents")
 LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evaluation` or `selection`"
-
-
-class FaultExit(click.ClickException):
-    """Ends the command line with a fault's exit code and line."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(fault.line)
-        self.exit_code = fault.exit_code
-
-    def show(self, file: Any = None) -> None:
-        click.echo(self.message, file=file or sys.stderr)
 
 
 class ParameterHooks:

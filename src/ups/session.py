@@ -12,8 +12,8 @@ from kedro.framework.session import KedroSession
 from kedro.pipeline import Pipeline
 from omegaconf.errors import OmegaConfBaseException
 
+from ups.commands import FaultExit
 from ups.errors import ConfigFault, nearest
-from ups.hooks import FaultExit
 
 # Values that an entry of the catalog may have. A type is imported and called, and so are some arguments, such as
 # `validator` and Matplotlib's `backend`: a catalog with others could run code.

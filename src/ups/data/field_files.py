@@ -273,7 +273,7 @@ def _parameters(
     for name, attribute in family.attributes.items():
         stated = attributes.get(name, attributes.get(attribute))
         if name in arrays:
-            stated = arrays[name].read(())
+            stated = [float(str(value)) for value in arrays[name].read(()).ravel()]  # decimals of float32
         if stated is None:
             stated = parameter_in_name(path, attribute)
         if stated is None:
