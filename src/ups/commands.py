@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ups.errors import ConfigFault, Fault, Preempted
+from ups.errors import ConfigFault, DataFault, Fault, Preempted
 
 FILE = click.Path(path_type=Path)
 ANY_OPTION = {"ignore_unknown_options": True, "allow_extra_args": True}

@@ -45,7 +45,10 @@ def error_of(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_records_of_kept_rollouts_are_those_of_the_evaluation(trained: Path, evaluated: tuple):
-    """Every number, interval and error of a trajectory is the same to the last digit, also of ensembles."""
+    """Every number, interval and error of a trajectory is the same to the last digit, also of ensembles.
+
+    Only the shares of limited steps and values are missing, which files do not tell.
+    """
     records, folder = evaluated
     found = sorted(folder.glob("*.zarr"))
     assert {path.name.split(".")[-2] for path in found} == set(KEPT)
@@ -53,6 +56,7 @@ def test_records_of_kept_rollouts_are_those_of_the_evaluation(trained: Path, eva
         dataset, method = path.name.removesuffix(".zarr").rsplit(".", 1)
         (truth,) = (trained / "01_raw").glob(f"{dataset}*.h*5")
         expected = [r for r in records if (r["dataset"], r["method"], r["horizon"]) == (dataset, method, "rollout")]
+        expected = [record for record in expected if not record["metric"].startswith("limited")]
         assert expected and score(path, truth) == expected, path.name
     ensembles = [path for path in found if path.name.endswith(".diffusion.zarr")]
     assert all("CRPS" in {record["metric"] for record in score_of(path, trained)} for path in ensembles)

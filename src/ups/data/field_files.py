@@ -270,7 +270,8 @@ def _parameters(
     path: Path, arrays: dict[str, Stored], attributes: Mapping[str, Any], family: Family, count: int
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Parameters (N,) of the PDE that the file states: as an attribute, an array, or in its name."""
-    for name, attribute in family.attributes.items():
+    for name in family.parameters:
+        attribute = family.attributes.get(name, name)
         stated = attributes.get(name, attributes.get(attribute))
         if name in arrays:
             stated = [float(str(value)) for value in arrays[name].read(()).ravel()]  # decimals of float32

@@ -27,8 +27,9 @@ Place = tuple[int, int, int]
 class Content:
     """Predictions: `count` trajectories of a family at `times`, which are () for a steady one.
 
-    `coefficients` are the names of the coefficient fields that are written too. `members` is the size of an ensemble, None without; `lengths` are those of the axes of `grid`; `parameters` are (N,)
-    each; `attributes` are further texts and numbers. `chunk` trajectories and times are written at once.
+    `coefficients` are the names of the coefficient fields that are written too. `members` is the size of an ensemble,
+    None without; `lengths` are those of the axes of `grid`; `parameters` are (N,) each; `attributes` are further texts
+    and numbers. `chunk` trajectories and times are written at once.
     """
 
     family: Family
@@ -128,7 +129,7 @@ def _arrays(content: Content) -> Structure:
     known = {f"{axis}-coordinate": _float32(centres) for axis, centres in content.centres.items()}
     if content.times:
         known["t-coordinate"] = _float32(content.times_after)
-    parameters = {family.attributes[name]: float(values[0]) for name, values in content.parameters.items()}
+    parameters = {family.attributes.get(name, name): float(values[0]) for name, values in content.parameters.items()}
 
     def put(arrays: Arrays, place: Place, u: np.ndarray) -> None:
         first, _, start = place
