@@ -109,7 +109,8 @@ def draw_cards(
             write_cards(folder, raw, datasets, normalization["statistics"], source, bar.advance)
         return {"datasets": sorted(datasets["datasets"])}
 
-    inputs = {"source": source, "datasets": datasets, "normalization": normalization}
+    shown = {name: FAMILIES[name].definition for name in datasets["families"]}  # the digests are without texts
+    inputs = {"source": source, "datasets": datasets, "normalization": normalization, "shown": shown}
     receipt = cached("draw_cards", data_root, "04_feature/data_cards", "ups.data.cards", None, inputs)(work)
     place = place_of(data_root, receipt)
     pages = {path.name: path.read_bytes() for path in sorted(place.glob("*.png"))}
