@@ -55,17 +55,22 @@ def test_an_open_boundary_conserves_nothing(surrogate: Surrogate, trajectories: 
     assert closed.model.conserved.abs().sum() > 0 == opened.model.conserved.abs().sum()
 
 
-def test_another_family_takes_a_trunk(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
-    """With a donor the trunk is the donor's, stem, head and codec are those from scratch."""
+def test_another_family_takes_a_network(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
+    """Trunk, bias and head are the donor's, and the stem for as many latents as both have; the codec is a new one."""
     few, config = trajectories["advection_1d"], adapt_section(donor="compressible_ns_1d")
-    (start,), plain = starts(surrogate, few, config), scratch(surrogate, few, config)
-    source = surrogate.operator
+    (start,), plain, source = starts(surrogate, few, config), scratch(surrogate, few, config), surrogate.operator
     assert source is not None and start.donor == "compressible_ns_1d"
     assert start.codec.groups == plain.codec.groups
-    trunk = source.mixer.trunks[source.rows["compressible_ns_1d"]].state_dict()
-    assert all(torch.equal(trunk[name], value) for name, value in start.model.mixer.trunks[0].state_dict().items())
-    rest = {name: value for name, value in plain.model.state_dict().items() if "trunks" not in name}
-    assert all(torch.equal(start.model.state_dict()[name], value) for name, value in rest.items())
+    row, own, other = source.rows["compressible_ns_1d"], 2, 6  # latents of one and of three fields
+    found, trained = start.model.mixer, source.mixer
+    trunk = trained.trunks[row].state_dict()
+    assert all(torch.equal(trunk[name], value) for name, value in found.trunks[0].state_dict().items())
+    assert torch.equal(found.head.weights[0], trained.head.weights[row][:, :own])
+    for half in (0, 1):
+        expected = trained.stem.weights[row][half * other : half * other + own]
+        assert torch.equal(found.stem.weights[0][half * own : half * own + own], expected)
+    statistics = start.model.statistics.state_dict()
+    assert all(torch.equal(statistics[name], value) for name, value in plain.model.statistics.state_dict().items())
 
 
 def test_an_unknown_family_has_every_donor_of_its_axes(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
@@ -84,16 +89,17 @@ def test_a_known_family_can_count_as_unknown(surrogate: Surrogate, trajectories:
 
 def test_a_donor_with_other_axes_is_refused(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
     """One line with the families that can be named."""
-    with pytest.raises(ConfigFault, match="adapt.donor = darcy_2d: .* 1 axes .*: compressible_ns_1d$"):
+    with pytest.raises(ConfigFault, match="adapt.donor = darcy_2d: .* 1 axes .*: advection_1d, compressible_ns_1d$"):
         starts(surrogate, trajectories["advection_1d"], adapt_section(donor="darcy_2d"))
 
 
 def test_a_grid_that_the_patch_does_not_divide_is_new(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
-    """On 15 points the family's own patch of 2 cannot be used: trunks of other families are."""
+    """On 15 points the family's own patch of 2 cannot be used: its network gets another codec, as those of others."""
     few = trajectories["advection_1d"]
     odd = replace(few, u=few.u[..., :15], dataset=replace(few.dataset, grid=(15,)))
-    (start,) = starts(surrogate, odd, adapt_section())
-    assert start.donor == "compressible_ns_1d" and start.codec.groups["advection_1d/fields"].patch == 3
+    found = starts(surrogate, odd, adapt_section())
+    assert [start.donor for start in found] == ["advection_1d", "compressible_ns_1d"]
+    assert {start.codec.groups["advection_1d/fields"].patch for start in found} == {3}
 
 
 def test_the_error_is_that_of_the_rollout(surrogate: Surrogate, trajectories: dict[str, Trajectories]):

@@ -65,7 +65,7 @@ def adapt(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig)
     """Adapt a surrogate to trajectories, and say what its weights gain over random ones.
 
     Raises:
-        ConfigFault: there is no donor, or the network has no trunk per family.
+        ConfigFault: there is no donor, or no trained model.
         DataFault: fewer than two trajectories.
         Diverged: no learning rate gives finite errors.
     """

@@ -72,7 +72,8 @@ def is_known(surrogate: Surrogate, dataset: Dataset) -> bool:
 def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig) -> list[Start]:
     """The family's own network if the surrogate can predict the dataset, else one per donor.
 
-    Donors are the families with as many axes; `config.donor` may name one, or be `other` although the family is known.
+    Donors are the families with as many axes, the own one too where its patch does not divide the grid. `config.donor`
+    may name one, or be `other` although the family is known.
     The new network has the donor's weights, as far as its fields have counterparts, and a codec of its own.
 
     Raises:
@@ -81,7 +82,8 @@ def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig
     dataset, donors = trajectories.dataset, _donors(surrogate, trajectories.dataset)
     if is_known(surrogate, dataset) and config.donor in (None, dataset.family):
         return [_known(surrogate, trajectories, config.recipe.seed)]
-    names = [name for name in donors if config.donor in (None, "other", name)]
+    others = [name for name in donors if name != dataset.family]
+    names = others if config.donor == "other" else [name for name in donors if config.donor in (None, name)]
     if not names:
         known = ", ".join(donors) or "none"
         raise ConfigFault(
@@ -188,7 +190,7 @@ def _donors(surrogate: Surrogate, dataset: Dataset) -> dict[str, Model]:
         family: model
         for model in models
         for family, row in model.rows.items()
-        if model.sizes.num_axes[row] == num_axes and model.backbone == backbone and family != dataset.family
+        if model.sizes.num_axes[row] == num_axes and model.backbone == backbone
     }
     return donors if backbone.separate_trunks else dict(islice(donors.items(), 1))
 
