@@ -95,6 +95,18 @@ def test_no_records_leave_an_optional_file_as_it_was(tmp_path: Path):
     assert optional.load() == []
 
 
+def test_nothing_leaves_optional_reports_as_they_were(tmp_path: Path):
+    """No text, no page and no verdict replace none that an earlier run has written."""
+    text = Markdown(filepath=str(tmp_path / "x.md"), optional=True)
+    pages, verdict = Pages(str(tmp_path / "x"), optional=True), JSON(filepath=str(tmp_path / "x.json"), optional=True)
+    for dataset, content, nothing in ((text, "a", ""), (pages, {"a.png": b"a"}, {}), (verdict, {"passed": True}, {})):
+        dataset.save(nothing)
+        assert not dataset.exists()
+        dataset.save(content)
+        dataset.save(nothing)
+        assert dataset.load() == content
+
+
 def test_records_are_shown_as_a_table(tmp_path: Path):
     """The preview has a row per record and a column per name, with short numbers and without lists."""
     dataset = Records(filepath=str(tmp_path / "x.json"))

@@ -13,7 +13,7 @@ import yaml
 from kedro.io import DatasetError
 
 from ups.errors import DataFault, Preempted
-from ups.hooks import FaultExit, TrackingHooks
+from ups.hooks import FaultExit, TrackingHooks, data_parameters
 from ups.runs import tracking
 from ups.session import ConfigLoader
 from ups.settings import CONFIG_LOADER_ARGS
@@ -228,3 +228,13 @@ def test_a_run_that_was_asked_to_stop_is_killed_and_not_failed(monkeypatch: pyte
     with pytest.raises(FaultExit) as caught:
         TrackingHooks().on_pipeline_error(raised(Preempted("stopped at step 3")))
     assert closed == ["KILLED"] and caught.value.exit_code == 75
+
+
+def test_the_data_of_a_run_are_tracked_without_secrets():
+    """Of the source that is read the section is tracked, by dotted names; a password in an address is not."""
+    parameters = dict(load(CONF, "parameters", source="pdebench")) | {"source": "pdebench"}
+    parameters["download"] = parameters["download"] | {"base_url": "https://me:secret@host/data"}
+    tracked = data_parameters(parameters)
+    assert tracked["source"] == "pdebench" and tracked["subsample.default.every_point"] == "1"
+    assert not any(name.startswith("simulate") for name in tracked)
+    assert "secret" not in " ".join(tracked.values()) and "download.base_url" in tracked

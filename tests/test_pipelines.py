@@ -243,6 +243,26 @@ def test_tracking_has_one_run_with_a_run_per_stage(first: tuple[Path, Completed]
     assert (training.data.tags["pipeline"], training.data.tags["env"]) == ("full", "smoke")
 
 
+def test_the_tracked_run_has_its_result(first: tuple[Path, Completed], again: tuple[Path, Completed]):
+    """The run of a command has test scores, grades, verdict, reports, data parameters, commit and machine."""
+    from mlflow import MlflowClient
+
+    records = _json(first[0] / "08_reporting/metrics.json")
+    run = _parents(_runs(again[0]))[0]
+    tracked = {key: value for key, value in run.data.metrics.items() if key.count("/") > 1}
+    assert tracked == {
+        f"test/{r['dataset']}/{r['method']}/{r['horizon']}/nRMSE": pytest.approx(r["value"])
+        for r in records
+        if r["metric"] == "nRMSE"
+    }
+    assert run.data.metrics["test/datasets_good"] == 3 and run.data.metrics["test/rollout_nRMSE"] > 0
+    assert (run.data.tags["verdict"], run.data.tags["grade.2D_diff-react_NA_NA"]) == ("passed", "good")
+    assert {"machine", "mlflow.source.git.commit"} <= set(run.data.tags)
+    assert (run.data.params["source"], run.data.params["split.test_fraction"]) == ("simulate", "0.1")
+    reports = MlflowClient(f"sqlite:///{again[0]}/mlflow.db").list_artifacts(run.info.run_id, "08_reporting")
+    assert {"metrics.json", "verdict.json", "figures"} <= {Path(report.path).name for report in reports}
+
+
 def test_tracked_stages_have_parameters_and_curves(again: tuple[Path, Completed]):
     """The run of a stage holds its section, its fingerprint and its curves of loss and validation loss."""
     runs = _runs(again[0])
@@ -315,7 +335,9 @@ def test_a_failed_gate_fails_the_run_last(data_root: Path, tmp_path: Path):
     assert completed.stderr.count("\n") == 1
     assert _json(report / "verdict.json")["passed"] is False
     assert {path.name for path in report.iterdir()} >= {"metrics.json", "verdict.json", "figures"}
-    assert _parents(_runs(data_root))[-1].info.status == "FAILED"
+    assert "failed with error" not in completed.stdout
+    last = _parents(_runs(data_root))[-1]
+    assert (last.info.status, last.data.tags["verdict"]) == ("FAILED", "failed")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """What limits change is counted for one method at a time."""
 
+import pytest
 import torch
 from torch import Tensor
 
 from tests.evaluation.corrected import DOMAIN, FAMILY, make_surrogate, posterior_mean
 from ups.evaluation.predictions import Stepper
-from ups.evaluation.records import LimitCount
+from ups.evaluation.records import LimitCount, summary
 from ups.surrogate.surrogate import Setting
 
 SETTING = Setting(FAMILY, DOMAIN, torch.zeros(2, 32, 0), torch.zeros(2, 1))
@@ -30,3 +31,25 @@ def test_limited_states_are_counted_for_their_method_alone():
     }
     add_one(z)
     assert count.shares()["limited_steps"].value == 0.5
+
+
+def test_runs_are_compared_by_few_numbers():
+    """Geometric mean of the operator and the steady model, grades and gates missed; nothing of what is off or lost."""
+    where = {"metric": "nRMSE", "horizon": "rollout", "family": "burgers_1d"}
+    records = [where | {"dataset": "a", "method": "operator", "value": 0.1}]
+    records += [where | {"dataset": "a", "method": "diffusion", "value": 0.1, "mode": "off"}]
+    records += [where | {"dataset": "b", "method": "fno", "value": None}]
+    records += [where | {"dataset": "d", "method": "steady", "value": 0.4, "family": "darcy_2d"}]
+    grades = {"a": {"grade": "good"}, "b": {"grade": "weak"}, "d": {"grade": "good"}}
+    verdict = {"passed": True, "grades": grades, "gates": [{"passed": True}, {"passed": False}]}
+    metrics, tags = summary(records, verdict)
+    assert metrics.pop("test/rollout_nRMSE") == pytest.approx(0.2)
+    assert metrics == {
+        "test/a/operator/rollout/nRMSE": 0.1,
+        "test/d/steady/rollout/nRMSE": 0.4,
+        "test/datasets_good": 2.0,
+        "test/datasets_weak": 1.0,
+        "test/datasets_unusable": 0.0,
+        "test/gates_missed": 1.0,
+    }
+    assert tags == {"grade.a": "good", "grade.b": "weak", "grade.d": "good", "verdict": "passed"}
