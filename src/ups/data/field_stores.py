@@ -105,9 +105,11 @@ def _lock(path: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise Locked(f"another process writes {path}; wait for it or stop it") from None
-    with lock:
+    try:
         yield
+    finally:
         Path(lock.lock_file).unlink()
+        lock.release()
 
 
 def _done(part: Path, record: Path, request: str) -> int:

@@ -32,4 +32,4 @@ def predict(config: PredictConfig, launch: LaunchConfig, data_root: Path) -> dic
     job = Job.of(load(data_root, device=device(launch)), source, target, request)
     with ProgressBar("predict", job.total, "snapshots") as bar:
         job.run(bar.advance)
-    return {"input": str(source), "output": str(target), "trajectories": job.count, "request": config.model_dump()}
+    return {"output": str(target), "trajectories": job.count, "request": config.model_dump()}

@@ -1,0 +1,150 @@
+"""The commands that predict and score files, from a shell."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.training.jobs import launched
+from tests.untrained import make_loadable
+from ups.commands import main
+from ups.config import PredictConfig
+from ups.errors import ConfigFault
+from ups.pipelines.deployment import predict
+
+TRAINED = ("advection_1d", "darcy_2d")
+KILLED = """
+import os, sys
+from ups.commands import main
+from ups.surrogate import files
+files.BATCH_TOKENS = 1
+complete = files.Output.complete
+def die_after_two(output, done):
+    complete(output, done)
+    if done == 2 and sys.argv[-1] == "killed":
+        os.kill(os.getpid(), 9)
+files.Output.complete = die_after_two
+main(sys.argv[1:-1])
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data root with models of random weights."""
+    return make_loadable(tmp_path_factory.mktemp("root"), TRAINED, count=5)
+
+
+@pytest.fixture(scope="module")
+def source(root: Path) -> Path:
+    """A file of five trajectories of advection."""
+    return next((root / "01_raw").glob("1D_Advection*"))
+
+
+def ups(*arguments: object) -> Result:
+    """One command."""
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def test_the_command_starts_without_torch():
+    """`ups --help` and the checks of options import no torch."""
+    code = "import sys; from ups.commands import main; assert 'torch' not in sys.modules; main(['--help'])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0 and "predict" in found.stdout
+
+
+def test_predict_and_score(root: Path, source: Path, tmp_path: Path):
+    """A file in PDEBench's layout, predicted with a parameter of the command line, is scored against the truth."""
+    with h5py.File(source) as file:
+        num_steps = file["tensor"].shape[1] - 1
+    asked = ("--family", "advection_1d", "--steps", num_steps, "--beta", -0.3)
+    done = ups("predict", source, tmp_path / "p.hdf5", "--model", root, *asked)
+    assert done.exit_code == 0, done.output
+    with h5py.File(tmp_path / "p.hdf5") as file:
+        assert file.attrs["beta"] == -0.3
+    scored = ups("score", tmp_path / "p.hdf5", "--dataset", source, "--output", tmp_path / "records.json")
+    assert scored.exit_code == 0 and "nRMSE" in scored.output
+    records = json.loads((tmp_path / "records.json").read_text())
+    assert {(r["method"], r["horizon"], r["num_trajectories"]) for r in records} == {("p", "rollout", 5)}
+
+
+def test_a_killed_command_goes_on(root: Path, source: Path, tmp_path: Path):
+    """After SIGKILL in the third batch the same command ends with the file of an undisturbed one."""
+    asked = ("--model", root, "--family", "advection_1d", "--steps", 3)
+
+    def run(name: str, how: str) -> int:
+        command = [sys.executable, "-c", KILLED, "predict", source, tmp_path / name, *asked, how]
+        return subprocess.run(list(map(str, command)), capture_output=True).returncode
+
+    assert run("whole.h5", "whole") == 0
+    assert run("killed.h5", "killed") == -9 and not (tmp_path / "killed.h5").exists()
+    assert run("killed.h5", "again") == 0
+    with h5py.File(tmp_path / "whole.h5") as whole, h5py.File(tmp_path / "killed.h5") as killed:
+        assert np.array_equal(whole["tensor"], killed["tensor"])
+
+
+def test_info_and_export(root: Path, tmp_path: Path):
+    """A bundle has the families and the description of the data root."""
+    assert ups("export", root, tmp_path / "bundle").exit_code == 0
+    for arguments in ((), ("advection_1d",)):
+        shown = ups("info", tmp_path / "bundle", *arguments)
+        assert shown.exit_code == 0 and shown.output == ups("info", root, *arguments).output
+    assert "transported quantity" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--family", "advektion_1d", "--steps", 3), "did you mean advection_1d?"),
+        (("--family", "advection_1d", "--step", 3), "did you mean --steps?"),
+        (("--family", "advection_1d", "--steps", "x"), "not a valid integer"),
+        (("--family", "advection_1d", "--steps", 3, "--nu", 1), "has no parameter 'nu'"),
+        (("--family", "advection_1d", "--steps", 3, "--beta", "x"), "not a number"),
+        (("--family", "advection_1d", "--steps", 3, "--beta"), "not a number"),
+        (("--family", "advection_1d", "--steps", 3, "more"), "unexpected 'more'"),
+        (("--family", "advection_1d", "--steps", 3, "--device", "foo"), "no device 'foo'"),
+        (("--steps", 3), "Missing option '--family'"),
+    ],
+)
+def test_wrong_options_end_in_one_line(root: Path, source: Path, tmp_path: Path, options: tuple, problem: str):
+    """Exit code 2, one line with what is wrong, and nothing written."""
+    ended = ups("predict", source, tmp_path / "out.npz", "--model", root, *options)
+    assert ended.exit_code == 2 and problem in ended.output and ended.output.count("\n") == 1
+    assert ended.output.startswith("FAULT 2 config: ") and not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("in.npz", b"no archive", "no zip archive"),
+        ("in.npy", b"\x93NUMPY", "cannot be read"),
+        ("in.h5", b"<!doctype html>", "not an HDF5 file"),
+        ("in.nc", b"\x89HDF\r\n\x1a\n", "cannot be opened"),
+        ("in.txt", b"", "unknown kind"),
+        ("in.zarr", b"", "cannot be read"),
+    ],
+)
+def test_wrong_files_end_in_one_line(root: Path, tmp_path: Path, name: str, content: bytes, problem: str):
+    """A damaged file, or one of another kind, is named in one line."""
+    (tmp_path / name).write_bytes(content)
+    asked = ("--family", "advection_1d", "--steps", 3)
+    ended = ups("predict", tmp_path / name, tmp_path / "out.npz", "--model", root, *asked)
+    assert ended.exit_code in (2, 3) and problem in ended.output and ended.output.count("\n") == 1, ended.output
+
+
+def test_the_pipeline_does_what_the_command_does(root: Path, source: Path, tmp_path: Path):
+    """The node writes the same file, below the data root if no other place is named; without an input it refuses."""
+    given = {"input": str(source), "family": "advection_1d", "steps": 3, "members": None, "seed": 0, "dt": None}
+    config = PredictConfig(**given, output=str(tmp_path / "node.npz"), parameters={"beta": 0.3})
+    receipt = predict(config, launched(num_processes=1), root)
+    asked = ("--family", "advection_1d", "--steps", 3, "--beta", 0.3)
+    ups("predict", source, tmp_path / "command.npz", "--model", root, *asked)
+    assert receipt["trajectories"] == 5
+    node, command = (np.load(tmp_path / f"{name}.npz")["u"] for name in ("node", "command"))
+    assert np.array_equal(node, command)
+    with pytest.raises(ConfigFault, match=r"predict\.input is missing"):
+        predict(config.model_copy(update={"input": None}), launched(num_processes=1), root)
