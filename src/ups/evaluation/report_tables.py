@@ -89,21 +89,32 @@ class Scores:
         scored = {m: self.value(dataset, m, "CRPS", "rollout") for m in methods}
         finite = {method: value for method, value in scored.items() if value is not None}
         if not finite:
-            return "off: rejected on validation data" if not methods else "not finite"
+            return "not finite" if methods else "off"
         method = min(finite, key=finite.__getitem__)
         spread = self.value(dataset, method, "spread_skill", "rollout")
         if spread is None:
             return f"{method}: not finite"
         words = "too narrow" if spread < 1 / CALIBRATED else "too wide" if spread > CALIBRATED else "calibrated"
-        return f"{method}: {words}, spread/skill {number(spread)}"
+        return f"{method}: {words} ({number(spread)})"
 
 
-OVERVIEW = ("dataset", "grade", "one step", "rollout", "persistence", "FNO", "U-Net", "ensemble", "ms per snapshot")
+OVERVIEW = (
+    "dataset",
+    "grade",
+    "one step",
+    "rollout",
+    "persistence",
+    "FNO",
+    "U-Net",
+    "ensemble (spread/skill)",
+    "ms per snapshot",
+)
 OVERVIEW_NOTE = (
     "nRMSE on the test split: RMSE over the RMS of the truth, mean over fields, times and trajectories; 0 is perfect, "
     "predicting zero scores 1. In brackets the 95 % interval over test trajectories; too few have none. "
     "Columns persistence (nothing changes), FNO and U-Net: rollouts, trained at equal cost. Bold with a star: the best "
-    "rollout of the row. Sorted: worst first."
+    "rollout of the row. Ensemble: its spread over its error in rollouts, 1 if it can be trusted; off where "
+    "it brought nothing on validation data. Sorted: worst first."
 )
 
 
