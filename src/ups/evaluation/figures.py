@@ -101,7 +101,7 @@ def plot_trajectories(name: str, family: str, arrays: Arrays) -> Figure:
                 _draw_images(row, kind, values, arrays["shown"] if is_1d else None)
             row[0].set_ylabel(f"{field}\n{kind}" + "\ntime" * (is_1d and kind != "last"), fontsize=SMALL)
         for panel, (_, _, errors) in zip(rows[-1], columns.values(), strict=False):
-            panel.set_xlabel(f"nRMSE {errors[channel]:.3g}", fontsize=SMALL)
+            panel.set_xlabel(f"nRMSE {errors[channel]:.3g}", fontsize=SMALL, labelpad=-8)  # between the two ticks
             panel.tick_params(labelbottom=True)
     for panel, title in zip(panels[0], columns, strict=False):
         panel.set_title(title, fontsize=SMALL)

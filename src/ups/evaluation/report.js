@@ -72,7 +72,7 @@ function layOut(film, trajectory, frames) {
   const kinds = film.is_1d ? ["lines", "error"] : ["truth", "prediction", "error"];
   if (!film.is_1d) ["", ...kinds].forEach((kind) => element(frames, "div", { className: kind ? "head" : "head corner", textContent: kind }));
   return film.fields.map((field, i) => {
-    const [low, high] = trajectory.scales[i], shown = trajectory.shown[i], canvases = {};
+    const [low, high] = trajectory.scales[i], shown = (film.is_1d ? trajectory.largest : trajectory.shown)[i], canvases = {};
     for (const kind of kinds) {
       if (film.is_1d || kind === "truth") element(frames, "div", { className: "name", textContent: film.is_1d && kind === "error" ? `${field}, error` : field });
       const box = element(frames, "div");
@@ -91,7 +91,7 @@ function layOut(film, trajectory, frames) {
 function draw(film, rows, trajectory, frame) {
   const style = getComputedStyle(document.body);
   rows.forEach((canvases, i) => {
-    const found = values(film, trajectory, i, frame), [low, high] = trajectory.scales[i], shown = trajectory.shown[i];
+    const found = values(film, trajectory, i, frame), [low, high] = trajectory.scales[i], shown = (film.is_1d ? trajectory.largest : trajectory.shown)[i];
     if (film.is_1d) {
       const margin = 0.1 * (high - low), soft = style.getPropertyValue("--soft");
       drawLines(canvases.lines, [[found.truth, soft, 4], [found.prediction, style.getPropertyValue("--good"), 1.8]], low - margin, high + margin);

@@ -191,11 +191,13 @@ def corrector_rows(report: dict[str, Any]) -> ReportTable:
             shown = own[0] if own else min(candidates, key=lambda c: len(c["exceeded"]), default=None)
             steps = str(decision["num_steps"]) if own else ABSENT
             ratios = [number(shown[key]) for key in ("crps", "nrmse", "high_band")] if shown else [ABSENT] * 3
-            exceeded = ", ".join(shown["exceeded"]) or "none" if shown else "too few validation trajectories"
+            untried = "no teacher" if entry.get("candidates") else "too few validation trajectories"
+            exceeded = ", ".join(shown["exceeded"]) or "none" if shown else untried
             rows.append([family, method, decision["mode"], steps, *ratios, exceeded])
     note = (
         "On validation data, over the model without corrector: CRPS over its MAE, nRMSE, error in the highest band of "
-        "wavenumbers; below 1 is better. A corrector that is off has the scores of its best candidate."
+        "wavenumbers; below 1 is better. A corrector that is off has the scores of its best candidate. "
+        "No teacher: the consistency model is not tried where diffusion is off."
     )
     return ReportTable("correctors", "Correctors", columns, rows, note)
 
