@@ -233,6 +233,15 @@ def test_figures_are_drawn(first: tuple[Path, Completed]):
     assert all((folder / "figures" / name).read_bytes().startswith(b"\x89PNG") for name in names)
 
 
+def test_the_report_is_the_last_line(first: tuple[Path, Completed]):
+    """The last line in the terminal is the place of the page, which has a section for every dataset."""
+    data_root, completed = first
+    page = data_root / "08_reporting/report.html"
+    assert completed.stdout.rstrip().split("\n")[-1].split()[-1] == str(page)
+    datasets = _json(data_root / "04_feature/datasets.json")["datasets"]
+    assert all(f'<section id="{name}"' in page.read_text(encoding="utf-8") for name in datasets)
+
+
 def test_tracking_has_one_run_with_a_run_per_stage(first: tuple[Path, Completed], again: tuple[Path, Completed]):
     """The first command is a finished MLflow run with one for each stage, the second one without any."""
     runs = _runs(again[0])
@@ -334,7 +343,8 @@ def test_a_failed_gate_fails_the_run_last(data_root: Path, tmp_path: Path):
     assert completed.stderr.startswith(f"FAULT 7 gate: datasets: 1 good, 2 unusable; {failed}")
     assert completed.stderr.count("\n") == 1
     assert _json(report / "verdict.json")["passed"] is False
-    assert {path.name for path in report.iterdir()} >= {"metrics.json", "verdict.json", "figures"}
+    assert completed.stderr.rstrip().endswith(f"see verdict.json and {report / 'report.html'}")
+    assert {path.name for path in report.iterdir()} >= {"metrics.json", "verdict.json", "figures", "report.html"}
     assert "failed with error" not in completed.stdout
     last = _parents(_runs(data_root))[-1]
     assert (last.info.status, last.data.tags["verdict"]) == ("FAILED", "failed")

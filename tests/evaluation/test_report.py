@@ -115,7 +115,7 @@ def test_the_first_table_has_what_a_reader_looks_for(page: str):
     """Equation, grade, errors with intervals, ensemble and best of a row are on the page, the worst dataset first."""
     text = Reader(page).text
     assert "2 datasets: 1 good, 1 weak. Worst: Burgers 1D, ν = 0.01." in text
-    for words in ("0.5 [0.1, 0.9] ★", "consistency: calibrated, spread/skill 0.95", "worse than FNO & U-Net", "failed"):
+    for words in ("0.5 ★ [0.1, 0.9]", "consistency: calibrated (0.95)", "worse than FNO & U-Net", "failed"):
         assert words in text
     assert text.index("Burgers 1D, ν = 0.01") < text.index("Darcy 2D")
     assert "<simulated>" in text and "<simulated>" not in page  # text of others is escaped
@@ -140,7 +140,8 @@ def test_an_animation_holds_truth_and_prediction(grid: tuple[int, ...], family: 
     arrays = random_arrays(grid, 1)
     film = film_of(family, arrays, max_bytes=10**6)
     assert json.loads(json.dumps(film, allow_nan=False))["times"] == arrays["shown"].tolist()
-    (low, high), largest, trajectory = film["scales"][0], film["largest"][0], film["trajectories"][0]
+    trajectory = film["trajectories"][0]
+    (low, high), largest = trajectory["scales"][0], trajectory["largest"][0]
     truth = low + (high - low) * decoded(trajectory["truth"]) / 255
     root = (decoded(trajectory["error"]) - 127.5) / 127.5
     expected = [arrays[f"worst/{part}"][:, 0] for part in ("truth", "prediction")]

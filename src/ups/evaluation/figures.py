@@ -101,7 +101,7 @@ def plot_trajectories(name: str, family: str, arrays: Arrays) -> Figure:
                 _draw_images(row, kind, values, arrays["shown"] if is_1d else None)
             row[0].set_ylabel(f"{field}\n{kind}" + "\ntime" * (is_1d and kind != "last"), fontsize=SMALL)
         for panel, (_, _, errors) in zip(rows[-1], columns.values(), strict=False):
-            panel.set_xlabel(f"nRMSE {errors[channel]:.3g}", fontsize=SMALL)
+            panel.set_xlabel(f"nRMSE {errors[channel]:.3g}", fontsize=SMALL, labelpad=-8)  # between the two ticks
             panel.tick_params(labelbottom=True)
     for panel, title in zip(panels[0], columns, strict=False):
         panel.set_title(title, fontsize=SMALL)
@@ -209,10 +209,11 @@ def plane_of(field: np.ndarray) -> np.ndarray:
 def plot_parity(family: str, arrays: Arrays) -> Figure:
     """Plot predicted over true values of the kept trajectories, one panel per field: the number of points by colour."""
     fields, roles = FAMILIES[family].fields, [role for role in ROLES if f"{role}/truth" in arrays]
-    figure = new_figure(0.6 + 2.4 * len(fields), 3.2)
-    for channel, (panel, field) in enumerate(
-        zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True)
-    ):
+    num_columns = min(2, len(fields))
+    num_rows = -(-len(fields) // num_columns)
+    figure = new_figure(0.6 + 2.2 * num_columns, 0.7 + 2.4 * num_rows)
+    for channel, field in enumerate(fields):
+        panel = figure.add_subplot(num_rows, num_columns, channel + 1)
         tidy(panel)
         first = min(1, len(arrays["shown"]) - 1)  # rollouts start from the truth
         truth, prediction = (
@@ -227,7 +228,7 @@ def plot_parity(family: str, arrays: Arrays) -> Figure:
         outside = np.mean(~((prediction >= low) & (prediction <= high)))
         panel.set_title(f"{field}" + f"\n{outside:.1%} outside" * bool(outside > 0), fontsize=SMALL)
         panel.set_xlabel("truth", fontsize=SMALL)
-    figure.axes[0].set_ylabel("prediction", fontsize=SMALL)
+        panel.set_ylabel("prediction" * (channel % num_columns == 0), fontsize=SMALL)
     title = f"{', '.join(roles)} trajectory, predicted times; dark: many points"
     figure.suptitle(wrapped(title, int(16 * figure.get_figwidth())), fontsize=SMALL)
     return figure

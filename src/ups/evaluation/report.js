@@ -21,13 +21,13 @@ async function pixels(address) {
 
 // Truth, prediction and error of one field and snapshot, rows from below.
 function values(film, trajectory, field, frame) {
-  const [nx, ny] = film.size, width = nx * film.fields.length, [low, high] = film.scales[field];
+  const [nx, ny] = film.size, width = nx * film.fields.length, [low, high] = trajectory.scales[field];
   const truth = new Float32Array(nx * ny), error = new Float32Array(nx * ny);
   for (let y = 0; y < ny; y++) {
     for (let x = 0; x < nx; x++) {
       const from = (frame * ny + y) * width + field * nx + x, root = (trajectory.errors[from] - 127.5) / 127.5;
       truth[y * nx + x] = low + (trajectory.truths[from] / 255) * (high - low);
-      error[y * nx + x] = Math.abs(root) < 0.005 ? 0 : root * Math.abs(root) * film.largest[field];
+      error[y * nx + x] = Math.abs(root) < 0.005 ? 0 : root * Math.abs(root) * trajectory.largest[field];
     }
   }
   return { truth, error, prediction: truth.map((value, i) => value + error[i]) };
@@ -66,12 +66,13 @@ function bar(parent, low, high, colours) {
 }
 
 // Canvases of every field: one row each, in 1D one below the other.
-function layOut(film, frames) {
+function layOut(film, trajectory, frames) {
+  frames.replaceChildren();
   frames.className = `frames ${film.is_1d ? "lines" : "planes"}`;
   const kinds = film.is_1d ? ["lines", "error"] : ["truth", "prediction", "error"];
   if (!film.is_1d) ["", ...kinds].forEach((kind) => element(frames, "div", { className: kind ? "head" : "head corner", textContent: kind }));
   return film.fields.map((field, i) => {
-    const [low, high] = film.scales[i], shown = film.shown[i], canvases = {};
+    const [low, high] = trajectory.scales[i], shown = (film.is_1d ? trajectory.largest : trajectory.shown)[i], canvases = {};
     for (const kind of kinds) {
       if (film.is_1d || kind === "truth") element(frames, "div", { className: "name", textContent: film.is_1d && kind === "error" ? `${field}, error` : field });
       const box = element(frames, "div");
@@ -90,7 +91,7 @@ function layOut(film, frames) {
 function draw(film, rows, trajectory, frame) {
   const style = getComputedStyle(document.body);
   rows.forEach((canvases, i) => {
-    const found = values(film, trajectory, i, frame), [low, high] = film.scales[i], shown = film.shown[i];
+    const found = values(film, trajectory, i, frame), [low, high] = trajectory.scales[i], shown = (film.is_1d ? trajectory.largest : trajectory.shown)[i];
     if (film.is_1d) {
       const margin = 0.1 * (high - low), soft = style.getPropertyValue("--soft");
       drawLines(canvases.lines, [[found.truth, soft, 4], [found.prediction, style.getPropertyValue("--good"), 1.8]], low - margin, high + margin);
@@ -106,9 +107,9 @@ function draw(film, rows, trajectory, frame) {
 async function start(figure) {
   const film = JSON.parse(figure.dataset.film), controls = figure.querySelector(".controls"), last = film.times.length - 1;
   for (const each of film.trajectories) [each.truths, each.errors] = await Promise.all([pixels(each.truth), pixels(each.error)]);
-  const rows = layOut(film, figure.querySelector(".frames"));
-  let chosen = film.trajectories.find((each) => each.role === "median"), visible = false;
-  const roles = film.trajectories.map((each) => element(controls, "button", { type: "button", textContent: each.role, onclick: () => { chosen = each; show(); } }));
+  const frames = figure.querySelector(".frames");
+  let chosen = film.trajectories.find((each) => each.role === "median"), rows = layOut(film, chosen, frames), visible = false;
+  const roles = film.trajectories.map((each) => element(controls, "button", { type: "button", textContent: each.role, onclick: () => { chosen = each; rows = layOut(film, chosen, frames); show(); } }));
   const play = element(controls, "button", { type: "button", textContent: "▶", title: "play or pause", hidden: last === 0 });
   const slider = element(controls, "input", { type: "range", min: 0, max: last, value: last, hidden: last === 0, ariaLabel: "time" });
   const label = element(controls, "output");

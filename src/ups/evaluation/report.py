@@ -73,7 +73,7 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
     """The page as HTML; `advance(1)` follows each dataset."""
     scores = Scores(results.metrics, results.baseline_metrics)
     grades = {name: grade["grade"] for name, grade in results.verdict.get("grades", {}).items()}
-    titles = {name: title_of(results.cards[name].dataset) for name in scores.families}
+    titles = _titles(results)
     names = tables.worst_first(scores, grades)
     overview = tables.overview(scores, titles, grades, results.costs)
     environment = Environment(
@@ -110,6 +110,13 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
     )
 
 
+def _titles(results: Results) -> dict[str, str]:
+    """The title of each dataset, with its name where two have the same."""
+    titles = {name: title_of(card.dataset) for name, card in results.cards.items()}
+    counts = Counter(titles.values())
+    return {name: title if counts[title] == 1 else f"{title} ({name})" for name, title in titles.items()}
+
+
 def _headline(results: Results, names: list[str], grades: dict[str, str], titles: dict[str, str]) -> str:
     """How many datasets have which grade, the worst one, and the time of training."""
     counts = Counter(grades.get(name, tables.UNGRADED) for name in names)
@@ -135,7 +142,7 @@ def _section(results: Results, scores: Scores, name: str, film_bytes: int) -> di
         film = film_of(family, arrays, film_bytes)
     return {
         "name": name,
-        "title": title_of(card.dataset),
+        "title": _titles(results)[name],
         "grade": results.verdict.get("grades", {}).get(name, {"grade": tables.UNGRADED, "reasons": []}),
         "ensemble": scores.ensemble(name),
         "scores": tables.score_rows(scores, name),
@@ -167,24 +174,21 @@ def film_of(family: str, arrays: Arrays, max_bytes: int) -> dict[str, Any]:
         truth = arrays[f"{role}/truth"][frames].astype(np.float64)
         truths.append(truth)
         errors.append(arrays[f"{role}/prediction"][frames] - truth)
-    scales = [limits([truth[:, c] for truth in truths]) for c in range(len(fields))]
-    shown = [symmetric_limits([error[:, c] for error in errors])[1] for c in range(len(fields))]
-    largest = [_largest([error[:, c] for error in errors], high - low) for c, (low, high) in enumerate(scales)]
     trajectories = []
     for role, truth, error in zip(roles, truths, errors, strict=True):
+        scales = [limits([truth[:, c]]) for c in range(len(fields))]
+        shown = [symmetric_limits([error[:, c]])[1] for c in range(len(fields))]
+        largest = [_largest(error[:, c], high - low) for c, (low, high) in enumerate(scales)]
         values = [(truth[:, c] - low) / (high - low) * 255 for c, (low, high) in enumerate(scales)]
         signed = [np.nan_to_num(np.clip(error[:, c] / a, -1, 1), nan=1.0) for c, a in enumerate(largest)]
         roots = [127.5 + 127.5 * np.sign(e) * np.sqrt(np.abs(e)) for e in signed]
-        steps = _part_of_steps(arrays, role, frames)
-        trajectories.append({"role": role, "truth": _strip(values), "error": _strip(roots), "nRMSE": steps})
+        content = {"truth": _strip(values), "error": _strip(roots), "nRMSE": _part_of_steps(arrays, role, frames)}
+        trajectories.append({"role": role, "scales": scales, "shown": shown, "largest": largest, **content})
     return {
         "fields": fields,
         "is_1d": truths[0].ndim == 3,
         "size": plane_of(truths[0][0, 0]).shape[::-1] if truths[0].ndim > 3 else (truths[0].shape[-1], 1),
         "times": [float(f"{time:.4g}") for time in arrays["shown"][frames]],
-        "scales": scales,
-        "shown": shown,
-        "largest": largest,
         "trajectories": trajectories,
     }
 
@@ -196,9 +200,8 @@ def _frames(arrays: Arrays, num_trajectories: int, max_bytes: int) -> np.ndarray
     return np.unique(np.linspace(0, count - 1, min(count, allowed)).astype(int))
 
 
-def _largest(errors: list[np.ndarray], bound: float) -> float:
-    sizes = [float(np.abs(error[np.isfinite(error)]).max(initial=0.0)) for error in errors]
-    return min(max(sizes), bound) or 1.0
+def _largest(error: np.ndarray, bound: float) -> float:
+    return min(float(np.abs(error[np.isfinite(error)]).max(initial=0.0)), bound) or 1.0
 
 
 def _part_of_steps(arrays: Arrays, role: str, frames: np.ndarray) -> list[float | None]:

@@ -89,21 +89,32 @@ class Scores:
         scored = {m: self.value(dataset, m, "CRPS", "rollout") for m in methods}
         finite = {method: value for method, value in scored.items() if value is not None}
         if not finite:
-            return "off: rejected on validation data" if not methods else "not finite"
+            return "not finite" if methods else "off"
         method = min(finite, key=finite.__getitem__)
         spread = self.value(dataset, method, "spread_skill", "rollout")
         if spread is None:
             return f"{method}: not finite"
         words = "too narrow" if spread < 1 / CALIBRATED else "too wide" if spread > CALIBRATED else "calibrated"
-        return f"{method}: {words}, spread/skill {number(spread)}"
+        return f"{method}: {words} ({number(spread)})"
 
 
-OVERVIEW = ("dataset", "grade", "one step", "rollout", "persistence", "FNO", "U-Net", "ensemble", "ms per snapshot")
+OVERVIEW = (
+    "dataset",
+    "grade",
+    "one step",
+    "rollout",
+    "persistence",
+    "FNO",
+    "U-Net",
+    "ensemble (spread/skill)",
+    "ms per snapshot",
+)
 OVERVIEW_NOTE = (
     "nRMSE on the test split: RMSE over the RMS of the truth, mean over fields, times and trajectories; 0 is perfect, "
     "predicting zero scores 1. In brackets the 95 % interval over test trajectories; too few have none. "
     "Columns persistence (nothing changes), FNO and U-Net: rollouts, trained at equal cost. Bold with a star: the best "
-    "rollout of the row. Sorted: worst first."
+    "rollout of the row. Ensemble: its spread over its error in rollouts, 1 if it can be trusted; off where "
+    "it brought nothing on validation data. Sorted: worst first."
 )
 
 
@@ -180,11 +191,13 @@ def corrector_rows(report: dict[str, Any]) -> ReportTable:
             shown = own[0] if own else min(candidates, key=lambda c: len(c["exceeded"]), default=None)
             steps = str(decision["num_steps"]) if own else ABSENT
             ratios = [number(shown[key]) for key in ("crps", "nrmse", "high_band")] if shown else [ABSENT] * 3
-            exceeded = ", ".join(shown["exceeded"]) or "none" if shown else "too few validation trajectories"
+            untried = "no teacher" if entry.get("candidates") else "too few validation trajectories"
+            exceeded = ", ".join(shown["exceeded"]) or "none" if shown else untried
             rows.append([family, method, decision["mode"], steps, *ratios, exceeded])
     note = (
         "On validation data, over the model without corrector: CRPS over its MAE, nRMSE, error in the highest band of "
-        "wavenumbers; below 1 is better. A corrector that is off has the scores of its best candidate."
+        "wavenumbers; below 1 is better. A corrector that is off has the scores of its best candidate. "
+        "No teacher: the consistency model is not tried where diffusion is off."
     )
     return ReportTable("correctors", "Correctors", columns, rows, note)
 
