@@ -121,11 +121,23 @@ def info(place: Path, family: str | None) -> None:
 @main.command()
 @click.argument("place", type=FILE)
 @click.argument("target", metavar="OUT", type=FILE)
-def export(place: Path, target: Path) -> None:
-    """Write the models of the data root PLACE as a bundle: a folder OUT that runs without this project's data."""
+@click.option("--format", "form", type=click.Choice(["bundle", "pt2", "onnx", "aoti"]), default="bundle", show_default=True)
+@click.option("--family", help="Of which the model is written, in every format but bundle.")
+def export(place: Path, target: Path, form: str, family: str | None) -> None:
+    """Write the models of the data root or bundle PLACE to OUT.
+
+    A bundle is a folder with the models of all families, for `ups.load`. The other formats are one file with the model
+    of one family, which runs without this package: a program of torch, an ONNX graph, or machine code by AOTInductor.
+    """
     import ups
 
-    ups.load(place, device="cpu").save(target)
+    model = ups.load(place, device="cpu")
+    if form == "bundle":
+        model.save(target)
+    elif family is None:
+        raise ConfigFault(f"--family is missing: {form} holds the model of one family")
+    else:
+        model.export(family, target, form)
     click.echo(target)
 
 

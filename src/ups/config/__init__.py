@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+import yaml
 from pydantic import BaseModel, ValidationError, model_validator
 
 from ups.config.baselines import BaselinesConfig
@@ -129,3 +131,12 @@ def fields_at(place: tuple[int | str, ...]) -> list[str]:
             section = get_args(get_type_hints(section)["__pydantic_extra__"])[1]
     assert issubclass(section, BaseModel)
     return list(section.model_fields)
+
+
+def packaged(section: str) -> dict[str, Any]:
+    """A section of the parameters of `conf/base` as it comes with the package, with the seed 0."""
+    for path in sorted((Path(__file__).parents[1] / "conf" / "base").glob("parameters*.yml")):
+        content = yaml.safe_load(path.read_text(encoding="utf-8").replace("${seed}", "0"))
+        if section in content:
+            return content[section]
+    raise KeyError(section)

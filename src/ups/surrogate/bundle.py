@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from ups import __version__
-from ups.data.families import NUM_CONDITIONS
+from ups.data.families import NUM_CONDITIONS, Family, base_of
+from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
 from ups.files import digest_of, publish, read_json, write_json
 from ups.models.weights import load_settings
@@ -33,7 +34,8 @@ class Bundle:
 
     The card has `format`, `ups` (version), `settings` (constructor arguments of each stage), `corrections`,
     `latent_scale` and `families`: by name the `datasets` of training (each as `dataclasses.asdict(Dataset)`, with the
-    `split`), `token_grid`, `periodic` axes and `scores` (records as in metrics.json, without single trajectories).
+    `split`), `token_grid`, `periodic` axes, `scores` (records as in metrics.json, without single trajectories),
+    `coverage` (of `ups.surrogate.coverage`, or None) and `definition` (of `ups.Family`).
     """
 
     surrogate: Surrogate
@@ -48,11 +50,15 @@ def from_data_root(root: Path, device: torch.device) -> Bundle:
     """
     from ups.data.samples import domains
 
+    FAMILIES.read(root)
     trained = _trained(root)
     cache, surrogate = trained.cache(), trained.surrogate(device)
     metrics, scores = root / "08_reporting" / "metrics.json", []
     if metrics.is_file():  # models that were not evaluated have no scores
         scores = read_json(metrics, list[dict[str, Any]])
+    coverage, covered = root / "06_models" / "coverage.json", {}
+    if coverage.is_file():  # models that were not evaluated do not warn
+        covered = read_json(coverage, dict[str, Any])["families"]
     families = {}
     for name, domain in domains(cache).items():
         if surrogate.model(name) is None:
@@ -63,6 +69,8 @@ def from_data_root(root: Path, device: torch.device) -> Bundle:
             "token_grid": list(domain.grid),
             "periodic": list(domain.periodic),
             "scores": [_without_trajectories(score) for score in scores if score["family"] == name],
+            "coverage": covered.get(name),
+            "definition": FAMILIES[name].definition,
         }
     card = {
         "format": FORMAT,
@@ -141,6 +149,8 @@ def read(folder: Path, device: torch.device) -> Bundle:
     tensors = _read_tensors(folder / TENSORS, card["weights"])
     models = {}
     try:
+        definitions = [entry["definition"] for entry in card["families"].values()]
+        FAMILIES.define(*(Family(**each) for each in definitions if base_of(each["name"]) == each["name"]))
         for stage, settings in card["settings"].items():
             model = MODELS[stage](**_tuples(settings))
             weights = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{stage}/")}

@@ -1,15 +1,14 @@
 """`ups.load` and what it returns: trained models that predict solutions from arrays in physical units."""
 
 import logging
-import math
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,49 +17,23 @@ from ups.errors import ConfigFault, DataFault
 from ups.models.codec import FieldGroup, group_name
 from ups.surrogate import bundle
 from ups.surrogate.arrays import Array, Form, as_given, find_device, labelled, resampled
+from ups.surrogate.coverage import Coverage
 from ups.surrogate.description import Description, card_text, describe
-from ups.surrogate.problem import FamilyCard, Problem, find_family, pose
+from ups.surrogate.ensemble import Ensemble, stacked
+from ups.surrogate.problem import FamilyCard, Problem, find_family, pose, why_outside
 from ups.surrogate.surrogate import NoisyStep, Surrogate, rollout_steps
 
 MAX_TOKENS = 2**15  # that the models take at once: about 800 MB of memory
 CORRECTORS = ("consistency", "diffusion")  # the first that is on makes ensembles: one or two evaluations per step
 
+if TYPE_CHECKING:
+    from ups.data.families import Family
+
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Ensemble:
-    """Members of an ensemble (M, ...), each of the shape that `Model.predict` returns without members."""
-
-    members: Array
-
-    @property
-    def mean(self) -> Array:
-        """Mean over the members."""
-        return self.members.mean(self._axis())
-
-    @property
-    def std(self) -> Array:
-        """Standard deviation over the members, with M in the denominator."""
-        return self.members.std(self._axis(), correction=0) if self._is_torch() else self.members.std(self._axis())
-
-    def quantile(self, q: float) -> Array:
-        """The value below which a share q in [0, 1] of the members lies, interpolated linearly."""
-        if not 0 <= q <= 1:
-            raise ConfigFault(f"a quantile is a share in [0, 1], not {q}")
-        if self._is_torch():  # torch.quantile takes at most 16 million values
-            lower, share = divmod(q * (len(self.members) - 1), 1.0)
-            ordered = self.members.sort(0).values
-            return torch.lerp(ordered[int(lower)], ordered[math.ceil(lower + share)], share)
-        if isinstance(self.members, np.ndarray):
-            return np.quantile(self.members, q, axis=0)
-        return self.members.quantile(q, "member")
-
-    def _is_torch(self) -> bool:
-        return isinstance(self.members, Tensor)
-
-    def _axis(self) -> Any:
-        return 0 if self._is_torch() or isinstance(self.members, np.ndarray) else "member"
+class OutsideTraining(UserWarning):
+    """A prediction was asked for outside of what training covered: its error may be far above the usual one."""
 
 
 class Model:
@@ -73,7 +46,10 @@ class Model:
     def __init__(self, loaded: bundle.Bundle, device: torch.device) -> None:
         self._bundle = loaded
         self._device = device
-        self.cards = {name: FamilyCard.of(name, entry) for name, entry in loaded.card["families"].items()}
+        families = loaded.card["families"]
+        self.cards = {name: FamilyCard.of(name, entry) for name, entry in families.items()}
+        covered = {name: entry["coverage"] for name, entry in families.items() if entry["coverage"] is not None}
+        self._coverage = {name: Coverage.from_json(content) for name, content in covered.items()}
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -136,7 +112,7 @@ class Model:
         parts = list(self.advance(problem, 1 if steps is None else steps, members, seed))
         u = parts[0] if problem.u_0 is None else torch.stack(parts, 2)  # (M, B, [T + 1,] C, *grid)
         results = [_result(member, problem, steps, labels) for member in u]
-        return results[0] if members is None else Ensemble(_stacked(results))
+        return results[0] if members is None else Ensemble(stacked(results))
 
     def rollout(
         self,
@@ -161,6 +137,50 @@ class Model:
         """Write the models as a bundle: a folder that `ups.load` reads with torch, numpy and safetensors alone."""
         bundle.save(self._bundle, Path(folder), card_text(self._bundle.card, self.cards))
 
+    def export(self, family: str, path: str | Path, form: Literal["pt2", "onnx", "aoti"] = "pt2") -> None:
+        """Write one family's model, codec included and without corrector, as a file that runs without this package.
+
+        Its inputs are those of `ups.surrogate.export.PhysicalModel`, for batches of any size: the state u
+        (B, C, *grid), the coefficients, and each parameter of the PDE (B,). Raises as `ups.surrogate.export.export`.
+        """
+        from ups.surrogate.export import PhysicalModel, export
+
+        card = self.cards[find_family(family, self.cards, None)]
+        export(PhysicalModel(self.surrogate, card.datasets[0], card.domain), Path(path), form)
+
+    def adapt(
+        self,
+        family: "str | Family",
+        u: Array,
+        *,
+        steps: int,
+        dt: float | None = None,
+        lengths: tuple[float, ...] | None = None,
+        **parameters: Any,
+    ) -> "Model":
+        """A model of one family that has learned from a few trajectories, starting from these models.
+
+        Args:
+            family: one of `families`, where `parameters` or grid are new, or a `ups.Family` that is not among them.
+            u: trajectories (B, T, C, *grid), or solutions (B, C, *grid) of a steady family; B at least 2.
+            steps: of training.
+            dt: time between snapshots; None: that of the trained family.
+            lengths: of the domain along each axis; None: those of the trained family.
+            **parameters: of the PDE, a number each; coefficient fields (B, *grid) by name.
+
+        Returns:
+            The model; its `card` says what it gained over training from random weights.
+
+        Raises:
+            ConfigFault: an argument is missing or does not suit the family.
+            DataFault: there are fewer than two trajectories.
+            Diverged: no learning rate gives finite errors.
+        """
+        from ups.training.adapted_model import adapt_bundle  # imports the configuration
+
+        about = {"dt": dt, "lengths": lengths, "arguments": parameters}
+        return Model(adapt_bundle(self._bundle, family, u, steps=steps, device=self._device, **about), self._device)
+
     def _snapshots(self, problem: Problem, steps: int) -> Iterator[Array]:
         snapshots = self.advance(problem, steps, None, 0)
         next(snapshots)  # the initial state
@@ -178,6 +198,8 @@ class Model:
         problem = pose(card, u_0, arguments, dt, self._device)
         if problem.substeps > 1:
             log.info("%s: dt = %g is %d steps of the operator", card.name, problem.dt, problem.substeps)
+        if (covered := self._coverage.get(card.name)) and (outside := why_outside(problem, covered)):
+            warnings.warn(outside, OutsideTraining, stacklevel=3)
         return problem
 
     def advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
@@ -257,13 +279,3 @@ def _result(u: Tensor, problem: Problem, steps: int | None, labels: bool) -> Arr
         times = None if steps is None else [problem.dt * step for step in range(steps + 1)]
         return labelled(u, times, problem.parameters, problem.dataset, form)
     return as_given(u if form.channels else u.squeeze(-len(family.axes) - 1), form)
-
-
-def _stacked(results: list[Array]) -> Array:
-    if isinstance(results[0], Tensor):
-        return torch.stack(results)
-    if isinstance(results[0], np.ndarray):
-        return np.stack(results)
-    import xarray
-
-    return xarray.concat(results, "member")

@@ -26,8 +26,10 @@ from ups.surrogate.arrays import (
     per_trajectory,
     read_state,
 )
+from ups.surrogate.coverage import Coverage
 from ups.surrogate.surrogate import Setting, condition_of
 
+MAX_REASONS = 3  # in a warning
 TOLERANCE = 1e-4  # relative, of time steps that count as equal
 
 
@@ -148,6 +150,22 @@ def pose(
     # The condition is that of the trained grid, on which the models predict.
     condition = condition_of(torch.tensor(condition_features(dataset), device=device), parameters, batch)
     return Problem(card, replace(dataset, grid=grid), u, coefficients, parameters, condition, step, substeps, form)
+
+
+def why_outside(problem: Problem, covered: Coverage) -> str | None:
+    """Why the error may be far above the usual one, in one line; None inside of what training covered."""
+    fields = [None if each is None else each.detach().cpu() for each in (problem.u_0, problem.coefficients)]
+    dt = None if problem.u_0 is None else problem.dt / problem.substeps
+    names, found = list(problem.parameters), []
+    rows = torch.stack([problem.parameters[name].detach().cpu() for name in names], 1) if names else torch.zeros(1, 0)
+    for row in rows.unique(dim=0):  # most often all trajectories have the same parameters
+        values = {name: float(str(value.numpy())) for name, value in zip(names, row, strict=True)}
+        found.append(covered.check(*fields, values, grid=problem.dataset.grid, dt=dt))
+    worst = max(found, key=lambda each: float(each.score.max()))
+    if not bool(worst.warned.any()):
+        return None
+    which = "" if problem.batch == 1 else f", {int(worst.warned.sum())} of {problem.batch} states"
+    return f"{problem.card.name} outside of training{which}: {'; '.join(worst.reasons[:MAX_REASONS])}"
 
 
 def _check_names(family: Family, arguments: dict[str, Any], u_0: Array | None) -> None:

@@ -52,10 +52,11 @@ class Gain:
     """A surrogate of one family adapted to new data; `over_scratch` compares rollouts it was not trained on.
 
     It is the nRMSE of the best trial from the trained weights over that of the best trial from random ones, both of
-    equal length: below 1 the trained weights help.
+    equal length: below 1 the trained weights help. `settings` are the constructor arguments of the network.
     """
 
     surrogate: Surrogate
+    settings: dict[str, Any]
     donor: str | None
     learning_rate: float
     over_scratch: float
@@ -71,7 +72,8 @@ def adapt(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig)
     """
     adapted = train_best(starts(surrogate, trajectories, config), trajectories, config)
     _, _, error = best_trial([scratch(surrogate, trajectories, config)], trajectories, config)
-    return Gain(adapted.surrogate, adapted.start.donor, adapted.learning_rate, adapted.trial_error / error)
+    start = adapted.start
+    return Gain(adapted.surrogate, start.settings, start.donor, adapted.learning_rate, adapted.trial_error / error)
 
 
 def train_and_save(
