@@ -8,6 +8,7 @@ import difflib
 import logging
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import click
 from ups.errors import ConfigFault, DataFault, Fault, Preempted
 
 FILE = click.Path(path_type=Path)
+FORMATS = ["bundle", "pt2", "onnx", "aoti"]
 ANY_OPTION = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -36,6 +38,7 @@ class Commands(click.Group):
     def invoke(self, context: click.Context) -> Any:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without the place in the code
         try:
             return super().invoke(context)
         except Fault as fault:
@@ -121,7 +124,9 @@ def info(place: Path, family: str | None) -> None:
 @main.command()
 @click.argument("place", type=FILE)
 @click.argument("target", metavar="OUT", type=FILE)
-@click.option("--format", "form", type=click.Choice(["bundle", "pt2", "onnx", "aoti"]), default="bundle", show_default=True)
+@click.option(
+    "--format", "form", type=click.Choice(["bundle", "pt2", "onnx", "aoti"]), default="bundle", show_default=True
+)
 @click.option("--family", help="Of which the model is written, in every format but bundle.")
 def export(place: Path, target: Path, form: str, family: str | None) -> None:
     """Write the models of the data root or bundle PLACE to OUT.

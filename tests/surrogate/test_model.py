@@ -46,7 +46,7 @@ def row(options: dict[str, Any], number: int) -> dict[str, Any]:
 def test_a_prediction_is_what_the_networks_predict(model: Model):
     """Encode, step by step, decode: with the condition of the data, from latents of u_0, the initial state first."""
     u_0, nu, name = values(2, 1, 8), [0.01, 0.1], "burgers_1d"
-    card, networks = model._cards[name], model.surrogate
+    card, networks = model.cards[name], model.surrogate
     z = networks.encode(torch.from_numpy(u_0), name)
     condition = torch.tensor(
         [condition_features(next(d for d in card.datasets if d.parameters["nu"] == n)) for n in nu]
@@ -254,7 +254,7 @@ def test_what_a_family_is_can_be_asked(model: Model):
 )
 def test_the_grid_chooses_the_variant(altered: Callable[..., Model], given: Any):
     """Whatever the kind of the array, and whether it has trajectories and fields."""
-    assert find_family("advection_1d", altered(two_variants)._cards, given) == "advection_1d-16"
+    assert find_family("advection_1d", altered(two_variants).cards, given) == "advection_1d-16"
 
 
 def test_predictions_have_the_errors_that_the_run_recorded(model: Model, data_root: Path, tmp_path: Path):

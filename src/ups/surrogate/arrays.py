@@ -44,11 +44,10 @@ def find_device(name: str | torch.device | None) -> torch.device:
     """
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError:
-        raise ConfigFault(f"there is no device {name!r}: choose cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigFault("this machine has no GPU that torch can use: choose the device cpu")
-    return device
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # the latter where torch has no such devices
+        what = str(error).partition("\n")[0]
+        raise ConfigFault(f"there is no device {name!r} ({what}): choose cpu, or leave out device") from None
 
 
 def kind_of(array: Array) -> Kind:

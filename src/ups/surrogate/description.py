@@ -16,7 +16,7 @@ class Description:
     `fields` and `coefficients` have meanings by name, `parameters` the trained values, `boundary` one entry per axis;
     `lengths` and `time_steps` are in the units of the PDE; `trajectories` counts those of the splits. `scores` are
     mean errors in physical units on the test split by (method, metric, horizon); `ensembles` says whether `members` can
-    be predicted.
+    be predicted, `adapted` from which family's network a model learned, and what that gained.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Description:
     parameters: dict[str, tuple[float, ...]]
     trajectories: dict[str, int]
     ensembles: bool
+    adapted: str | None
     scores: dict[tuple[str, str, str], float | None]
 
     def rows(self) -> list[tuple[str, str]]:
@@ -42,6 +43,7 @@ class Description:
         rows += [(name, f"trained at {_listed(values)}") for name, values in self.parameters.items()]
         rows += [("trajectories", ", ".join(f"{count} {split}" for split, count in self.trajectories.items()))]
         rows += [("ensembles", "yes" if self.ensembles else "no: none passed on validation data")]
+        rows += [("adapted", self.adapted)] * (self.adapted is not None)
         return rows + [(f"nRMSE, {horizon}, {method}", f"{value:.4g}") for method, horizon, value in self._errors()]
 
     def _errors(self) -> list[tuple[str, str, float]]:
@@ -84,6 +86,7 @@ def describe(card: FamilyCard, entry: dict[str, Any], ensembles: bool) -> Descri
         parameters={name: tuple(card.values(name)) for name in family.parameters},
         trajectories={name: sum(len(split[name]) for split in splits) for name in splits[0]},
         ensembles=ensembles,
+        adapted=_gain(entry["adapted"]) if "adapted" in entry else None,
         scores=_scores(entry["scores"]),
     )
 
@@ -118,6 +121,11 @@ def card_text(card: dict[str, Any], families: Mapping[str, FamilyCard]) -> str:
     ]
     described = [describe(each, card["families"][name], name in ensembles) for name, each in families.items()]
     return "\n".join([*lines, *map(markdown, described)])
+
+
+def _gain(adapted: dict[str, Any]) -> str:
+    ratio = f"error {adapted['over_scratch']:.2f} times that of random weights, in trials of equal length"
+    return f"from the network of {adapted['donor']}: {ratio}"
 
 
 def _scores(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], float | None]:
