@@ -262,7 +262,9 @@ def test_predictions_have_the_errors_that_the_run_recorded(model: Model, data_ro
     trained = Trained(
         receipt(data_root, "latent_cache"), {stage: receipt(data_root, stage) for stage in STAGE_NAMES}, data_root
     )
-    config = EvaluationConfig(folder=None, folder_correctors=True, seed=0, batch_tokens=4096, ensemble_size=4)
+    config = EvaluationConfig(
+        folder=None, folder_correctors=True, keep_predictions=[], seed=0, batch_tokens=4096, ensemble_size=4
+    )
     records = score_test_split(tmp_path, trained, config, launched(num_processes=1), data_root / "01_raw")["records"]
     plain = [r for r in records if r["method"] in ("operator", "steady") and r["metric"] == "nRMSE"]
     assert len(plain) == 2 * 7
