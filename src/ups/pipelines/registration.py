@@ -27,7 +27,7 @@ def create_pipeline() -> Pipeline:
     """Needs the results of `kedro run --pipeline full`."""
     inputs = SURROGATE | {"metrics": "metrics", "rollouts": "rollouts"}
     inputs |= {"config": "params:registration", "evaluation": "params:evaluation"}
-    return Pipeline([step(register, inputs, "registration")], tags="register")
+    return Pipeline([step(register, inputs, ["registration", "champion_metrics"])], tags="register")
 
 
 def register(
@@ -37,8 +37,10 @@ def register(
     evaluation: EvaluationConfig,
     data_root: Path,
     **stages: Receipt,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Register the models with the errors of their test trajectories, and say whether and why they are the champion.
+
+    A new champion's scores are returned beside, for the gates of later runs; else none.
 
     Raises:
         DataFault: the scores are those of other models.
@@ -56,7 +58,8 @@ def register(
         bundle = Path(place) / registry.BUNDLE
         model.save(bundle)
         version = registry.register(config.name, bundle, errors, example_of(model), digest_of(bundle / TENSORS))
-    return crown(version, errors, config)
+    registration = crown(version, errors, config)
+    return registration, metrics if registration["is_better"] else []
 
 
 def crown(version: str, errors: dict[str, Any], config: RegistrationConfig) -> dict[str, Any]:
