@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from ups.data import cards
-from ups.data.card_text import BOUNDARY_WORDS, Card, card_markdown, find_origin
+from ups.data.card_text import BOUNDARY_WORDS, Card, card_markdown, find_origin, title_of
 from ups.data.cards import draw_card, read_sample, write_cards
 from ups.data.families import BOUNDARIES, Family, Subsample
 from ups.data.pdebench import FAMILIES
@@ -246,3 +246,17 @@ def test_pages_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(OSError, match="disk full"):
         write_simulated(tmp_path)
     assert list((tmp_path / "cards").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "parameters", "title"),
+    [
+        ("burgers_1d", {"nu": 0.01}, "Burgers 1D, ν = 0.01"),
+        ("compressible_ns_2d-512x512", {"mach": 1.0}, "Compressible Navier–Stokes 2D, 512x512, M = 1"),
+        ("wave", {"delta": 0.5}, "Wave, delta = 0.5"),
+    ],
+)
+def test_titles_are_equation_and_parameters(family: str, parameters: dict[str, float], title: str):
+    """Parameters that PDEBench does not have keep their names."""
+    dataset = Dataset("a", family, ("a",), (1,), (0.0, 1.0), (8,), (1.0,), ("periodic",), parameters)
+    assert title_of(dataset) == title

@@ -1,5 +1,6 @@
 """Text of a data card: sections with equation, domain, fields, splits, files and source of a dataset."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ def title_of(dataset: Dataset) -> str:
     """Equation and parameters in words, for example "Burgers 1D, ν = 0.01"; a variant's own boundary, if any."""
     base, _, variant = dataset.family.partition("-")
     equation = base.replace("_", " ").replace(" ns ", " Navier–Stokes ").replace("diffusion ", "diffusion–")
-    parameters = [f"{GREEK[name]} = {value:g}" for name, value in dataset.parameters.items()]
-    named = f"{equation[0].upper()}{equation[1:-1]}{equation[-1].upper()}"
+    parameters = [f"{GREEK.get(name, name)} = {value:g}" for name, value in dataset.parameters.items()]
+    named = re.sub(r"(?<=\d)d$", "D", f"{equation[0].upper()}{equation[1:]}")
     return ", ".join([named, *([variant] if variant else []), *parameters])
 
 
