@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from ups.data import cards
 from ups.data.card_text import BOUNDARY_WORDS, Card, card_markdown, find_origin, title_of
 from ups.data.cards import draw_card, read_sample, write_cards
-from ups.data.families import BOUNDARIES, Family, Subsample
+from ups.data.families import BOUNDARIES, Dataset, Family, Subsample
 from ups.data.pdebench import FAMILIES
 from ups.data.published import read_published_files
 from ups.data.simulate import file_name, simulate
