@@ -207,6 +207,7 @@ def score(predictions: Path, truth: Path, output: Path | None, device: str | Non
     from ups.evaluation.tables import rollout_table
     from ups.files import write_json
 
+    define_families(Path("conf"), "local")
     records = score_predictions(predictions, truth, compute=Compute.on(device), **asked)
     get_console().print(rollout_table(records))
     if output is not None:
