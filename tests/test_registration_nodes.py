@@ -59,7 +59,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.setenv(tracking.PARENT_RUN, "")
-        tracking.open_run("register", folder, {})
+        tracking.open_run("register", folder, {}, {})
         yield folder
         tracking.close_run("FINISHED")
         del os.environ["MLFLOW_TRACKING_URI"]

@@ -128,7 +128,7 @@ def adapt_text(records: list[dict[str, Any]], adapted: dict[str, Any]) -> str:
 def draw_curves(records: list[dict[str, Any]]) -> Figure:
     """Error over the number of trajectories: one panel per dataset, one line per method."""
     curves = curves_of(records)
-    figure, panels = panel_grid(list(curves), "trajectories", "nRMSE of rollouts")
+    figure, panels = panel_grid({name: name for name in curves}, "trajectories", "nRMSE of rollouts")
     for name, panel in panels.items():
         for method, errors in curves[name].items():
             if method in METHODS:

@@ -164,7 +164,9 @@ def _cosine_modes(patch: int, num_dims: int, num_modes: int) -> Tensor:
 def encode_fields(u: Tensor, group: FieldGroup, bases: Tensor) -> Tensor:
     """Physical fields (B, C, *grid) to latents (B, N, D), given the bases of the group."""
     pairs = enumerate(zip(bases, group.std, strict=True))
-    return torch.cat([_patches(u[:, field], group, field) @ (basis.mT / std) for field, (basis, std) in pairs], -1)
+    # Of matrices, not of stacks of them, which torch would round in another order where there is only one.
+    fields = [_patches(u[:, field], group, field).mm(basis.mT / std) for field, (basis, std) in pairs]
+    return torch.cat(fields, -1).unflatten(0, (-1, group.num_tokens))
 
 
 def decode_fields(z: Tensor, group: FieldGroup, bases: Tensor) -> Tensor:
@@ -179,17 +181,18 @@ def decode_fields(z: Tensor, group: FieldGroup, bases: Tensor) -> Tensor:
 
 def normalized_patches(u: Tensor, group: FieldGroup) -> Tensor:
     """Fields (B, C, *grid) to patches (C, B, N, P) of (g(u) - mean) / std, with g = log for positive fields."""
-    return torch.stack([_patches(u[:, field], group, field).div_(std) for field, std in enumerate(group.std)])
+    fields = [_patches(u[:, field], group, field).div_(std) for field, std in enumerate(group.std)]
+    return torch.stack(fields).unflatten(1, (-1, group.num_tokens))
 
 
 def _patches(u: Tensor, group: FieldGroup, field: int) -> Tensor:
-    """Patches (B, N, P) of g(u) - mean of one field u (B, *grid)."""
+    """Patches (B N, P) of g(u) - mean of one field u (B, *grid)."""
     d = len(group.grid)
     for axis, n in reversed(list(enumerate(group.grid))):
         u = u.unflatten(axis + 1, (n // group.patch, group.patch))
     u = u.permute(0, *(1 + 2 * axis for axis in range(d)), *(2 + 2 * axis for axis in range(d)))
     # A copy in the order of patches, then changed in place, is faster than a result that is copied into this order.
-    patches = u.clone(memory_format=torch.contiguous_format).view(-1, group.num_tokens, group.patch_points)
+    patches = u.clone(memory_format=torch.contiguous_format).view(-1, group.patch_points)
     return (patches.log_() if group.log[field] else patches).sub_(group.mean[field])
 
 
