@@ -25,9 +25,9 @@ def execute(name: str) -> None:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models of random weights."""
-    folder = tmp_path_factory.mktemp("models")
-    load(make_loadable(folder / "root", FAMILIES, count=5), device="cpu").save(folder / "bundle")
-    return folder / "bundle"
+    bundle = tmp_path_factory.mktemp("models") / "bundle"
+    load(make_loadable(tmp_path_factory.mktemp("root"), FAMILIES, count=5), device="cpu").save(bundle)
+    return bundle
 
 
 @pytest.mark.parametrize("name", ["quickstart.ipynb", "inverse_problem.ipynb"])

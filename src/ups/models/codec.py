@@ -164,8 +164,8 @@ def _cosine_modes(patch: int, num_dims: int, num_modes: int) -> Tensor:
 def encode_fields(u: Tensor, group: FieldGroup, bases: Tensor) -> Tensor:
     """Physical fields (B, C, *grid) to latents (B, N, D), given the bases of the group."""
     pairs = enumerate(zip(bases, group.std, strict=True))
-    # Of matrices, not of stacks of them, which torch would round in another order where there is only one.
-    fields = [_patches(u[:, field], group, field).mm(basis.mT / std) for field, (basis, std) in pairs]
+    # With a contiguous factor the product rounds the same for any number of small patches; decoding has one anyway.
+    fields = [_patches(u[:, field], group, field).mm((basis.mT / std).contiguous()) for field, (basis, std) in pairs]
     return torch.cat(fields, -1).unflatten(0, (-1, group.num_tokens))
 
 
