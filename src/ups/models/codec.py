@@ -173,8 +173,8 @@ def decode_fields(z: Tensor, group: FieldGroup, bases: Tensor) -> Tensor:
     """Latents (B, N, D) to physical fields (B, C, *grid), given the bases of the group."""
     components, fields = z.unflatten(2, (len(group.mean), group.components)), []
     for field, basis in enumerate(bases):
-        patches = components[:, :, field] @ (basis * group.std[field])
-        u = from_patches(patches, group).add_(group.mean[field])
+        patches = components[:, :, field].flatten(0, 1).mm(basis * group.std[field])
+        u = from_patches(patches.unflatten(0, (-1, group.num_tokens)), group).add_(group.mean[field])
         fields.append(u.exp_() if group.log[field] else u)
     return torch.stack(fields, 1)
 
