@@ -15,7 +15,6 @@ from ups.pipelines import (
     evaluation,
     performance,
     plan,
-    registration,
     studies,
     training,
 )
@@ -66,7 +65,7 @@ def register_pipelines() -> dict[str, Pipeline]:
         "selection": studies.create_selection(),
         "coverage": studies.create_coverage(),
         "seeds": studies.create_seeds(),
-        "register": registration.create_pipeline(),
+        "register": deployment.create_register(),
     }
     full = Pipeline([folded(part, name) for name, part in parts.items()])
     return {"__default__": full, "full": full, **parts, **others}

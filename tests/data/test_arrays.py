@@ -17,6 +17,7 @@ from scipy.io import netcdf_file
 from tests.data.own import DT, KDV, X, solve_kdv
 from ups.data.arrays import open_data
 from ups.data.families import Families
+from ups.data.field_files import open_fields
 from ups.data.inspection import inspect
 from ups.data.sources import list_files
 from ups.data.trajectories import TrajectoryReader, find_datasets
@@ -143,6 +144,8 @@ def test_a_zarr_that_could_run_code_is_refused(tmp_path: Path):
         metadata.write_text(json.dumps(json.loads(metadata.read_text()) | change))
         with pytest.raises(DataFault, match=r"the codec '(numcodecs\.)?pickle' is not read"):
             open_data(path)
+        with pytest.raises(DataFault, match=r"the codec '(numcodecs\.)?pickle' is not read"), open_fields(path, KDV):
+            pass
         for file in sorted(path.rglob("*"), reverse=True):
             file.rmdir() if file.is_dir() else file.unlink()
 

@@ -1,7 +1,6 @@
 """Which fields have a drift of their integral, and what counts as the time and the cost of a method."""
 
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from ups.evaluation import costs
 from ups.evaluation.examples import Example, chosen, description, statistics
 from ups.evaluation.predictions import Slab
 from ups.evaluation.scores import TrajectorySet
-from ups.evaluation.timing import in_turns
 from ups.evaluation.violations import conserved_channels
 from ups.metrics.suite import ScoreSuite, Truth
 from ups.models.sizes import Domain
@@ -67,13 +65,6 @@ def test_figures_have_the_mean_error_and_spectrum_over_trajectories():
     assert arrays["band/operator"] == pytest.approx(np.array([[0.5, 0.5], [1.5, 1.5]]))
     factor = arrays["spectrum/operator"][3] / arrays["spectrum/truth"][3]
     assert factor == pytest.approx((1.5**2 + 2.5**2) / 2)
-
-
-def test_a_slow_first_call_is_no_part_of_the_time():
-    """The first call, which may compile, is left out of the median of one further round."""
-    calls = iter([0.2, 0.0])
-    seconds = in_turns({"compiled": lambda: time.sleep(next(calls))}, 1, torch.device("cpu"))
-    assert seconds["compiled"] < 0.1
 
 
 def test_a_method_costs_all_that_it_builds_on(monkeypatch: pytest.MonkeyPatch):

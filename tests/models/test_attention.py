@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.models.test_mixing import GRIDS, normal, periodic, randomized
+from ups.models.blocks import AttentionMixing, from_windows, to_windows, window_of
 from ups.models.sizes import Domain
-from ups.models.variants import AttentionMixing, from_windows, to_windows, window_of
 
 CHANNELS, HEAD = 16, 8
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.models.test_mixing import normal, periodic, randomized, token_mixer
 from ups.models.backbone import TokenMixer
-from ups.models.variants import FieldExchange, join_fields, split_fields
+from ups.models.blocks import FieldExchange, join_fields, split_fields
 
 F, K = 2, 3
 CHOICES = {"separate_fields": True, "hidden_channels": (16, 16, 16)}

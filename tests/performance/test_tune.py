@@ -19,10 +19,10 @@ from ups.performance import tune as worker
 from ups.performance.tune import memory_limit, tune
 from ups.pipelines import performance
 from ups.pipelines.performance import tune_diffusion, tune_operator, tune_steady
-from ups.runs import memory
+from ups.runs import processes
 from ups.runs.launcher import train_stage
 from ups.runs.machine import with_tuned_micro_batch
-from ups.runs.memory import free_memory_bytes
+from ups.runs.processes import free_memory_bytes
 from ups.runs.run import Run
 from ups.runs.torchrun import RESULT
 from ups.training.distributed import Ranks
@@ -56,7 +56,7 @@ def test_processes_of_a_machine_share_its_memory(
     num_processes: int, shares: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Half of 1000 MiB may be used, by each of four processes an eighth; all of the batch fits there."""
-    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 1000 * MEBIBYTE)
+    monkeypatch.setattr(processes, "free_memory_bytes", lambda device: 1000 * MEBIBYTE)
     monkeypatch.setattr(worker, "memory_limit", lambda num_bytes, device: nullcontext())
     tune(toy_stage(), section(), toy_run(tmp_path, num_processes=num_processes, memory_fraction=0.5), ranks())
     result = read_json(tmp_path / RESULT)

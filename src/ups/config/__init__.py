@@ -23,8 +23,7 @@ from ups.config.evaluation import (
     SelectionConfig,
     ShiftsConfig,
 )
-from ups.config.launch import LaunchConfig
-from ups.config.performance import BenchmarkConfig, ProfileConfig
+from ups.config.launch import BenchmarkConfig, LaunchConfig, ProfileConfig
 from ups.config.sections import Section, Seed
 from ups.config.studies import AblationConfig, AdaptConfig, Variant
 from ups.config.training import (

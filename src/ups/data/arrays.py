@@ -164,7 +164,7 @@ def _npz_array(path: Path, archive: zipfile.ZipFile, name: str) -> StoredArray:
 
 
 def _read_zarr(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
-    _refuse_code(path)
+    refuse_code(path)
     import zarr  # takes a second
 
     opened = zarr.open(path, mode="r")
@@ -176,8 +176,8 @@ def _read_zarr(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
     return stored, {name: value for name, value in opened.attrs.items() if isinstance(value, str | int | float)}
 
 
-def _refuse_code(path: Path) -> None:
-    """Refuse a zarr store with a codec that is not in `CODECS`, before zarr reads it."""
+def refuse_code(path: Path) -> None:
+    """Refuse a zarr store with a codec that is not in `CODECS`, before zarr reads it, by a ValueError."""
     for file in (each for each in files_in(path) if each.name in ("zarr.json", ".zarray", ".zmetadata")):
         if file.stat().st_size > MAX_METADATA_BYTES:
             raise ValueError(f"{file.name} is absurdly large")

@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, is_zipfile
+from zipfile import is_zipfile
 
 import h5py
 import numpy as np
 
+from ups.data.arrays import DAMAGE, refuse_code
 from ups.data.families import Family
 from ups.data.hdf5 import file_fault, list_names, open_dataset, open_file, read_array
 from ups.data.trajectories import parameter_in_name
@@ -27,7 +28,6 @@ from ups.errors import ConfigFault
 KINDS = (".npz", ".npy", ".zarr", ".h5", ".hdf5", ".nc")
 COORDINATES = ("time", "t", "trajectory", "member")
 REMEDY = "give an array for each field, or a single one; see `ups predict --help`"
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _open_arrays(path: Path) -> Iterator[tuple[dict[str, Stored], Mapping[str, A
     read = {".npz": _of_npz, ".npy": _of_npy, ".zarr": _of_zarr}[path.suffix]
     try:
         arrays, attributes = read(path)
-    except UNREADABLE as error:
+    except DAMAGE as error:
         raise file_fault(path, f"cannot be read ({error})", "write it again") from error
     yield {name: stored for name, (stored, kind) in arrays.items() if kind in "fiu"}, attributes
 
@@ -156,7 +156,8 @@ def _of_npy(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any
 
 
 def _of_zarr(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any]]:
-    import zarr
+    refuse_code(path)
+    import zarr  # takes a second
 
     opened = zarr.open(path, mode="r")
     if isinstance(opened, zarr.Array):

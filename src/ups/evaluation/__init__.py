@@ -11,5 +11,5 @@
 - `studies`: tables of the ablation and of several seeds
 - `violations`: violations of physics by predictions, and a score fitted on them
 - `search`, `selection`: choice among ensemble members by that score, its cost, and whether it lowers the error
-- `figures`, `tables`, `timing`: plots, Markdown and console tables, alternating timing
+- `figures`, `tables`: plots, Markdown and console tables
 """

@@ -17,7 +17,7 @@ from ups.evaluation.costs import OURS, PER_SNAPSHOT
 from ups.evaluation.predictions import HORIZONS, plain_method
 from ups.evaluation.styles import SMALL, colour_of, new_figure
 from ups.evaluation.tables import geometric_mean, number, ratio, table
-from ups.metrics.bootstrap import bootstrap_interval
+from ups.metrics.bootstrap import bootstrap_interval, ratio_of_means
 from ups.surrogate.trained import OFF
 
 BASELINES = ("persistence", "linear", "unet", "fno")
@@ -181,13 +181,9 @@ def _smallest(candidates: list[list[float | None]]) -> Tensor | None:
 def _cell(ours: Tensor | None, strong: Tensor | None) -> str:
     if ours is None or strong is None:
         return number(None)
-    ends = bootstrap_interval(ours, strong, statistic=_ratio_of_means, seed=0)
+    ends = bootstrap_interval(ours, strong, statistic=ratio_of_means, seed=0)
     interval = "" if ends is None else f" ({number(ends[0])} to {number(ends[1])})"
-    return f"{number(float(_ratio_of_means(ours.numpy(), strong.numpy())))}{interval}"
-
-
-def _ratio_of_means(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
-    return a.mean(axis) / b.mean(axis)
+    return f"{number(float(ratio_of_means(ours.numpy(), strong.numpy())))}{interval}"
 
 
 UNCERTAINTY_COLUMNS = ("dataset", "method", "horizon", "CRPS", "nRMSE", "high band", "spread-skill", "coverage")

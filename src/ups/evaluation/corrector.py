@@ -20,8 +20,8 @@ from ups.evaluation.predictions import HORIZONS, Compute, Forecast, Stepper, cor
 from ups.evaluation.records import Suites
 from ups.evaluation.scores import TrajectorySet, batches, held_out, score_batch
 from ups.evaluation.tables import finite
-from ups.evaluation.timing import in_turns
 from ups.metrics.suite import ScoreSuite
+from ups.runs.machine import in_turns
 from ups.runs.progress import ProgressBar
 from ups.surrogate.surrogate import Correction, Surrogate
 from ups.surrogate.trained import OFF, Trained

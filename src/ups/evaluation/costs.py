@@ -19,9 +19,9 @@ from ups.evaluation.external import baseline_surrogate
 from ups.evaluation.predictions import Compute, Stepper, steppers
 from ups.evaluation.scores import TrajectorySet, batches, held_out
 from ups.evaluation.tables import geometric_mean
-from ups.evaluation.timing import in_turns
 from ups.files import WEIGHTS, place_of
 from ups.models.weights import load
+from ups.runs.machine import in_turns
 from ups.runs.run import training_seconds
 from ups.solvers import SIMULATED_FAMILIES, sample_initial_states, solve
 from ups.surrogate.surrogate import Surrogate, rollout

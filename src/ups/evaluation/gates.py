@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from ups.config.evaluation import Gate
 from ups.evaluation.tables import GRADES, finite, number, ratio
-from ups.metrics.bootstrap import bootstrap_interval
+from ups.metrics.bootstrap import bootstrap_interval, ratio_of_means
 from ups.metrics.suite import OF_PHYSICS
 from ups.surrogate.trained import OFF
 
@@ -135,13 +134,9 @@ def _paired(own: dict[str, Any] | None, champion: dict[str, Any] | None) -> tupl
     if len(errors[0]) != len(errors[1]) or not errors[0] or None in (*errors[0], *errors[1]):
         return None, ""
     ours, theirs = (torch.tensor(values, dtype=torch.float64) for values in errors)
-    ends = bootstrap_interval(ours, theirs, statistic=_ratio_of_means, seed=0)
+    ends = bootstrap_interval(ours, theirs, statistic=ratio_of_means, seed=0)
     interval = "" if ends is None else f" (95 % interval {number(ends[0])} to {number(ends[1])})"
     return finite(ratio(float(ours.mean()), float(theirs.mean()))), interval
-
-
-def _ratio_of_means(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
-    return a.mean(axis) / b.mean(axis)
 
 
 def _grade(missed: list[tuple[Gate, dict[str, Any]]], *, is_checked: bool) -> dict[str, Any]:

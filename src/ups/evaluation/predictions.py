@@ -16,7 +16,7 @@ from ups.data.trajectories import TrajectoryReader
 from ups.diffusion.samplers import Normal
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
 from ups.runs.machine import device as device_of
-from ups.runs.memory import memory_bytes
+from ups.runs.processes import memory_bytes
 from ups.surrogate.arrays import find_device
 from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout_steps
 from ups.surrogate.trained import OFF

@@ -16,10 +16,10 @@ from ups.config import SelectionConfig
 from ups.data.families import Dataset
 from ups.diffusion.samplers import independent
 from ups.evaluation.predictions import Batch, Compute, corrected_stepper, decoded
-from ups.evaluation.timing import now
 from ups.evaluation.violations import PhysicsScore, fit_score, rank_correlation, violations
 from ups.metrics.errors import nRMSE
 from ups.metrics.suite import Timeline, joined
+from ups.runs.machine import now
 from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout_steps
 
 DIVERGED = 1e3  # the nRMSE assigned to rollouts above it or not finite, so that means over trajectories stay finite

@@ -43,3 +43,8 @@ def bootstrap_interval(
         rng=np.random.default_rng(seed),
     ).confidence_interval
     return float(interval.low), float(interval.high)
+
+
+def ratio_of_means(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+    """A statistic of two paired samples: the mean of a over that of b."""
+    return a.mean(axis) / b.mean(axis)

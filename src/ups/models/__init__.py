@@ -3,8 +3,7 @@
 - `sizes`: sizes and options of the networks as plain values (`Sizes`, `Backbone`), without torch
 - `codec`: fields to latents and back: normalization, patches, trained orthonormal bases
 - `backbone`: the network of all models: Fourier mixing, blocks, trunks, stem and head per family
-- `blocks`: stacks of blocks, one after the other or in a U-shape
-- `variants`: attention, windows and separate tokens for each field
+- `blocks`: stacks of blocks, one after the other or in a U-shape; attention, windows, separate tokens for each field
 - `state_statistics`: statistics of latent states, and the limits that keep rollouts finite
 - `operator`: one time step (`Operator`), or the solution of a steady PDE (`SteadyModel`)
 - `denoiser`: the diffusion model of the residual (truth minus prediction)

@@ -1,6 +1,6 @@
 """The network of operator, denoiser and steady model: a stem and a head per family, and a trunk of blocks between them.
 
-Blocks mix tokens by truncated Fourier mixing along each axis, or by attention (`ups.models.variants`), then apply a
+Blocks mix tokens by truncated Fourier mixing along each axis, or by attention (`ups.models.blocks`), then apply a
 pointwise MLP. The Fourier transform is a real matrix product with sampled cosines and sines (no FFT, no complex
 numbers): one block serves 1D, 2D and 3D grids, periodic or not, with any number of points per axis.
 """
@@ -11,9 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ups.models.blocks import Blocks, UShape, constant
+from ups.models.blocks import AttentionMixing, Blocks, FieldExchange, UShape, constant, join_fields, split_fields
 from ups.models.sizes import Backbone, Domain, Sizes, row_of
-from ups.models.variants import AttentionMixing, FieldExchange, join_fields, split_fields
 
 
 class FamilyLinear(nn.Module):

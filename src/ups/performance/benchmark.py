@@ -23,9 +23,9 @@ from torch import Tensor
 
 from ups.config import BenchmarkConfig
 from ups.errors import LostWorker
-from ups.evaluation.timing import in_turns
 from ups.files import remove_leftovers
 from ups.metrics.spectra import error_spectra
+from ups.runs.machine import in_turns
 from ups.runs.run import Run, metric_lines
 from ups.runs.torchrun import WORKER, run_job, run_query
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from ups.config import BenchmarkConfig
 from ups.data.families import Dataset
 from ups.data.samples import domains
-from ups.evaluation.timing import in_turns
 from ups.models.codec import codec_from
 from ups.models.weights import load_model
 from ups.performance.benchmark import Record, record
+from ups.runs.machine import in_turns
 from ups.runs.run import Run
 from ups.surrogate.export import PhysicalModel, export
 from ups.surrogate.surrogate import Surrogate

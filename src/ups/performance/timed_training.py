@@ -9,10 +9,10 @@ import torch
 
 from ups.config.training import TrainingSection
 from ups.data.samples import LatentSamples
-from ups.evaluation.timing import now
 from ups.models.codec import codec_from
 from ups.models.weights import load_model
 from ups.performance.profile import events_of, peak_bytes, record
+from ups.runs.machine import now
 from ups.runs.run import CHECKPOINTS, Run, append_metrics
 from ups.training.batches import Batches, Share
 from ups.training.checkpoints import Checkpoints

@@ -1,6 +1,6 @@
 """Worker of `kedro run --pipeline tune`: the largest micro-batch of a stage that fits into memory."""
 
-from ups.runs.processes import die_with_parent
+from ups.runs.processes import die_with_parent, memory_bytes
 
 if __name__ == "__main__":
     die_with_parent()
@@ -20,7 +20,6 @@ from torch import Tensor
 from ups.config.training import TrainingSection
 from ups.errors import OutOfMemory
 from ups.files import write_json
-from ups.runs.memory import memory_bytes
 from ups.runs.run import Run
 from ups.runs.torchrun import RESULT
 from ups.training.batches import Batches, Share

@@ -4,10 +4,9 @@
 `data`: raw files to checked, split and normalized datasets.
 `training`: codec, latents, operator, steady model, diffusion, consistency.
 `evaluation`: coverage of the training split, corrector, scores; `reporting`: figures, gates, report.
-`deployment`: predictions for initial states in files.
+`deployment`: predict, for initial states in files; register.
 `baselines`: FNO, U-Net and linear models at equal cost, and the comparison with them.
 `adaptation`: learning from a few trajectories of new files.
-`registration`: register.
 `studies`: ablation, selection by physics, warnings of shifts, seeds.
 `performance`: tune, profile, benchmark.
 

@@ -81,7 +81,7 @@ def adapt_models(
     import torch
 
     from ups.evaluation.external import trained_family
-    from ups.runs.memory import memory_bytes
+    from ups.runs.processes import memory_bytes
     from ups.training.adaptation import METHODS, train_and_save
     from ups.training.examples import expect_memory, read_trajectories
 

@@ -1,19 +1,42 @@
-"""Pipeline `predict`: the trained models of a data root on initial states in a file."""
+"""Pipelines `predict` and `register`: trained models on initial states in a file, and as versions in MLflow.
 
+A registered version becomes MLflow's champion if it is better.
+"""
+
+import logging
+import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from kedro.pipeline import Pipeline
 
-from ups.config import LaunchConfig, PredictConfig
-from ups.errors import ConfigFault
+from ups.config import EvaluationConfig, LaunchConfig, PredictConfig, RegistrationConfig
+from ups.errors import ConfigFault, DataFault
+from ups.files import digest_of
 from ups.pipelines import step
+from ups.pipelines.evaluation import SURROGATE
 from ups.runs.machine import device, limit_threads
+from ups.runs.stage_cache import Receipt, fingerprint
+
+if TYPE_CHECKING:
+    from ups.surrogate.model import Model
+
+log = logging.getLogger(__name__)
 
 
 def create_predict() -> Pipeline:
     """One node, which needs nothing but a data root with trained models."""
     return Pipeline([step(predict, ["params:predict"], "prediction")], tags="deployment")
+
+
+def create_register() -> Pipeline:
+    """Needs the results of `kedro run --pipeline full`."""
+    inputs = SURROGATE | {"metrics": "metrics", "rollouts": "rollouts"}
+    inputs |= {"config": "params:registration", "evaluation": "params:evaluation"}
+    return Pipeline([step(register, inputs, ["registration", "champion_metrics"])], tags="register")
 
 
 def predict(config: PredictConfig, launch: LaunchConfig, data_root: Path) -> dict[str, Any]:
@@ -33,3 +56,70 @@ def predict(config: PredictConfig, launch: LaunchConfig, data_root: Path) -> dic
     with ProgressBar("predict", job.total, "snapshots") as bar:
         job.run(bar.advance)
     return {"output": str(target), "trajectories": job.count, "request": config.model_dump()}
+
+
+def register(
+    metrics: list[dict[str, Any]],
+    rollouts: Receipt,
+    config: RegistrationConfig,
+    evaluation: EvaluationConfig,
+    data_root: Path,
+    **stages: Receipt,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Register the models with the errors of their test trajectories, and say whether and why they are the champion.
+
+    A new champion's scores are returned beside, for the gates of later runs; else none.
+
+    Raises:
+        DataFault: the scores are those of other models.
+    """
+    from ups.evaluation.champion import errors_of
+    from ups.runs import registry
+    from ups.surrogate.bundle import TENSORS
+    from ups.surrogate.model import load
+
+    if fingerprint("ups.evaluation.scores", evaluation, stages) != rollouts["fingerprint"]:
+        raise DataFault("metrics.json has the scores of other models: run `kedro run --pipeline evaluation` first")
+    model = load(data_root, device="cpu")
+    errors = errors_of(metrics, model.card["families"], stages["latent_cache"]["key"]["source files"])
+    with TemporaryDirectory() as place:
+        bundle = Path(place) / registry.BUNDLE
+        model.save(bundle)
+        version = registry.register(config.name, bundle, errors, example_of(model), digest_of(bundle / TENSORS))
+    registration = crown(version, errors, config)
+    return registration, metrics if registration["is_better"] else []
+
+
+def crown(version: str, errors: dict[str, Any], config: RegistrationConfig) -> dict[str, Any]:
+    """Move the alias to a version with these errors if it is better than the version that has the alias, or the first.
+
+    Returns:
+        Name and version, the version that has the alias now, and the comparison.
+    """
+    from ups.evaluation.champion import Decision, compare
+    from ups.runs import registry
+
+    before = registry.champion(config.name, config.alias)
+    if before is None:
+        decision = Decision(True, "it is the first")
+    elif before[0] == version:
+        decision = Decision(False, "these weights are the champion already")
+    else:
+        decision = compare(errors, before[1], config.max_family_ratio)
+    if decision.is_better:
+        registry.move_alias(config.name, config.alias, version)
+    champion = version if before is None or decision.is_better else before[0]
+    moved = f"moves to version {champion}" if decision.is_better else f"stays at version {champion}"
+    log.info("%s version %s: %s %s, because %s", config.name, version, config.alias, moved, decision.reason)
+    return {"name": config.name, "version": version, "champion": champion, **asdict(decision)}
+
+
+def example_of(model: "Model") -> dict[str, Any]:
+    """A request for the family of the smallest grid: constant fields, parameters of training."""
+    known = min(map(model.describe, model.families), key=lambda family: math.prod(family.grid))
+    parameters = {name: values[0] for name, values in known.parameters.items()}
+    parameters |= {name: np.ones(known.grid).tolist() for name in known.coefficients}
+    if not known.time_steps:
+        return {"family": known.name, "parameters": parameters}
+    u_0 = np.ones((len(known.fields), *known.grid)).tolist()
+    return {"family": known.name, "u_0": u_0, "steps": 1, "dt": known.time_steps[0], "parameters": parameters}

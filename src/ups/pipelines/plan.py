@@ -41,7 +41,7 @@ from ups.data.sources import find_families
 from ups.files import read_json
 from ups.pipelines import step
 from ups.runs.machine import device
-from ups.runs.memory import memory_bytes
+from ups.runs.processes import memory_bytes
 from ups.runs.run import RUN, metric_lines, training_seconds
 from ups.runs.stage_cache import Receipt
 

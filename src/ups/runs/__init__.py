@@ -4,10 +4,10 @@ stage_cache: a step is done once per key (configuration, inputs, code)
 launcher: train a stage, restart its job after a fault
 torchrun: a job as a child process: start, heartbeats, end
 node: torchrun on one of several nodes
-processes: ends a worker when its parent process ends
+processes: ends a worker when its parent process ends; the memory that a process may use
 run: files of a run folder, read and written by launcher and workers
 status: why a job has ended; `status.json`
-machine: device, micro-batch that fits, description of the machine
+machine: device, micro-batch that fits, times in turns, description of the machine
 tracking: MLflow runs
 progress: progress bars
 """

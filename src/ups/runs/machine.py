@@ -1,13 +1,15 @@
-"""The machine: its device, the micro-batch that fits into its memory, and its description in published tables."""
+"""The machine: its device, the micro-batch that fits into its memory, times on it, its description in tables."""
 
 import os
 import platform
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from pydantic import PositiveInt
@@ -15,6 +17,9 @@ from pydantic import PositiveInt
 from ups.config import LaunchConfig
 from ups.errors import ConfigFault
 from ups.files import read_json, write_json
+
+if TYPE_CHECKING:
+    import torch
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 TUNING = "tuning.json"
@@ -81,6 +86,29 @@ def save_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: P
 def tuning_key(launch: LaunchConfig, stage: str, device: str) -> str:
     """All that the memory of a micro-batch depends on, beside the machine, for example "operator on 2 x cuda, ddp"."""
     return f"{stage} on {launch.world_size} x {device}, {launch.sharding}"
+
+
+def now(device: "torch.device") -> float:
+    """Seconds of a monotonic clock, after all work queued on the device."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def in_turns(contenders: dict[str, Callable[[], object]], rounds: int, device: "torch.device") -> dict[str, float]:
+    """Median seconds per call of each contender over `rounds`, after one round as warm-up.
+
+    They are called alternately, so that other load on the machine slows all alike.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(1 + rounds):
+        for name, run in contenders.items():
+            started = now(device)
+            run()
+            seconds[name].append(now(device) - started)
+    return {name: median(times[1:]) for name, times in seconds.items()}
 
 
 def describe_machine(device: str, threads: int, seed: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 - `model`: `load` and `Model`, which takes and gives arrays in physical units
 - `problem`, `arrays`: checks of what the caller gives; numpy, torch and xarray
-- `description`: what a model says about a family
+- `results`: what a model says about a family, ensembles of predictions
 - `bundle`: models with their card on disk
 - `surrogate`: `Surrogate` encodes fields, predicts rollouts with or without a sampled correction, and decodes them
 - `export`: one family's model between physical fields, and files of it that run without this package

@@ -18,9 +18,8 @@ from ups.models.codec import FieldGroup, group_name
 from ups.surrogate import bundle
 from ups.surrogate.arrays import Array, Form, as_given, find_device, labelled, resampled
 from ups.surrogate.coverage import Coverage
-from ups.surrogate.description import Description, card_text, describe
-from ups.surrogate.ensemble import Ensemble, stacked
 from ups.surrogate.problem import FamilyCard, Problem, find_family, pose, why_outside
+from ups.surrogate.results import Description, Ensemble, card_text, describe, stacked
 from ups.surrogate.surrogate import NoisyStep, Surrogate, rollout_steps
 
 MAX_TOKENS = 2**15  # that the models take at once: about 800 MB of memory

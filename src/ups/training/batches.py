@@ -19,7 +19,7 @@ from ups.config.training import TrainingSection
 from ups.data.samples import Batch
 from ups.errors import ConfigFault, LostWorker, OutOfMemory
 from ups.files import read_json
-from ups.runs.memory import GIGABYTE, memory_bytes
+from ups.runs.processes import GIGABYTE, memory_bytes
 from ups.runs.run import STARTED, Run
 from ups.training.distributed import Ranks
 from ups.training.injection import Injection

@@ -3,7 +3,7 @@
 The job's folder is that of the cache.
 """
 
-from ups.runs.processes import die_with_parent
+from ups.runs.processes import die_with_parent, memory_bytes
 
 if __name__ == "__main__":
     die_with_parent()
@@ -19,7 +19,6 @@ from ups.data.pdebench import FAMILIES
 from ups.files import write_json
 from ups.models.codec import Codec, codec_from, group_name
 from ups.models.weights import load_model
-from ups.runs.memory import memory_bytes
 from ups.runs.run import Run
 from ups.runs.torchrun import RESULT
 from ups.training.distributed import Ranks

@@ -17,7 +17,7 @@ from ups.models.codec import Codec, codec_from, group_name
 from ups.models.sizes import row_of
 from ups.models.state_statistics import StateStatistics
 from ups.models.weights import load_model
-from ups.runs.memory import free_memory_bytes
+from ups.runs.processes import free_memory_bytes
 from ups.runs.run import Run
 
 if TYPE_CHECKING:

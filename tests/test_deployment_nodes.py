@@ -22,7 +22,7 @@ from tests.untrained import make_loadable
 from ups.config import RegistrationConfig
 from ups.errors import ConfigFault, DataFault
 from ups.files import digest_of
-from ups.pipelines.registration import crown, example_of
+from ups.pipelines.deployment import crown, example_of
 from ups.runs import registry, tracking
 from ups.surrogate.bundle import TENSORS
 from ups.surrogate.model import Model, load
@@ -158,7 +158,7 @@ def test_the_alias_moves_to_a_better_version_alone(
     better = registered(model, bundle, 0.9, "better")
     assert crown(better, errors(0.9), CONFIG)["champion"] == better
     assert registry.champion(CONFIG.name, CONFIG.alias) == (better, errors(0.9))
-    lines = [record.getMessage() for record in caplog.records if record.name == "ups.pipelines.registration"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "ups.pipelines.deployment"]
     assert lines[0].startswith(f"ups version {worse}: champion stays at version {first}, because it is worse")
     assert lines[1].startswith(f"ups version {better}: champion moves to version {better}, because its nRMSE is 0.9 ")
 
