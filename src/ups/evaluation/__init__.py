@@ -1,15 +1,18 @@
 """Evaluation of the trained models: predictions, metrics in physical units, verdicts, comparisons and reports.
 
 - `predictions`: one step and rollouts of every method for a batch of trajectories
-- `scores`: metrics of every method over sets of trajectories
+- `scores`, `records`: metrics of every method over sets of trajectories, as they stand in `metrics.json`
+- `kept`, `examples`: rollouts kept on disk; arrays for figures
 - `external`: scores of other files and other models: PDEBench files of a folder, baselines
 - `adaptation`: networks that learned from a few trajectories, and their learning curves
 - `gates`: pass or fail, from the metrics alone
+- `champion`: whether a model is better than the registered champion
 - `corrector`: choice among ways to sample residuals, by their scores on validation trajectories
 - `comparison`, `costs`: errors beside those of the baselines; seconds per training, milliseconds per snapshot
 - `coverage`, `shifts`: what the training split covers, and whether being outside foretells errors
 - `studies`: tables of the ablation and of several seeds
 - `violations`: violations of physics by predictions, and a score fitted on them
 - `search`, `selection`: choice among ensemble members by that score, its cost, and whether it lowers the error
-- `figures`, `tables`: plots, Markdown and console tables
+- `figures`, `styles`, `tables`: plots and their style, Markdown and console tables
+- `report`, `report_tables`: one HTML page with all tables, figures and animations of a run
 """

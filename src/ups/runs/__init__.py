@@ -9,5 +9,7 @@ run: files of a run folder, read and written by launcher and workers
 status: why a job has ended; `status.json`
 machine: device, micro-batch that fits, times in turns, description of the machine
 tracking: MLflow runs
+registry: MLflow's registry of models
+served_model: the model as MLflow serves it, a file that is copied beside the bundle
 progress: progress bars
 """

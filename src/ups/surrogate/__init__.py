@@ -4,6 +4,7 @@
 - `problem`, `arrays`: checks of what the caller gives; numpy, torch and xarray
 - `results`: what a model says about a family, ensembles of predictions
 - `bundle`: models with their card on disk
+- `files`: predictions of all initial states in a file, written to a file
 - `surrogate`: `Surrogate` encodes fields, predicts rollouts with or without a sampled correction, and decodes them
 - `export`: one family's model between physical fields, and files of it that run without this package
 - `coverage`: what training covered, and reasons for a warning where a prediction is asked for outside of it

@@ -13,6 +13,9 @@
 - `losses`: terms that can be added to the operator's loss
 - `symmetry`: mirrored and rotated samples, conserved integrals
 - `inputs`: latent cache, model sizes and statistics of the stages that are trained on latents
+- `encoding`: the process that encodes the latent cache, alone or as one of torchrun's ranks
+- `adaptation`, `starts`, `examples`: learning from a few trajectories, from which networks, in memory
+- `adapted_model`: the side of `Model.adapt` that trains
 - `worker`: the process that torchrun starts on every rank
 - `injection`: faults injected for tests
 """
