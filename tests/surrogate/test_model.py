@@ -11,6 +11,7 @@ import pytest
 import torch
 import xarray as xr
 
+from tests.evaluation.test_coverage import measure
 from tests.surrogate.test_wrong_inputs import two_variants, values
 from tests.training.jobs import launched
 from tests.untrained import STAGE_NAMES, receipt
@@ -21,7 +22,7 @@ from ups.data.trajectories import TrajectoryReader
 from ups.evaluation.scores import score_test_split
 from ups.files import place_of
 from ups.metrics.errors import nRMSE
-from ups.surrogate.model import Model
+from ups.surrogate.model import Model, OutsideTraining
 from ups.surrogate.problem import find_family
 from ups.surrogate.surrogate import Setting
 from ups.surrogate.trained import Trained
@@ -291,3 +292,20 @@ def rollout_error(model: Model, raw: Path, entry: dict[str, Any], index: int, re
         u = model.predict(dataset.family, u_ref[:-1], steps=1, **named | starts)[:, 1]
         u_ref = u_ref[1:]
     return nRMSE(torch.from_numpy(u)[None], torch.from_numpy(u_ref)[None]).mean().item()
+
+
+def test_a_prediction_outside_of_training_warns(data_root: Path, altered: Callable[..., Model]):
+    """Of families with and without parameters, a state far larger than those of training, and one parameter of two."""
+    coverage = measure(data_root)
+
+    def cover(card: dict[str, Any]) -> None:
+        for name, entry in card["families"].items():
+            entry["coverage"] = coverage[name]
+
+    covered = altered(cover)
+    with pytest.warns(OutsideTraining, match="advection_1d outside of training: .*amplitude of u is"):
+        covered.predict("advection_1d", 1e6 * values(8), steps=1)
+    with pytest.warns(OutsideTraining, match="diffusion_reaction_2d outside of training, 2 of 2 states: "):
+        covered.predict("diffusion_reaction_2d", 1e6 * values(2, 2, 8, 6), steps=1)
+    with pytest.warns(OutsideTraining, match=r"burgers_1d .*nu = 1e\+30 is outside the trained range 0.01 to 0.1"):
+        covered.predict("burgers_1d", values(2, 1, 8), steps=1, nu=[0.01, 1e30])

@@ -157,9 +157,9 @@ def why_outside(problem: Problem, covered: Coverage) -> str | None:
     fields = [None if each is None else each.detach().cpu() for each in (problem.u_0, problem.coefficients)]
     dt = None if problem.u_0 is None else problem.dt / problem.substeps
     names, found = list(problem.parameters), []
-    rows = torch.stack([problem.parameters[name].detach().cpu() for name in names], 1) if names else torch.zeros(1, 0)
-    for row in rows.unique(dim=0):  # most often all trajectories have the same parameters
-        values = {name: float(str(value.numpy())) for name, value in zip(names, row, strict=True)}
+    columns = [problem.parameters[name].detach().cpu().numpy() for name in names]
+    for row in sorted(set(zip(*columns, strict=True))) if names else [()]:  # most often all have the same parameters
+        values = {name: float(str(value)) for name, value in zip(names, row, strict=True)}  # decimals of float32
         found.append(covered.check(*fields, values, grid=problem.dataset.grid, dt=dt))
     worst = max(found, key=lambda each: float(each.score.max()))
     if not bool(worst.warned.any()):
