@@ -4,9 +4,11 @@ import hashlib
 import json
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,10 @@ from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
 from ups.surrogate.bundle import models_of
-from ups.surrogate.model import Model, check_members, check_steps
+from ups.surrogate.model import Model, OutsideTraining, check_members, check_steps
 from ups.surrogate.problem import Problem, find_family
+
+SILENT = partial(warnings.catch_warnings, action="ignore", category=OutsideTraining)
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +75,8 @@ class Job:
             find_family(request.family, model.cards, None)
         with _open(source, request.family) as file:
             count = file.first.count
-            first = _pose(model, request, file, range(0, 1))
+            with SILENT():
+                first = _pose(model, request, file, range(0, 1))
             check_steps(first, request.steps)
             states = math.prod(first.card.domain.grid) * (request.members or 1)
             size = min(count, max(1, BATCH_TOKENS // states))
@@ -112,7 +117,8 @@ class Job:
 
     def _predict(self, file: FieldFile, rows: range, output: Output, advance: Callable[[int], object]) -> None:
         """Predict one batch."""
-        problem = _pose(self.model, self.request, file, rows)
+        with SILENT():  # the check of all states has warned
+            problem = _pose(self.model, self.request, file, rows)
         output.write_coefficients(rows.start, file.read_coefficients(rows))
         # Every batch has noise of its own, which does not depend on whether batches before were predicted just now.
         seed = int(np.random.SeedSequence([self.request.seed, rows.start]).generate_state(1)[0])
