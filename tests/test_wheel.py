@@ -123,7 +123,7 @@ def test_a_whole_run_needs_no_repository(wheel: Path, tmp_path: Path):
     assert (tmp_path / "work/data/smoke/08_reporting/verdict.json").is_file()
     assert {path.name for path in (tmp_path / "work").iterdir()} == {"data"}
     wrong = run(python, "-m", "ups", "--env", "nowhere", cwd=tmp_path / "work")
-    assert wrong.returncode == 2 and "has no environment 'nowhere': choose one of" in wrong.stderr
+    assert wrong.returncode == 2 and "has no environment 'nowhere'; known: accuracy, base" in wrong.stderr
 
 
 @pytest.mark.parametrize(
