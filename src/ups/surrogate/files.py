@@ -4,11 +4,9 @@ import hashlib
 import json
 import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,8 @@ from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
 from ups.surrogate.bundle import models_of
-from ups.surrogate.model import Model, OutsideTraining, check_members, check_steps
+from ups.surrogate.model import Model, check_members, check_steps
 from ups.surrogate.problem import Problem, find_family
-
-SILENT = partial(warnings.catch_warnings, action="ignore", category=OutsideTraining)
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +71,12 @@ class Job:
             find_family(request.family, model.cards, None)
         with _open(source, request.family) as file:
             count = file.first.count
-            with SILENT():
-                first = _pose(model, request, file, range(0, 1))
+            first = _pose(model, request, file, range(0, 1))
             check_steps(first, request.steps)
             states = math.prod(first.card.domain.grid) * (request.members or 1)
             size = min(count, max(1, BATCH_TOKENS // states))
             for rows in _batches(count, size):
-                _pose(model, request, file, rows)
+                model.warn_outside(_pose(model, request, file, rows))
         fields = len(first.card.family.fields)
         snapshot_bytes = 4 * fields * math.prod(first.dataset.grid) * size * (request.members or 1)
         steps_at_once = min(max(1, PIECE_BYTES // snapshot_bytes), (request.steps or 0) + 1)
@@ -117,8 +112,7 @@ class Job:
 
     def _predict(self, file: FieldFile, rows: range, output: Output, advance: Callable[[int], object]) -> None:
         """Predict one batch."""
-        with SILENT():  # the check of all states has warned
-            problem = _pose(self.model, self.request, file, rows)
+        problem = _pose(self.model, self.request, file, rows)
         output.write_coefficients(rows.start, file.read_coefficients(rows))
         # Every batch has noise of its own, which does not depend on whether batches before were predicted just now.
         seed = int(np.random.SeedSequence([self.request.seed, rows.start]).generate_state(1)[0])

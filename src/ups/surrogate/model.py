@@ -108,6 +108,7 @@ class Model:
         check_steps(problem, steps)
         if not (_is_whole(seed) and 0 <= seed < 2**63):
             raise ConfigFault(f"seed must be a whole number of at least 0, not {seed!r}")
+        self.warn_outside(problem)
         parts = list(self.advance(problem, 1 if steps is None else steps, members, seed))
         u = parts[0] if problem.u_0 is None else torch.stack(parts, 2)  # (M, B, [T + 1,] C, *grid)
         results = [_result(member, problem, steps, labels) for member in u]
@@ -130,6 +131,7 @@ class Model:
         if problem.u_0 is None:
             raise ConfigFault(f"{problem.card.name} is steady and has no snapshots: use predict")
         check_steps(problem, steps)
+        self.warn_outside(problem)
         return self._snapshots(problem, steps)
 
     def save(self, folder: str | Path) -> None:
@@ -177,6 +179,8 @@ class Model:
         """
         from ups.training.adapted_model import adapt_bundle  # imports the configuration
 
+        if not (_is_whole(steps) and steps >= 1):
+            raise ConfigFault(f"steps of training must be a whole number of at least 1, not {steps!r}")
         about = {"dt": dt, "lengths": lengths, "arguments": parameters}
         return Model(adapt_bundle(self._bundle, family, u, steps=steps, device=self._device, **about), self._device)
 
@@ -197,9 +201,13 @@ class Model:
         problem = pose(card, u_0, arguments, dt, self._device)
         if problem.substeps > 1:
             log.info("%s: dt = %g is %d steps of the operator", card.name, problem.dt, problem.substeps)
-        if (covered := self._coverage.get(card.name)) and (outside := why_outside(problem, covered)):
-            warnings.warn(outside, OutsideTraining, stacklevel=3)
         return problem
+
+    def warn_outside(self, problem: Problem) -> None:
+        """Warn with `OutsideTraining` where a problem lies outside of what training covered, if that was measured."""
+        covered = self._coverage.get(problem.card.name)
+        if covered is not None and (outside := why_outside(problem, covered)) is not None:
+            warnings.warn(outside, OutsideTraining, stacklevel=3)
 
     def advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
         """Snapshots (M, B, C, *grid), from the initial state on; of steady families the solution alone."""

@@ -132,10 +132,9 @@ def pose(
         ConfigFault: anything that is missing, unknown, or of another shape than the models take.
     """
     family = card.family
-    _check_names(family, arguments, u_0)
+    _check_state(family, u_0)
     arguments = _only_values(card) | arguments
-    if missing := [name for name in (*family.parameters, *family.coefficients) if name not in arguments]:
-        raise ConfigFault(f"{', '.join(missing)} of {family.name} is missing: give it by name, as {missing[0]}=...")
+    check_arguments(family, arguments)
     u, form = (None, None) if u_0 is None else read_state(u_0, family, len(family.fields), device)
     fields = {name: arguments[name] for name in family.coefficients}
     coefficients, form = _read_coefficients(family, fields, u, form, device)
@@ -168,11 +167,8 @@ def why_outside(problem: Problem, covered: Coverage) -> str | None:
     return f"{problem.card.name} outside of training{which}: {'; '.join(worst.reasons[:MAX_REASONS])}"
 
 
-def _check_names(family: Family, arguments: dict[str, Any], u_0: Array | None) -> None:
-    if family.steady and u_0 is not None:
-        raise ConfigFault(f"{family.name} is steady and has no initial state: give {' and '.join(family.coefficients)}")
-    if not family.steady and u_0 is None:
-        raise ConfigFault(f"u_0 is missing: the initial state of {family.name} ({', '.join(family.fields)})")
+def check_arguments(family: Family, arguments: dict[str, Any]) -> None:
+    """Raise `ConfigFault` unless the arguments are the parameters and coefficients of a family, all of them."""
     needed = (*family.parameters, *family.coefficients)
     for name in arguments:
         if name not in needed:
@@ -180,6 +176,15 @@ def _check_names(family: Family, arguments: dict[str, Any], u_0: Array | None) -
             known = f"it has {', '.join(needed)}" if needed else "it has none"
             hint = f"did you mean {near[0]}?" if near else known
             raise ConfigFault(f"{family.name} has no parameter {name!r}: {hint}")
+    if missing := [name for name in needed if name not in arguments]:
+        raise ConfigFault(f"{', '.join(missing)} of {family.name} is missing: give it by name, as {missing[0]}=...")
+
+
+def _check_state(family: Family, u_0: Array | None) -> None:
+    if family.steady and u_0 is not None:
+        raise ConfigFault(f"{family.name} is steady and has no initial state: give {' and '.join(family.coefficients)}")
+    if not family.steady and u_0 is None:
+        raise ConfigFault(f"u_0 is missing: the initial state of {family.name} ({', '.join(family.fields)})")
 
 
 def _only_values(card: FamilyCard) -> dict[str, float]:

@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ups.config import packaged
 from ups.config.studies import AdaptConfig
@@ -12,7 +13,7 @@ from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
 from ups.surrogate.arrays import Array, as_tensor, check_finite
 from ups.surrogate.bundle import Bundle
-from ups.surrogate.problem import FamilyCard
+from ups.surrogate.problem import FamilyCard, check_arguments
 from ups.training.adaptation import adapt
 from ups.training.examples import Trajectories, encode
 
@@ -67,38 +68,48 @@ def _trajectories(
     if isinstance(family, Family):
         FAMILIES.define(family)
         family = family.name
-    if family not in card["families"] and base_of(family) not in FAMILIES:
-        raise ConfigFault(f"there is no family {family!r}: give a ups.Family, or choose {', '.join(card['families'])}")
-    known = FamilyCard.of(family, card["families"][family]).datasets[0] if family in card["families"] else None
+    trained = card["families"]
+    if family not in trained and base_of(family) not in FAMILIES:
+        raise ConfigFault(f"there is no family {family!r}: give a ups.Family, or choose {', '.join(trained)}")
+    known = FamilyCard.of(family, trained[family]) if family in trained else None
     spec = FAMILIES[family]
-    missing = [name for name in (*spec.parameters, *spec.coefficients) if name not in arguments]
-    if unknown := [name for name in arguments if name not in (*spec.parameters, *spec.coefficients)]:
-        raise ConfigFault(f"{family} has no parameter {unknown[0]!r}")
-    if missing:
-        raise ConfigFault(f"{', '.join(missing)} of {family} is missing: give it by name, as {missing[0]}=...")
-    fields = as_tensor(u, "u", device)
-    if spec.steady:
-        fields = fields[:, None]
-    if len(spec.fields) == 1 and fields.ndim == 2 + len(spec.axes):
-        fields = fields[:, :, None]
-    if fields.ndim != 3 + len(spec.axes) or fields.shape[2] != len(spec.fields) or (known is None and lengths is None):
-        expected = f"(B, {'' if spec.steady else 'T, '}{len(spec.fields)}, {', '.join(spec.axes)})"
-        raise ConfigFault(f"u of {family} must be {expected}, with lengths of the axes, but has shape {tuple(u.shape)}")
-    check_finite(fields, "u")
-    step = dt if dt is not None else (None if known is None or spec.steady else known.times[1] - known.times[0])
-    if step is None and not spec.steady:
-        raise ConfigFault(f"dt of {family} is missing: the time between two snapshots")
-    count, times, grid = len(fields), fields.shape[1], tuple(fields.shape[3:])
+    check_arguments(spec, arguments)
+    fields = _fields(u, spec, device)
+    count, grid = len(fields), tuple(fields.shape[3:])
+    if lengths is None and known is None:
+        raise ConfigFault(f"lengths of {family} are missing: those of the domain along {', '.join(spec.axes)}")
     dataset = Dataset(
         name=family,
         family=family,
         files=(),
         counts=(count,),
-        times=(0.0,) if step is None else tuple(step * number for number in range(times)),
+        times=(0.0,) if spec.steady else tuple(_time_step(dt, known, family) * n for n in range(fields.shape[1])),
         grid=grid,
-        lengths=tuple(lengths) if lengths is not None else known.lengths,
-        boundary=known.boundary if known is not None else spec.boundaries,
+        lengths=known.datasets[0].lengths if lengths is None else tuple(lengths),
+        boundary=spec.boundaries if known is None else known.datasets[0].boundary,
         parameters={name: float(arguments[name]) for name in spec.parameters},
     )
     given = [as_tensor(arguments[name], name, device).expand(count, *grid) for name in spec.coefficients]
     return Trajectories(dataset, fields, torch.stack(given, 1) if given else fields.new_zeros(count, 0, *grid))
+
+
+def _fields(u: Array, family: Family, device: torch.device) -> Tensor:
+    """The caller's fields as (B, T, C, *grid)."""
+    fields, num_axes = as_tensor(u, "u", device), len(family.axes)
+    if family.steady:
+        fields = fields[:, None]
+    if len(family.fields) == 1 and fields.ndim == 2 + num_axes:
+        fields = fields[:, :, None]
+    if fields.ndim != 3 + num_axes or fields.shape[2] != len(family.fields):
+        expected = f"(B, {'' if family.steady else 'T, '}{len(family.fields)}, {', '.join(family.axes)})"
+        raise ConfigFault(f"u of {family.name} must be {expected}, but has shape {tuple(u.shape)}")
+    check_finite(fields, "u")
+    return fields
+
+
+def _time_step(dt: float | None, known: FamilyCard | None, family: str) -> float:
+    if dt is not None:
+        return dt
+    if known is None or len(known.time_steps) > 1:
+        raise ConfigFault(f"dt of {family} is missing: the time between two snapshots")
+    return known.time_steps[0]

@@ -1,0 +1,59 @@
+"""`Model.adapt`: what it refuses, and that the result predicts what it has learned."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.surrogate.test_wrong_inputs import values
+from ups.data.families import Family
+from ups.data.pdebench import FAMILIES
+from ups.errors import ConfigFault
+from ups.surrogate.model import Model
+
+OWN = Family("wave_adapted", "u_t = c u_x", ["u"], ["x"], "periodic", ["c"])
+WRONG = {
+    "family": ("kdv", values(3, 4, 8), {}, "there is no family 'kdv': give a ups.Family"),
+    "parameter": (
+        "advection_1d",
+        values(3, 4, 8),
+        {"bet": 1.0},
+        "advection_1d has no parameter 'bet': did you mean beta",
+    ),
+    "missing": ("advection_1d", values(3, 4, 8), {}, "beta of advection_1d is missing"),
+    "shape": (
+        "advection_1d",
+        values(8),
+        {"beta": 1.0},
+        r"u of advection_1d must be \(B, T, 1, x\), but has shape \(8,\)",
+    ),
+    "NaN": ("advection_1d", values(3, 4, 8) * np.nan, {"beta": 1.0}, "u has 96 of 96 values that are NaN"),
+    "steps": ("advection_1d", values(3, 4, 8), {"beta": 1.0, "steps": 0}, "steps of training must be a whole number"),
+    "lengths": (OWN, values(3, 4, 8), {"c": 1.0, "dt": 0.1}, "lengths of wave_adapted are missing"),
+    "dt": (OWN, values(3, 4, 8), {"c": 1.0, "lengths": (1.0,)}, "dt of wave_adapted is missing"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    """Later tests do not know the family of these."""
+    yield
+    FAMILIES.pop(OWN.name, None)
+
+
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
+def test_a_wrong_argument_is_one_line(model: Model, case: tuple[str | Family, np.ndarray, dict[str, Any], str]):
+    """Before any training."""
+    family, u, arguments, expected = case
+    with pytest.raises(ConfigFault, match=expected):
+        model.adapt(family, u, **{"steps": 1} | arguments)
+
+
+def test_an_adapted_model_serves_its_family_alone(model: Model):
+    """With the parameter and the time step of the new trajectories, and a word on what was gained."""
+    adapted = model.adapt("advection_1d", values(4, 3, 8), steps=2, beta=0.7, dt=0.1)
+    found = adapted.describe("advection_1d")
+    assert adapted.families == ("advection_1d",) and found.parameters == {"beta": (0.7,)}
+    assert found.time_steps == (0.1,) and "times that of random weights" in found.adapted
+    assert np.isfinite(adapted.predict("advection_1d", values(8), steps=3)).all()
