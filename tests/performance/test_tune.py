@@ -23,10 +23,7 @@ from ups.runs import processes
 from ups.runs.launcher import train_stage
 from ups.runs.machine import with_tuned_micro_batch
 from ups.runs.processes import free_memory_bytes
-from ups.runs.run import Run
 from ups.runs.torchrun import RESULT
-from ups.training.distributed import Ranks
-from ups.training.stages import operator
 from ups.training.update import is_out_of_memory
 
 CPU = torch.device("cpu")
@@ -127,10 +124,8 @@ def test_nothing_fits_into_nothing(latents: tuple[Path, dict[str, Any]], root: P
         update={"model": config.model.model_copy(update={"hidden_channels": (512,) * 3, "modes": (16, 16, 16)})}
     )
     launch = parameters.launch.model_copy(update={"memory_fraction": 20 * MEBIBYTE / free_memory_bytes(CPU)})
-    inputs = {"latent_cache": latents[1]["latent_cache"]}
-    run = Run(root, "operator", "tuning", large.model_dump(), inputs, launch, "cpu", root)
     with pytest.raises(OutOfMemory, match="not even one snapshot .* launch.memory_gigabytes"):
-        tune(operator.build(large, run), large, run, Ranks(0, 1, CPU))
+        tune_operator(large, launch, root, latent_cache=latents[1]["latent_cache"])
 
 
 @pytest.mark.slow

@@ -37,7 +37,8 @@ def memory_limit(num_bytes: int, device: torch.device) -> Iterator[None]:
     """A context in which allocations beyond `num_bytes` more than now fail.
 
     On a CPU the limit is RLIMIT_DATA, on private writable memory: an allocation beyond it raises an error, while
-    without the limit Linux would kill some process of the machine.
+    without the limit Linux would kill some process of the machine. An allocation that fails within oneDNN leaves an
+    error behind, and every later primitive of this process fails too: tuning has a process of its own.
     """
     with ExitStack() as at_end:
         if device.type == "cuda":
