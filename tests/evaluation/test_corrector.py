@@ -166,7 +166,7 @@ def test_every_limit_counts(decide: Callable[..., dict], limit: str, expected: f
     """The exact denoiser of N(1, 0.5^2) is on where a limit is above what its four pairs reach, off where below."""
     for factor, mode in ((0.9, "off"), (1.1, "sample")):
         config = CONFIG.model_copy(
-            update={"refine": [], "noise_correlations": [], "residual_scales": [], limit: factor * expected}
+            update={"refine": [], "noise_correlations": [0.0], "residual_scales": [], limit: factor * expected}
         )
         decision = decide(fresh(1.0, 0.5), BIASED, config=config)
         assert decision["families"][FAMILY]["diffusion"]["mode"] == mode
@@ -202,9 +202,19 @@ def test_residual_scale_calibrates(decide: Callable[..., dict], std: float, scal
 @pytest.mark.parametrize(("std", "tried"), [(0.5, {1.0, 1.4}), (1.0, {0.7, 1.0, 1.4}), (2.0, {0.7, 1.0})])
 def test_scales_that_cannot_calibrate_are_not_tried(decide: Callable[..., dict], std: float, tried: set[float]):
     """Of a denoiser of half the standard deviation no smaller scale is tried, of one of twice it no larger one."""
-    config = CONFIG.model_copy(update={"max_miscalibration": 1.4, "refine": [], "noise_correlations": []})
+    config = CONFIG.model_copy(update={"max_miscalibration": 1.4, "refine": [], "noise_correlations": [0.0]})
     report = decide(fresh(0.0, 1.0), posterior_mean(0.0, std), config=config)["report"][FAMILY]
     assert {one["correction"]["residual_scale"] for one in report["candidates"]} == tried
+
+
+def test_only_the_two_most_promising_scales_are_tried(decide: Callable[..., dict]):
+    """Half the standard deviation: of six scales those that bring the spread-skill ratio nearest to 1, about 2."""
+    update = {"max_miscalibration": 4.0, "refine": [], "noise_correlations": [0.0]}
+    update |= {"residual_scales": [0.7, 0.85, 1.4, 2.0, 2.1, 4.0]}
+    config = CONFIG.model_copy(update=update)
+    report = decide(fresh(0.0, 1.0), posterior_mean(0.0, 0.5), config=config)["report"][FAMILY]
+    tried = {c["correction"]["residual_scale"] for c in report["candidates"] if c["method"] == "diffusion"}
+    assert tried == {1.0, 2.0, 2.1}
 
 
 def test_only_validation_trajectories_are_read(decide: Callable[..., dict]):
@@ -253,7 +263,7 @@ def test_an_exact_student_is_accepted(decide: Callable[..., dict]):
 def test_every_limit_of_the_student_counts(decide: Callable[..., dict], limit: dict[str, float]):
     """The exact student, as good as its teacher in a sixteenth of the evaluations, fails where more is asked for."""
     student = CONFIG.student.model_copy(update=limit | {"num_steps": [1]})
-    options = {"refine": [], "noise_correlations": [], "residual_scales": []}
+    options = {"refine": [], "noise_correlations": [0.0], "residual_scales": []}
     config = CONFIG.model_copy(update=options | {"student": student})
     decision = decide(fresh(1.0, 0.5), BIASED, flow_end(1.0, 0.5), config)
     assert decision["report"][FAMILY]["accept"]["accepted"] is False

@@ -44,9 +44,9 @@ class StudentConfig(Section):
 class CorrectorConfig(Section):
     """Ways to sample residuals; every family gets the best one on its validation trajectories, or none.
 
-    Residuals have unit variance: `sample` starts from noise far above it, `refine` near or below it. With the best
-    start the `noise_correlations` between neighbouring time steps are tried, then those of the `residual_scales`,
-    factors on the sampled residual, that may calibrate the ensemble.
+    Residuals have unit variance: `sample` starts from noise far above it, `refine` near or below it, with the first of
+    the `noise_correlations` between neighbouring time steps. With the best start the other correlations are tried, then
+    the two of the `residual_scales`, factors on the sampled residual, that may calibrate the ensemble best.
 
     The corrector is on for a family if, for one step and for rollouts of every dataset, the ratios to the model without
     corrector are within limits: CRPS to its MAE `max_crps`, nRMSE of the ensemble's mean `max_nrmse`, error in the
@@ -65,7 +65,7 @@ class CorrectorConfig(Section):
     sample: Start
     refine: list[Start]
     residual_scales: list[PositiveFloat]
-    noise_correlations: list[Annotated[float, Field(ge=0.0, le=1.0)]]
+    noise_correlations: Annotated[list[Annotated[float, Field(ge=0.0, le=1.0)]], Field(min_length=1)]
     max_crps: PositiveFloat
     max_nrmse: PositiveFloat
     max_high_band: PositiveFloat

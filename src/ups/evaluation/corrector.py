@@ -31,6 +31,7 @@ METRICS = ("nRMSE", "MAE", "CRPS", "spread_skill", HIGH_BAND)
 COMPAT_BATCH_SIZE = 1  # of `CompatSuite`, whose metrics are not used here
 TIMED_ROUNDS = 5
 MARGIN = 1.25  # by which the expected spread-skill may exceed its limit: the error grows with the residual scale too
+SCALES_TRIED = 2  # those whose expected spread-skill is nearest to 1
 STRIDE = 3  # one step is scored from every third snapshot, because neighbouring snapshots are alike
 
 Scores = dict[str, dict[str, dict[str, float]]]
@@ -212,15 +213,15 @@ def choose_for_family(validation: Validation) -> tuple[dict[str, Any], dict[str,
 def try_diffusion(validation: Validation) -> list[Candidate]:
     """Candidates of the denoiser, one option at a time.
 
-    First every start, with independent noise and residual scale 1; then other noise correlations with the best start;
-    then other residual scales with the best of all these.
+    First every start, with the first noise correlation and residual scale 1; then the other noise correlations with the
+    best start; then other residual scales with the best of all these.
     """
     config = validation.config
+    first, *others = config.noise_correlations
     modes = [("sample", config.sample), *(("refine", start) for start in config.refine)]
-    starts = [Correction(mode, start.sigma, config.sigma_min, start.num_steps, 1.0, 0.0) for mode, start in modes]
+    starts = [Correction(mode, start.sigma, config.sigma_min, start.num_steps, 1.0, first) for mode, start in modes]
     tried = [validation.candidate("diffusion", start) for start in starts]
     best = min(tried, key=lambda candidate: candidate.rank).correction
-    others = [c for c in config.noise_correlations if c != best.noise_correlation]
     tried += [validation.candidate("diffusion", replace(best, noise_correlation=c)) for c in others]
     return tried + _with_residual_scales(validation, min(tried, key=lambda candidate: candidate.rank))
 
@@ -236,12 +237,17 @@ def try_consistency(validation: Validation, teacher: Candidate) -> list[Candidat
 
 
 def _with_residual_scales(validation: Validation, unscaled: Candidate) -> list[Candidate]:
-    """The correction with those residual scales that may calibrate it: spread-skill is about proportional to them."""
+    """The correction with the residual scales that may calibrate it best: spread-skill is about proportional to them."""
     limit = MARGIN * validation.config.max_miscalibration
     lowest, highest = _values(unscaled.scores, "spread_skill").aminmax()
-    scales = [scale for scale in validation.config.residual_scales if scale != 1.0]
-    fitting = [scale for scale in scales if 1 / limit <= scale * lowest and scale * highest <= limit]
-    corrections = [replace(unscaled.correction, residual_scale=scale) for scale in fitting]
+
+    def expected(scale: float) -> float:
+        """The larger of the factors by which spread-skill would be above and below 1."""
+        return max(float(scale * highest), 1 / float(scale * lowest))
+
+    scales = [scale for scale in validation.config.residual_scales if scale != 1.0 and expected(scale) <= limit]
+    best = sorted(scales, key=expected)[:SCALES_TRIED]
+    corrections = [replace(unscaled.correction, residual_scale=scale) for scale in best]
     return [validation.candidate(unscaled.method, correction) for correction in corrections]
 
 
