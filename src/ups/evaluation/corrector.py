@@ -237,7 +237,7 @@ def try_consistency(validation: Validation, teacher: Candidate) -> list[Candidat
 
 
 def _with_residual_scales(validation: Validation, unscaled: Candidate) -> list[Candidate]:
-    """The correction with the residual scales that may calibrate it best: spread-skill is about proportional to them."""
+    """The correction with the scales that may calibrate it best: spread-skill is about proportional to them."""
     limit = MARGIN * validation.config.max_miscalibration
     lowest, highest = _values(unscaled.scores, "spread_skill").aminmax()
 
