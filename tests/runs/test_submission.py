@@ -145,7 +145,7 @@ def test_skypilot_reads_its_task():
 
 
 def test_dstack_reads_its_task():
-    """dstack's own parser takes the task."""
+    """The parser of dstack takes the task."""
     configurations = pytest.importorskip("dstack._internal.core.models.configurations")
     parsed = configurations.parse_run_configuration(rendered("dstack", **LARGE, storage="results", **SECRET))
     assert (parsed.resources.gpu.count.min, parsed.resources.gpu.name) == (8, ["H100"])
