@@ -1,4 +1,4 @@
-"""A real Slurm cluster of one node, on this machine and for this user alone: munged, slurmctld and slurmd."""
+"""A real Slurm cluster for this user alone: munged, slurmctld and, as two nodes, two slurmd on this machine."""
 
 import getpass
 import os
@@ -13,19 +13,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+NODES = ("node1", "node2")
 CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
@@ -33,7 +33,8 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
-NodeName={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=64000
+NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=64000
+NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=64000
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE
 """
 
@@ -47,9 +48,8 @@ def is_installed() -> bool:
 def cluster(folder: Path) -> Iterator[None]:
     """Run the daemons, and have Slurm's commands in this process talk to them."""
     host = socket.gethostname().split(".")[0]
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
-    settings = {"host": host, "ports": [_free_port(), _free_port()], "user": getpass.getuser(), "folder": folder}
+    (folder / "state").mkdir()
+    settings = {"host": host, "ports": [_free_port() for _ in range(3)], "user": getpass.getuser(), "folder": folder}
     (folder / "slurm.conf").write_text(CONF.format(**settings))
     (folder / "munge.key").write_bytes(secrets.token_bytes(1024))
     (folder / "munge.key").chmod(0o600)
@@ -62,15 +62,16 @@ def cluster(folder: Path) -> Iterator[None]:
         _start(daemons, [*munge, *(f"--{option}={folder / name}" for option, name in places.items())], folder)
         wait_for(lambda: (folder / "munge.socket").exists(), 20)
         _start(daemons, ["slurmctld", "-D", "-c"], folder)
-        _start(daemons, ["slurmd", "-D", "-N", host], folder)
-        wait_for(lambda: ask("sinfo", "--noheader", "--format=%T") == "idle", 40)
+        for node in NODES:
+            _start(daemons, ["slurmd", "-D", "-N", node], folder)
+        wait_for(lambda: ask("sinfo", "--noheader", "--format=%D %T") == f"{len(NODES)} idle", 40)
         daemons.callback(lambda: (ask("scancel", f"--user={getpass.getuser()}"), time.sleep(1)))
         yield
 
 
 def _start(daemons: ExitStack, command: list[str], folder: Path) -> None:
     """Start a daemon; it ends with the stack."""
-    with (folder / f"{command[0]}.out").open("wb") as output:
+    with (folder / f"{command[0]}.{len(list(folder.iterdir()))}.out").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
     def end() -> None:

@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm of one machine: what is interrupted is queued again and resumes, what is cancelled stays so."""
+"""Jobs on a real Slurm: what is interrupted is queued again and resumes, what is cancelled stays so."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ import pytest
 from tests.runs import slurm
 from tests.runs.test_submission import job
 from ups.files import read_json
+from ups.runs.submission import Job
 from ups.session import job_of
 
 PROJECT = Path(__file__).parents[2]
@@ -44,15 +45,14 @@ def run_again(number: str) -> None:
     slurm.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
 
 
-@pytest.fixture
-def script(tmp_path: Path, cluster: None) -> str:
-    """The script of a job with one core whose program is RUN, in place of `kedro`."""
-    (tmp_path / "kedro").write_text(RUN)
-    (tmp_path / "kedro").chmod(0o755)
-    content = job(cores=1, project=tmp_path).render("slurm")
-    before, found, after = content.partition("run=(")
+def script_of(given: Job, **programs: str) -> str:
+    """The script of a job that finds these programs, bash by their names, in place of the real ones."""
+    for name, text in programs.items():
+        (given.project / name).write_text(text)
+        (given.project / name).chmod(0o755)
+    before, found, after = given.render("slurm").partition("run=(")
     assert found
-    return f'{before}PATH={tmp_path}:"$PATH"\n{found}{after}'
+    return f'{before}PATH={given.project}:"$PATH"\n{found}{after}'
 
 
 INTERRUPTIONS = {
@@ -63,9 +63,9 @@ INTERRUPTIONS = {
 
 
 @pytest.mark.parametrize("how", INTERRUPTIONS)
-def test_an_interrupted_job_is_queued_again_and_resumes(script: str, tmp_path: Path, how: str):
+def test_an_interrupted_job_is_queued_again_and_resumes(cluster: None, tmp_path: Path, how: str):
     """The run gets one SIGTERM, has time to save its step, and the same job starts again and ends well."""
-    number, log = submitted(script, tmp_path), tmp_path / "log.txt"
+    number, log = submitted(script_of(job(tmp_path, cores=1), kedro=RUN), tmp_path), tmp_path / "log.txt"
     slurm.wait_for(lambda: log.is_file() and "started" in log.read_text(), 60)
     slurm.ask(*INTERRUPTIONS[how], number)
     run_again(number)
@@ -76,22 +76,19 @@ def test_an_interrupted_job_is_queued_again_and_resumes(script: str, tmp_path: P
     assert text.count("started with run --env local --pipeline full --params data_root=/disk/results\n") == 2
 
 
-def test_a_cancelled_job_stays_cancelled(script: str, tmp_path: Path):
+def test_a_cancelled_job_stays_cancelled(cluster: None, tmp_path: Path):
     """`scancel` ends a job although its run exits with the code of an interruption."""
-    number, log = submitted(script, tmp_path), tmp_path / "log.txt"
+    number, log = submitted(script_of(job(tmp_path, cores=1), kedro=RUN), tmp_path), tmp_path / "log.txt"
     slurm.wait_for(lambda: log.is_file() and "started" in log.read_text(), 60)
     slurm.ask("scancel", number)
     slurm.wait_for(lambda: "saved" in log.read_text() and not slurm.ask("squeue", "--noheader"), 60)
     assert (slurm.fields(number)["JobState"], slurm.fields(number)["Restarts"]) == ("CANCELLED", "0")
 
 
-def test_one_element_of_an_array_is_queued_again_by_itself(script: str, tmp_path: Path):
-    """Each seed has a data root of its own; an interruption of the first one leaves the second one alone."""
-    (tmp_path / "seeds").mkdir()
-    whole = job(cores=1, num_seeds=2, project=tmp_path).render("slurm")
-    before, found, after = whole.partition("run=(")
-    number = submitted(f'{before}PATH={tmp_path}:"$PATH"\n{found}{after}', tmp_path / "seeds")
-    log = tmp_path / "seeds" / "log.txt"
+def test_one_element_of_an_array_is_queued_again_by_itself(cluster: None, tmp_path: Path):
+    """Each seed has a data root of its own; an interruption of the last one leaves the first one alone."""
+    number = submitted(script_of(job(tmp_path, cores=1, num_seeds=2), kedro=RUN), tmp_path)
+    log = tmp_path / "log.txt"
     slurm.wait_for(lambda: log.is_file() and log.read_text().count("started") == 2, 60)
     text = log.read_text()
     assert all(f"--params seed={seed},data_root=/disk/results/seed-{seed}\n" in text for seed in (0, 1))
@@ -100,6 +97,41 @@ def test_one_element_of_an_array_is_queued_again_by_itself(script: str, tmp_path
     slurm.wait_for(lambda: "resumed" in log.read_text(), 60)
     assert slurm.fields(f"{number}_0")["JobState"] == "RUNNING" and slurm.fields(f"{number}_0")["Restarts"] == "0"
     slurm.ask("scancel", number)
+
+
+# As `ups agent` does: it ends with the run, which the first node tells it by a file; interrupted, both end with 75.
+AGENT = """#!/bin/bash
+trap 'echo "agent got TERM"; exit 75' TERM
+echo "agent on $SLURMD_NODENAME $*"
+until [ -e "$3/ended" ]; do sleep 0.2; done
+"""
+
+
+def test_several_nodes_are_interrupted_and_resume_together(cluster: None, tmp_path: Path):
+    """The run is on the first node, an agent on the second; both get one SIGTERM, and are started again."""
+    root, log = tmp_path / "results", tmp_path / "log.txt"
+    given = replace(job(tmp_path, cores=1, nodes=2), data_root=root)
+    run = RUN.replace("exit 0", f"touch {root}/ended; exit 0")
+    number = submitted(script_of(given, kedro=run, ups=AGENT), tmp_path)
+    slurm.wait_for(lambda: log.is_file() and "agent on" in log.read_text() and "started" in log.read_text(), 60)
+    slurm.ask("scancel", "--signal=TERM", "--batch", number)
+    run_again(number)
+    slurm.wait_for(lambda: slurm.fields(number)["JobState"] == "COMPLETED", 60)
+    text = log.read_text()
+    assert text.count(f"agent on node2 agent --data-root {root}\n") == 2
+    assert text.count("agent got TERM") == text.count("saved") == text.count("resumed") == 1
+    assert "launch.num_nodes=2,launch.rendezvous=node1:" in text and slurm.fields(number)["ExitCode"] == "0:0"
+
+
+@pytest.mark.slow
+def test_the_time_limit_is_an_interruption(cluster: None, tmp_path: Path):
+    """Two minutes before its time is over a job gets the signal, saves its step and is queued again."""
+    number = submitted(script_of(job(tmp_path, cores=1, hours=0.05), kedro=RUN), tmp_path)
+    log = tmp_path / "log.txt"
+    slurm.wait_for(lambda: log.is_file() and "saved" in log.read_text(), 240)
+    run_again(number)
+    slurm.wait_for(lambda: slurm.fields(number)["JobState"] == "COMPLETED", 60)
+    assert slurm.fields(number)["Restarts"] == "1" and log.read_text().count("got TERM") == 1
 
 
 @pytest.mark.slow
