@@ -214,5 +214,30 @@ def score(predictions: Path, truth: Path, output: Path | None, device: str | Non
         write_json(output, records)
 
 
+@main.command()
+@click.option("--on", "target", required=True, help="slurm, sky, dstack or k8s.")
+@click.option("--dry-run", is_flag=True, help="Show the script or task file, and submit nothing.")
+@click.option("--env", metavar="NAME", default="local", help="Environment of conf, as for `kedro run`.")
+@click.option("--pipeline", default="__default__", help="As for `kedro run`.")
+@click.option("--params", default="", help="As for `kedro run`; submit.NAME=VALUE is what the job needs.")
+def launch(target: str, dry_run: bool, env: str, pipeline: str, params: str) -> None:
+    """Submit a `kedro run` as a job to a cluster or cloud.
+
+    Section `submit` of the parameters says what the job needs, `launch.num_processes` how many GPUs on each node.
+    """
+    from ups.runs.submission import CATALOGS, hourly_price
+    from ups.session import job_of
+
+    job = job_of(Path.cwd(), env, pipeline, params)
+    if not dry_run:
+        job.submit_to(target)
+        return
+    click.echo(job.render(target), nl=False)
+    if target == "sky":
+        price = hourly_price(job.submit, job.launch, CATALOGS)
+        known = "unknown offline" if price is None else f"from {price:.2f} US dollars per hour, by SkyPilot's catalogs"
+        click.echo(f"price: {known}", err=True)
+
+
 if __name__ == "__main__":
     main()

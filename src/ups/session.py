@@ -8,12 +8,18 @@ from typing import Any
 
 import yaml
 from kedro.config import MissingConfigException, OmegaConfigLoader
+from kedro.framework.cli.utils import split_string
 from kedro.framework.session import KedroSession
 from kedro.pipeline import Pipeline
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ups.commands import FaultExit
+from ups.config import LaunchConfig, SubmitConfig, families_of
+from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, nearest
+from ups.hooks import check_parameters, places
+from ups.runs.submission import Job
 
 # Values that an entry of the catalog may have. A type is imported and called, and so are some arguments, such as
 # `validator` and Matplotlib's `backend`: a catalog with others could run code.
@@ -39,6 +45,34 @@ class Session(KedroSession):
         except ConfigFault as fault:
             raise FaultExit(fault) from None
         return super().run(**options)
+
+
+def job_of(project: Path, env: str, pipeline: str, params: str) -> Job:
+    """The job of `kedro run` with these options in the folder of a project; all of them are checked.
+
+    Raises:
+        ConfigFault: a parameter, the pipeline or the environment is wrong, or the folder is no project.
+    """
+    from ups.pipeline_registry import register_pipelines
+    from ups.settings import CONFIG_LOADER_ARGS
+
+    if not (project / "conf" / "base").is_dir():
+        raise ConfigFault(f"{project} has no conf/base: start this command in the folder of the project")
+    given = split_string(None, None, params)
+    runtime_params = OmegaConf.to_container(OmegaConf.from_dotlist(given))
+    loader = ConfigLoader(str(project / "conf"), env, runtime_params=runtime_params, **CONFIG_LOADER_ARGS)
+    FAMILIES.define(*families_of(loader["families"]))
+    parameters = loader["parameters"]
+    check_parameters(parameters)
+    check_names(register_pipelines(), {"pipeline_names": [pipeline]})
+    return Job(
+        words=("kedro", "run", "--env", env, "--pipeline", pipeline),
+        params=",".join(item for item in given if not item.startswith(("submit.", "data_root="))),
+        project=project,
+        data_root=places(parameters, project)["data_root"],
+        submit=SubmitConfig.model_validate(parameters["submit"]),
+        launch=LaunchConfig.model_validate(parameters["launch"]),
+    )
 
 
 def check_names(pipelines: dict[str, Pipeline], options: dict[str, Any]) -> None:

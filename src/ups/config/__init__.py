@@ -23,7 +23,7 @@ from ups.config.evaluation import (
     SelectionConfig,
     ShiftsConfig,
 )
-from ups.config.launch import BenchmarkConfig, LaunchConfig, ProfileConfig
+from ups.config.launch import BenchmarkConfig, LaunchConfig, ProfileConfig, SubmitConfig
 from ups.config.sections import Section, Seed
 from ups.config.studies import AblationConfig, AdaptConfig, Variant
 from ups.config.training import (
@@ -83,6 +83,7 @@ class Parameters(Section):
     ablation: AblationConfig
     adapt: AdaptConfig
     launch: LaunchConfig
+    submit: SubmitConfig
     profile: ProfileConfig
     benchmark: BenchmarkConfig
     corrector: CorrectorConfig

@@ -1,4 +1,7 @@
-"""Section `launch`: how training jobs run. Sections `profile` and `benchmark`: measurements of speed and memory."""
+"""Sections `launch` and `submit`: how training jobs run, and what they need of a cluster or cloud.
+
+Sections `profile` and `benchmark`: measurements of speed and memory.
+"""
 
 from typing import Annotated, Literal
 
@@ -59,6 +62,42 @@ class LaunchConfig(Section):
         if self.num_nodes > 1 and self.rendezvous is None:
             raise ValueError("several nodes need launch.rendezvous=HOST:PORT, an address of one of them")
         return self
+
+
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+SbatchOption = Annotated[str, Field(pattern=r"^--[a-z][a-z-]*(=[^\s]+)?$")]
+
+
+class SubmitConfig(Section):
+    """What `ups launch` asks of a cluster or cloud; sizes are those of one node.
+
+    Attributes:
+        name: Of the job, a DNS label, as Kubernetes wants it.
+        accelerator: GPU by its name at the target, `launch.num_processes` of them; None: CPUs alone.
+        storage: Bucket (sky), volume (dstack) or PersistentVolumeClaim (k8s) that keeps the data root.
+        secrets: Environment variables, whose values are never written anywhere.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]
+    nodes: PositiveInt
+    accelerator: Word | None
+    cores: PositiveInt
+    memory_gigabytes: PositiveInt
+    disk_gigabytes: PositiveInt
+    hours: PositiveFloat
+    spot: bool
+    num_seeds: PositiveInt
+    image: Word | None
+    storage: Word | None
+    secrets: list[Variable]
+    sbatch_options: list[SbatchOption]
+    setup: list[str]
+
+    @property
+    def minutes(self) -> int:
+        """The time limit in whole minutes, at least one."""
+        return max(1, round(60 * self.hours))
 
 
 class ProfileConfig(Section):

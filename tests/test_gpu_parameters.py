@@ -1,0 +1,61 @@
+"""The parameters for GPUs, `--env pdebench`: all eleven families, or two of them, on 1, 2, 4 and 8 processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.test_parameters import load
+from ups.config import Parameters
+from ups.data.published import find_file
+from ups.files import read_json
+from ups.hooks import check_parameters
+
+PROJECT = Path(__file__).parents[1]
+TWO_FAMILIES = {"source": "folder", "raw_root": "files"}
+FILES = ("1D_Burgers_Sols_Nu0.01.hdf5", "2D_DarcyFlow_beta1.0_Train.hdf5")
+SAMPLE = os.environ.get("UPS_SAMPLE_DATA", "")
+MODEL = {"hidden_channels": [16, 16, 16], "num_layers": 3, "modes": [4, 4, 4]}
+STEPS = {"steps": 4, "batch_tokens": 2048, "warmup_steps": 1, "validate_every": 4}
+
+
+@pytest.mark.parametrize("data", [{}, TWO_FAMILIES], ids=["eleven", "two"])
+@pytest.mark.parametrize("num_processes", [1, 2, 4, 8])
+def test_one_parameter_is_the_number_of_gpus(num_processes: int, data: dict[str, Any]):
+    """Every combination is a valid configuration, in which each process has whole snapshots of every batch."""
+    parameters = load("pdebench", launch={"num_processes": num_processes}, **data)
+    check_parameters(parameters)
+    typed = Parameters.model_validate({name: value for name, value in parameters.items() if name[0] != "_"})
+    assert (typed.launch.world_size, typed.launch.compile) == (num_processes, True)
+    stages = (typed.codec, typed.operator, typed.diffusion, typed.consistency, typed.steady, typed.baselines.recipe)
+    assert [stage.batch_multiple % num_processes for stage in stages] == [0] * 6
+
+
+def test_the_listed_files_are_those_of_eleven_families():
+    """`--env pdebench` names published files alone, of each family at least one."""
+    files = load("pdebench")["download"]["files"]
+    assert len({find_file(name).family for name in files}) == 11
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path(SAMPLE, FILES[0]).is_file(), reason="UPS_SAMPLE_DATA names no folder of PDEBench files")
+def test_two_families_are_trained_on_two_processes(tmp_path: Path):
+    """A folder with the files of two families is trained on with the parameters for GPUs, here on two CPU processes."""
+    (tmp_path / "raw").mkdir()
+    for name in FILES:
+        (tmp_path / "raw" / name).symlink_to(Path(SAMPLE, name))
+    places = {"source": "folder", "raw_root": str(tmp_path / "raw"), "data_root": str(tmp_path / "data")}
+    stages = {"codec": STEPS, "operator": STEPS | {"model": MODEL}, "steady": STEPS | {"model": MODEL}}
+    launch = {"num_processes": 2, "device": "cpu", "compile": False, "threads_per_process": 1}
+    run = {"env": "pdebench", "to_nodes": "train_operator,train_steady", "params": places | stages | {"launch": launch}}
+    (tmp_path / "run.yml").write_text(yaml.safe_dump({"run": run}))
+    command = [sys.executable, "-m", "kedro", "run", "--config", str(tmp_path / "run.yml")]
+    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for stage in ("operator", "steady"):
+        receipt = read_json(tmp_path / "data" / "06_models" / f"{stage}.json")
+        assert read_json(tmp_path / "data" / receipt["path"] / "run.json")["launch"]["num_processes"] == 2
