@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from ups.config import LaunchConfig
 from ups.errors import KINDS, ConfigFault, DataFault, Fault, Locked, LostWorker, Preempted
-from ups.files import place_of, plain, private_lock, read_json, storage_faults, write_json
+from ups.files import place_of, private_lock, read_json, storage_faults, write_json
 from ups.runs import machine
 from ups.runs.run import ALIVE, RUN, Run
 from ups.runs.torchrun import JOB, JOIN, NODES, Job, private_folder, started
@@ -113,10 +113,10 @@ def check_rendezvous(rendezvous: str) -> None:
     try:
         family, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         socket.create_server(place[:2], family=family).close()
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise ConfigFault(
-            f"launch.rendezvous={rendezvous}: {error.strerror}; name an address of this node, where `kedro run` is "
-            "started, and a free port"
+            f"launch.rendezvous={rendezvous}: {error}; name an address of the node on which `kedro run` is started, "
+            "and a free port"
         ) from error
 
 
@@ -142,7 +142,7 @@ def hold(path: Path, refusal: str) -> FileLock:
 class Agent:
     """One of the other nodes: starts its torchrun for every job of the run in a data root, until that run ends.
 
-    `HOST.lock` holds the id of the run that this host has joined, `HOST.log` the output of its torchruns.
+    `agent.HOST.json` is the id of the run that this host has joined, `agent.HOST.log` the output of its torchruns.
     """
 
     def __init__(self, data_root: Path, wait_minutes: float) -> None:
@@ -150,10 +150,10 @@ class Agent:
             raise DataFault(f"{data_root} is no folder of this node; mount the disk that the first node works on")
         self._root, self._host, self._source = data_root.resolve(), os.uname().nodename, source_digest()
         self._folder, self._wait_minutes = private_folder(self._root / NODES), wait_minutes
-        self._record = self._folder / f"{self._host}.lock"
+        self._record, self._output = (self._folder / f"agent.{self._host}.{end}" for end in ("json", "log"))
         refusal = f"an agent for {self._root} works on {self._host} already; one starts all processes of a node"
-        self._lock, self._place = hold(self._record, refusal), None
-        self._joined = self._record.read_text(encoding="utf-8")  # by a predecessor that was killed
+        self._lock, self._place = hold(self._record.with_suffix(".lock"), refusal), None
+        self._joined = _read(self._record, str)  # by a predecessor that was killed
         self._admitted, self._left = "", ""  # the run that this process has joined, and its job that has ended here
         self._touched, self._alive = 0, -math.inf  # time of the first node's last touch, and ours when we saw it
         self._idle, self._told = time.monotonic(), -1  # since when there is no run, and the minute of the last line
@@ -217,7 +217,7 @@ class Agent:
             raise ConfigFault(f"`kedro run` itself starts the processes of {self._host}; agents are for other nodes")
         self._place = self._free_place(run)
         self._admitted = self._joined = run.id
-        self._write_record(run.id)
+        write_json(self._record, run.id)
         log.info("%s takes part in the run on %s", self._host, run.host)
 
     def _free_place(self, run: Announcement) -> FileLock:
@@ -226,7 +226,7 @@ class Agent:
         refusal = f"all {run.num_nodes} nodes of the run on {run.host} are there; raise launch.num_nodes for one more"
         for number in range(1, run.num_nodes):
             with contextlib.suppress(Locked):
-                return hold(self._folder / f"node{number}.lock", refusal)
+                return hold(self._folder / f"place.{number}.lock", refusal)
         raise Locked(refusal)
 
     def _join_job(self, run: Announcement) -> None:
@@ -235,19 +235,20 @@ class Agent:
         if job is None or job.id == self._left:
             return
         folder = place_of(self._root, {"path": job.path})
-        if any(folder.glob(ALIVE)):  # its ranks wait for those of a killed agent; the first node starts it again
+        if any(folder.glob(ALIVE)):  # ranks of other nodes wait for those of a killed agent
+            log.info("%s: the first node starts it again, because an agent was killed", folder.parent.name)
+            (self._folder / JOB).unlink(missing_ok=True)
             return
         self._check(Run.read(folder), run)
         log.info("%s: joined", folder.parent.name)
-        output = self._folder / f"{self._host}.log"
-        with started(job.command(self._root, JOIN), {}, output) as child:
+        with started(job.command(self._root, JOIN), {}, self._output) as child:
             while child.poll() is None and _read(self._folder / JOB, Job) == job:
                 time.sleep(POLL_SECONDS)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(LEAVE_SECONDS)
             child.kill()
         self._left = job.id
-        log.info("%s: left%s", folder.parent.name, f", torchrun's output is in {output}" if child.returncode else "")
+        log.info("%s: %s", folder.parent.name, f"ended early, see {self._output}" if child.returncode else "done")
 
     def _check(self, job: Run, run: Announcement) -> None:
         if job.launch.rendezvous != run.rendezvous:
@@ -256,14 +257,10 @@ class Agent:
             raise ConfigFault(f"the run on {run.host} trains on GPUs, {self._host} has none")
 
     def _end(self, run: Announcement) -> None:
-        self._write_record("")
+        self._record.unlink()
         if run.fault is not None:
             raise KINDS[run.fault](f"the run on {run.host} has failed: {run.what}")
         log.info("the run on %s has finished", run.host)
-
-    def _write_record(self, text: str) -> None:
-        with storage_faults(self._record), open(self._record, "w", encoding="utf-8", opener=plain) as file:
-            file.write(text)
 
 
 def _read(path: Path, kind: type) -> Any:

@@ -121,7 +121,7 @@ def run_job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, in
 
     Raises:
         Preempted: this command was interrupted; the job has saved its step.
-        LostWorker: a rank made no step for `launch.timeout_seconds`, or no rank has started in time.
+        LostWorker: a rank made no step for `launch.timeout_seconds`, none has started in time, or an agent lost some.
     """
     folder, launch = run.folder, run.launch
     for path in (*folder.glob(FAULTS), *folder.glob(ALIVE), *folder.glob(f"{STORE}*")):
@@ -133,6 +133,8 @@ def run_job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, in
         while child.poll() is None:
             if stop_requested.is_set():
                 raise Preempted(f"{folder.parent.name} was interrupted; the same command resumes at the saved step")
+            if launch.num_nodes > 1 and not (run.data_root / NODES / JOB).is_file():
+                raise LostWorker(f"{folder.parent.name}: a node lost its processes; the same command resumes")
             heartbeats.check()
             on_poll()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -150,7 +152,7 @@ def _prepared(module: str, run: Run) -> Iterator[tuple[list[str], dict[str, str]
         try:
             yield job.command(run.data_root, HOST), {}  # each node prepares its own environment
         finally:
-            announcement.unlink()
+            announcement.unlink(missing_ok=True)
         return
     with _new_store(run.folder) as store, _new_store(run.folder) as ranks:
         variables = environment(run.launch, run.data_root, LOOPBACK) | {RANK_STORE: str(ranks)}
