@@ -185,6 +185,20 @@ def define_families(conf: Path, env: str) -> None:
 
 
 @main.command()
+@click.option("--data-root", "root", type=FILE, required=True, help="That of the run, on a disk that all nodes share.")
+@click.option("--wait", "minutes", type=click.FloatRange(min=0), default=60, show_default=True, help="Minutes.")
+def agent(root: Path, minutes: float) -> None:
+    """Take part in a `kedro run` with launch.num_nodes > 1 that is started on another node, until it ends.
+
+    --wait limits how long there may be no run, before it is started or after it was interrupted. This command ends with
+    the run, with its exit code; killed, it can be started again at any time.
+    """
+    from ups.runs.agent import Agent
+
+    Agent(root, minutes).serve()
+
+
+@main.command()
 @click.argument("predictions", type=FILE)
 @click.option("--dataset", "truth", type=FILE, required=True, help="PDEBench file with the true trajectories.")
 @click.option("--family", help="Of the dataset; by default found by its name.")

@@ -15,11 +15,12 @@ from kedro.framework.hooks import hook_impl
 from pydantic import ValidationError
 
 from ups.commands import FaultExit
-from ups.config import Parameters, families_of, fields_at, masked, masked_value
+from ups.config import LaunchConfig, Parameters, families_of, fields_at, masked, masked_value
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, Fault, GateFailed, OutOfMemory, Preempted, StorageFault, nearest
 from ups.files import REMEDY, UNUSABLE, read_json, storage_faults
 from ups.runs import tracking
+from ups.runs.agent import FirstNode
 from ups.runs.machine import describe_machine, refuse_under_torchrun
 from ups.runs.torchrun import is_watching, stop_requested
 
@@ -71,6 +72,7 @@ class TrackingHooks:
 
     def __init__(self) -> None:
         self._data_root, self._parameters, self._started = Path(), dict[str, Any](), 0.0
+        self._first_node: FirstNode | None = None
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
@@ -81,8 +83,11 @@ class TrackingHooks:
     def before_pipeline_run(self, run_params: dict[str, Any]) -> None:
         names = run_params["pipeline_names"] or ["__default__"]
         tags = {"pipeline": ",".join(names), "env": run_params["env"] or "base"} | source_and_machine()
-        self._started = time.time()
+        self._started, launch = time.time(), LaunchConfig(**self._parameters["launch"])
         try:
+            if launch.num_nodes > 1:
+                self._first_node = FirstNode(self._data_root, launch)
+                atexit.register(self._tell_agents, Preempted("interrupted"))
             with storage_faults(self._data_root):
                 self._data_root.mkdir(parents=True, exist_ok=True)
                 FAMILIES.write(self._data_root)
@@ -97,6 +102,7 @@ class TrackingHooks:
     def after_pipeline_run(self) -> None:
         self._log_results()
         tracking.close_run("FINISHED")
+        self._tell_agents(None)
 
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
@@ -104,7 +110,14 @@ class TrackingHooks:
         if isinstance(fault, GateFailed):
             self._log_results()
         tracking.close_run("KILLED" if isinstance(fault, Preempted) else "FAILED")
-        raise FaultExit(fault or _defect(error)) from error
+        fault = fault or _defect(error)
+        self._tell_agents(fault)
+        raise FaultExit(fault) from error
+
+    def _tell_agents(self, fault: Fault | None) -> None:
+        """Tell the agents of the other nodes how the run has ended."""
+        if self._first_node is not None:
+            self._first_node.close(fault)
 
     def _log_results(self) -> None:
         """Track scores, grades and reports of a run that has written a verdict."""

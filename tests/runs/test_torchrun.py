@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.training.jobs import launched
+from ups.errors import DataFault
+from ups.files import read_json, write_json
 from ups.runs import torchrun
-from ups.runs.torchrun import command, environment, rank_of
+from ups.runs.torchrun import HOST, JOB, JOIN, Job, command, environment, rank_of
 
 FOLDER = Path("/data/06_models/operator/0123456789ab")
 
@@ -23,10 +25,22 @@ def test_one_node_needs_no_rendezvous():
     assert "--rdzv-conf=store_type=file,keep_alive_interval=60" in words
 
 
-def test_several_nodes_are_started_alike():
-    """On several nodes the command is the same on each of them; where they meet is in the run folder."""
-    words = command("ups.training.worker", FOLDER, launched(num_nodes=2, rendezvous="head:29500"))
-    assert words == [sys.executable, "-m", "ups.runs.node", "ups.training.worker", str(FOLDER)]
+@pytest.mark.parametrize("role", [HOST, JOIN])
+def test_nodes_differ_in_their_role_alone(role: str):
+    """The command of a node is built from module, run folder, job and role; all else is in the run folder."""
+    words = Job("89ab", "ups.training.worker", "06_models/operator/0123456789ab").command(Path("/data"), role)
+    assert words == [sys.executable, "-m", "ups.runs.node", "ups.training.worker", str(FOLDER), "89ab", role]
+
+
+def test_announced_jobs_run_known_modules(tmp_path: Path):
+    """A file that names another module, or holds more than a job, is refused in one line."""
+    job = {"id": "89ab", "module": "ups.training.worker", "path": "06_models/operator/0123"}
+    for wrong in ({"module": "antigravity"}, {"module": 3}, {"path": None}):
+        write_json(tmp_path / JOB, job | wrong)
+        with pytest.raises(DataFault, match="is damaged"):
+            read_json(tmp_path / JOB, Job)
+    write_json(tmp_path / JOB, job)
+    assert read_json(tmp_path / JOB, Job) == Job(**job)
 
 
 def test_a_store_is_new_and_private(tmp_path: Path):

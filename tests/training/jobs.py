@@ -314,10 +314,16 @@ def at_most(seconds: int) -> Iterator[None]:
 FOREIGN = ("MLFLOW_TRACKING_URI", "UPS_TRACKING_RUN", "UPS_SAMPLE_DATA")
 
 
-def start_kedro(root: Path, *params: str, wrap: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
-    """`kedro run --env smoke --nodes train_operator` on the latents of `root`, in a session of its own."""
+def start_kedro(
+    root: Path,
+    *params: str,
+    wrap: tuple[str, ...] = (),
+    steps: tuple[str, ...] = ("--nodes", "train_operator"),
+    **environment: str,
+) -> subprocess.Popen[str]:
+    """`kedro run --env smoke` of some steps in `root`, on two processes, in a session of its own."""
     words = [f"data_root={root}", "launch.num_processes=2", "operator.log_every=1", *params]
-    command = [sys.executable, "-m", "kedro", "run", "--env", "smoke", "--nodes", "train_operator"]
+    command = [sys.executable, "-m", "kedro", "run", "--env", "smoke", *steps]
     inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     return subprocess.Popen(
         [*wrap, *command, "--params", ",".join(words)],
@@ -331,10 +337,17 @@ def start_kedro(root: Path, *params: str, wrap: tuple[str, ...] = (), **environm
     )
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+def start_agent(root: Path, **environment: str) -> subprocess.Popen[str]:
+    """`ups agent` for `root`."""
+    command = [sys.executable, "-m", "ups.commands", "agent", "--data-root", str(root), "--wait", "3"]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=os.environ | environment, text=True, **streams)
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 2 * SECONDS_PER_JOB) -> tuple[int, str]:
     """The exit code and what was written to stderr."""
     try:
-        _, errors = process.communicate(timeout=2 * SECONDS_PER_JOB)
+        _, errors = process.communicate(timeout=seconds)
     finally:
         process.kill()
         process.wait()

@@ -20,6 +20,7 @@ from tests.training.jobs import (
     assert_nothing_left,
     assert_same_training,
     at_most,
+    finish,
     folder_of,
     free_port,
     has_reached,
@@ -27,6 +28,7 @@ from tests.training.jobs import (
     lines_of,
     meanwhile,
     processes_of,
+    start_agent,
     status_of,
     torchrun_of,
     train,
@@ -36,7 +38,7 @@ from tests.training.jobs import (
 from ups.errors import DataFault, Diverged, Fault, LostWorker, OutOfMemory, Preempted, StorageFault, Unsynchronised
 from ups.files import read_json
 from ups.models.weights import load
-from ups.runs.torchrun import command
+from ups.runs.agent import FirstNode
 
 pytestmark = pytest.mark.faults
 
@@ -319,19 +321,21 @@ def test_a_rendezvous_that_is_taken(root: Path):
 
 
 def test_two_nodes(root: Path, undisturbed: Undisturbed):
-    """R37: two nodes, the second started by the command that the first logs, learn what two ranks of one node do."""
+    """R37: two nodes, on the second of which there is only an agent, learn what two ranks of one node do."""
     with free_port() as port:
         launch = {"num_nodes": 2, "num_processes": 1, "rendezvous": f"127.0.0.1:{port}"}
-    second: list[subprocess.Popen[bytes]] = []
-
-    def join() -> None:
-        words = command("ups.training.worker", folder_of(root), launched(**launch))
-        second.append(subprocess.Popen(words, env=os.environ | {"OMP_NUM_THREADS": "1"}))
-
-    begun = meanwhile(lambda: bool(list(root.glob("06_models/operator/*/train.log"))), join)
-    with at_most(SECONDS_PER_JOB), watched(root) as addresses, begun:
+    first = FirstNode(root, launched(**launch))
+    agent = start_agent(root, OMP_NUM_THREADS="1")
+    with at_most(SECONDS_PER_JOB), watched(root) as addresses:
         folder = train(root, launch=launch)
-    assert second[0].wait(30) == 0
+    first.close(None)
+    code, told = finish(agent)
+    assert code == 0, told
+    assert told.splitlines()[-3:] == [
+        "operator: joined",
+        "operator: done",
+        f"the run on {os.uname().nodename} has finished",
+    ]
     assert addresses == {"127.0.0.1"}  # that of the rendezvous
     assert_same_training(folder, undisturbed(2))
 

@@ -17,7 +17,7 @@ class LaunchConfig(Section):
 
     Attributes:
         num_processes: Per node; on CUDA one GPU for each process.
-        rendezvous: "HOST:PORT" at which several nodes find each other, an address of one in a private network.
+        rendezvous: "HOST:PORT" at which several nodes meet, an address of the first one in a private network.
         threads_per_process: None: the cores of the machine divided by `num_processes`.
         device: `auto` is CUDA if there is a GPU.
         sharding: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state.
@@ -60,7 +60,7 @@ class LaunchConfig(Section):
     @model_validator(mode="after")
     def _check_nodes(self) -> "LaunchConfig":
         if self.num_nodes > 1 and self.rendezvous is None:
-            raise ValueError("several nodes need launch.rendezvous=HOST:PORT, an address of one of them")
+            raise ValueError("several nodes need launch.rendezvous=HOST:PORT, an address of the first one")
         return self
 
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shlex
 import shutil
 import time
 from dataclasses import replace
@@ -17,7 +16,7 @@ from ups.runs.progress import ProgressBar
 from ups.runs.run import ALIVE, CHECKPOINTS, Run, metric_lines
 from ups.runs.stage_cache import Receipt, cached_step, fingerprint
 from ups.runs.status import find_fault, write_status
-from ups.runs.torchrun import WORKER, command, run_job, stop_requested
+from ups.runs.torchrun import WORKER, run_job, stop_requested
 from ups.runs.tracking import StageRun
 
 log = logging.getLogger(__name__)
@@ -96,9 +95,6 @@ def _train(run: Run) -> None:
 def _run_once(run: Run, tracked: StageRun) -> Fault | None:
     """Run one job; None if the stage is then trained, else the fault that ended the job."""
     folder, launch = run.folder, run.launch
-    if launch.num_nodes > 1:
-        others = shlex.join(command(WORKER, folder, launch))
-        log.info("%s: waiting for %d other nodes; run there: %s", run.stage, launch.num_nodes - 1, others)
     if step := newest_checkpoint(folder):
         log.info("%s: goes on at step %d of %d", run.stage, step, run.config["steps"])
     with ProgressBar(run.stage, run.config["steps"], "steps") as bar:

@@ -1,4 +1,4 @@
-"""torchrun on one of several nodes: `python -m ups.runs.node MODULE RUN_DIR`, the same command on each of them.
+"""torchrun on one of several nodes: `python -m ups.runs.node MODULE RUN_DIR JOB host`, on all but the first `join`.
 
 torchrun's store takes pickled objects from whoever reaches its port and listens on all addresses. Here it listens on
 the address of `launch.rendezvous` alone, and gloo and NCCL on the interface that leads there.
@@ -17,12 +17,12 @@ from torch.distributed import run as torchrun
 
 from ups.errors import ConfigFault
 from ups.runs.run import Run
-from ups.runs.torchrun import environment, torchrun_arguments
+from ups.runs.torchrun import HOST, environment, torchrun_arguments
 
 ELSEWHERE = (errno.EADDRNOTAVAIL, errno.EADDRINUSE)
 
 
-def main(module: str, folder: Path) -> None:
+def main(module: str, folder: Path, job: str, role: str) -> None:
     """Run `module` on this node's processes of the job in `folder`; returns when all of them have ended."""
     run = Run.read(folder)
     launch = run.launch
@@ -34,11 +34,12 @@ def main(module: str, folder: Path) -> None:
         own_address = probe.getsockname()[0]
     own_choice = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in os.environ}
     os.environ.update(environment(launch, run.data_root, _interface_of(own_address)) | own_choice)
-    store = _hosted_store(family, place, launch.timeout_seconds)  # noqa: F841, closed when this process ends
+    # Closed when this process ends.
+    store = _hosted_store(family, place, launch.timeout_seconds) if role == HOST else None  # noqa: F841
     torchrun.main(
         [
             *(f"--nnodes={launch.num_nodes}", f"--rdzv-endpoint={launch.rendezvous}", f"--local-addr={own_address}"),
-            f"--rdzv-id={folder.parent.name}-{folder.name}",
+            f"--rdzv-id={job}",
             f"--rdzv-conf=is_host=0,join_timeout={launch.timeout_seconds}",
             *torchrun_arguments(module, folder, launch),
         ]
@@ -53,7 +54,7 @@ def _interface_of(address: str) -> str:
 
 
 def _hosted_store(family: int, place: tuple, timeout_seconds: int) -> TCPStore | None:
-    """The store of the job's torchruns, on the node that has the address of the rendezvous; None on the others."""
+    """The store of the job's torchruns; None if somebody else has the address or port of the rendezvous."""
     try:
         listener = socket.create_server(place, family=family)
     except OSError as error:
@@ -66,4 +67,4 @@ def _hosted_store(family: int, place: tuple, timeout_seconds: int) -> TCPStore |
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -12,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ from ups.runs.run import ALIVE, FAULTS, LOG, RANK_STORE, Run
 from ups.runs.status import find_fault
 
 WORKER, NODE = "ups.training.worker", "ups.runs.node"
+ON_SEVERAL_NODES = (WORKER, "ups.performance.tune", "ups.performance.profile", "ups.performance.pace")
+NODES, JOB = ".nodes", "job.json"  # private folder below the data root, and the file that announces a job in it
+HOST, JOIN = "host", "join"  # the first node hosts the store through which torchruns find each other
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 COMPILED = ".compiled"
 COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
@@ -44,14 +49,31 @@ def is_watching() -> bool:
     return bool(_jobs)
 
 
-def command(module: str, folder: Path, launch: LaunchConfig, store: Path | None = None) -> list[str]:
-    """The command that runs `module` on every process of one node; with several nodes, to be run on each of them.
+@dataclass(frozen=True)
+class Job:
+    """Contents of `job.json`: what the agents of the other nodes need to join a job.
 
-    On a single node torchrun keeps its state in the file `store` and listens on no port. With several nodes
-    `ups.runs.node` starts torchrun and binds it to one network interface.
+    Attributes:
+        id: Random; a job that is started again is another one.
+        module: Run by every process, one of ON_SEVERAL_NODES.
+        path: The run folder, relative to the data root.
     """
-    if launch.num_nodes > 1:
-        return [sys.executable, "-m", NODE, module, str(folder)]
+
+    id: str
+    module: str
+    path: str
+
+    def __post_init__(self) -> None:
+        if self.module not in ON_SEVERAL_NODES:
+            raise ValueError(f"{self.module!r} does not run on several nodes")
+
+    def command(self, data_root: Path, role: str) -> list[str]:
+        """The command that runs `module` on this node: `ups.runs.node` binds torchrun to one network interface."""
+        return [sys.executable, "-m", NODE, self.module, str(data_root / self.path), self.id, role]
+
+
+def command(module: str, folder: Path, launch: LaunchConfig, store: Path) -> list[str]:
+    """The command that runs `module` on a single node; torchrun keeps its state in `store` and listens on no port."""
     # A heartbeat appends to the file, and on a single node no other torchrun reads it: one a minute is enough.
     place = ["--nnodes=1", "--local-addr=127.0.0.1", f"--rdzv-endpoint={store}"]
     place += ["--rdzv-conf=store_type=file,keep_alive_interval=60"]
@@ -76,12 +98,18 @@ def environment(launch: LaunchConfig, data_root: Path, interface: str) -> dict[s
     for name, folder in COMPILER_CACHES.items():
         if name not in os.environ:
             cache = data_root / COMPILED / folder
-            with storage_faults(cache):
-                cache.mkdir(parents=True, exist_ok=True)
-                for private in (cache.parent, cache):
-                    private.chmod(0o700)
+            for private in (cache.parent, cache):
+                private_folder(private)
             variables[name] = str(cache)
     return variables
+
+
+def private_folder(folder: Path) -> Path:
+    """Make the folder, which only its owner can enter; raises `StorageFault` if it belongs to somebody else."""
+    with storage_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    return folder
 
 
 def run_job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, int]:
@@ -93,7 +121,7 @@ def run_job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, in
 
     Raises:
         Preempted: this command was interrupted; the job has saved its step.
-        LostWorker: a rank made no step for `launch.timeout_seconds`, or no rank has started in time.
+        LostWorker: a rank made no step for `launch.timeout_seconds`, none has started in time, or an agent lost some.
     """
     folder, launch = run.folder, run.launch
     for path in (*folder.glob(FAULTS), *folder.glob(ALIVE), *folder.glob(f"{STORE}*")):
@@ -101,10 +129,12 @@ def run_job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, in
     log = folder / LOG
     log_start = log.stat().st_size if log.is_file() else 0
     heartbeats = Heartbeats(folder, launch.timeout_seconds)
-    with _started(module, run, log) as child:
+    with _prepared(module, run) as (arguments, variables), started(arguments, variables, log) as child:
         while child.poll() is None:
             if stop_requested.is_set():
                 raise Preempted(f"{folder.parent.name} was interrupted; the same command resumes at the saved step")
+            if launch.num_nodes > 1 and not (run.data_root / NODES / JOB).is_file():
+                raise LostWorker(f"{folder.parent.name}: a node lost its processes; the same command resumes")
             heartbeats.check()
             on_poll()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -113,14 +143,26 @@ def run_job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, in
 
 
 @contextlib.contextmanager
-def _started(module: str, run: Run, log: Path) -> Iterator[subprocess.Popen]:
-    with contextlib.ExitStack() as cleanup:
-        store, variables = None, {}  # with several nodes each prepares its own environment
-        if run.launch.num_nodes == 1:
-            store, ranks = (cleanup.enter_context(_new_store(run.folder)) for _ in range(2))
-            variables = environment(run.launch, run.data_root, LOOPBACK) | {RANK_STORE: str(ranks)}
-        arguments = command(module, run.folder, run.launch, store)
-        output = cleanup.enter_context(open(log, "a", encoding="utf-8", opener=plain))
+def _prepared(module: str, run: Run) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Command and environment variables of this node's torchrun; a job on several nodes is announced meanwhile."""
+    if run.launch.num_nodes > 1:
+        job = Job(secrets.token_hex(8), module, str(run.folder.relative_to(run.data_root)))
+        announcement = private_folder(run.data_root / NODES) / JOB
+        write_json(announcement, asdict(job))
+        try:
+            yield job.command(run.data_root, HOST), {}  # each node prepares its own environment
+        finally:
+            announcement.unlink(missing_ok=True)
+        return
+    with _new_store(run.folder) as store, _new_store(run.folder) as ranks:
+        variables = environment(run.launch, run.data_root, LOOPBACK) | {RANK_STORE: str(ranks)}
+        yield command(module, run.folder, run.launch, store), variables
+
+
+@contextlib.contextmanager
+def started(arguments: list[str], variables: dict[str, str], log: Path) -> Iterator[subprocess.Popen]:
+    """The command as a child process that appends to `log`; at the end it is terminated with all its workers."""
+    with open(log, "a", encoding="utf-8", opener=plain) as output:
         output.write(f"$ {shlex.join(arguments)}\n")
         output.flush()
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
@@ -194,8 +236,8 @@ class Heartbeats:
                 self.seen[path] = (touched, now)
         if not self.seen and now - self.started > self.timeout_seconds + GRACE_SECONDS:
             raise LostWorker(
-                f"{self.folder.parent.name}: no training process has started; are all nodes running, and is the port "
-                f"of launch.rendezvous free? torchrun's output is in {self.folder / LOG}"
+                f"{self.folder.parent.name}: no training process has started; does `ups agent` run on all other nodes, "
+                f"and is the port of launch.rendezvous free? torchrun's output is in {self.folder / LOG}"
             )
         latest = min(self.seen, key=lambda path: self.seen[path][1], default=None)
         if latest is not None and now - self.seen[latest][1] > self.timeout_seconds:
