@@ -85,8 +85,8 @@ def find_version(*texts: str) -> str | None:
 def retry_transfer(url: str, attempt: Callable[[], None], position: Callable[[], int], advance: Advance) -> None:
     """Repeat `attempt` after every `TransferError`, at most `ATTEMPTS` times in a row without much progress.
 
-    `position` returns the number of bytes that have arrived. A line says what failed before every pause, and `advance(0)`
-    is called every second of it. The last failure is raised as a `DataFault`.
+    `position` returns the number of bytes that have arrived. A line says what failed before every pause, of which
+    `advance(0)` is called every second. The last failure is raised as a `DataFault`.
     """
     furthest = position()
 
