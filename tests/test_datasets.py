@@ -14,7 +14,7 @@ import pytest
 from kedro.config import OmegaConfigLoader
 from kedro.io import DatasetError
 
-from ups.datasets import JSON, LatentCacheReceipt, Markdown, Pages, Records
+from ups.datasets import JSON, LatentCacheReceipt, Markdown, Pages, Records, Text
 from ups.pipeline_registry import register_pipelines
 from ups.settings import CONFIG_LOADER_ARGS
 
@@ -76,7 +76,7 @@ def test_long_lists_are_cut_to_valid_json(tmp_path: Path):
 def test_optional_files_may_be_missing(tmp_path: Path):
     """An optional file that is not there is nothing; any other is a fault that names it."""
     path = str(tmp_path / "x.json")
-    assert JSON(filepath=path, optional=True).load() is None
+    assert JSON(filepath=path, optional=True).load() is None and Text(filepath=path, optional=True).load() is None
     with pytest.raises(DatasetError, match=re.escape(path)):
         JSON(filepath=path).load()
     JSON(filepath=path).save({"a": 1})

@@ -52,7 +52,8 @@ class Results:
     """What a run has written, and with `baselines` those of `--pipeline baselines`, if it was run.
 
     `arrays` is the folder of arrays for figures, `cards` the data card of each dataset, `stages` the receipts of the
-    trained stages, `machine` the environment, `others` the data roots of the runs to compare with.
+    trained stages, `machine` the environment, `others` the data roots of the runs to compare with. `folder` is that of
+    `evaluation.folder`, if its files were scored instead of the test split.
     """
 
     metrics: list[dict[str, Any]]
@@ -67,6 +68,12 @@ class Results:
     data_root: Path
     machine: dict[str, Any]
     others: list[Path]
+    folder: Path | None
+
+    @property
+    def scored(self) -> str:
+        """The trajectories that were scored, in words."""
+        return "the test split" if self.folder is None else f"all trajectories in {self.folder}"
 
 
 def render(results: Results, advance: Callable[[int], None]) -> str:
@@ -75,7 +82,7 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
     grades = {name: grade["grade"] for name, grade in results.verdict.get("grades", {}).items()}
     titles = _titles(results)
     names = tables.worst_first(scores, grades)
-    overview = tables.overview(scores, titles, grades, results.costs)
+    overview = tables.overview(scores, titles, grades, results.costs, results.scored)
     environment = Environment(
         loader=PackageLoader("ups.evaluation", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -90,7 +97,7 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
         *([tables.cost_rows(results.costs)] if results.costs else []),
         tables.stage_rows(results.stages, results.data_root),
         tables.pairs("environment", "Environment", results.machine.items()),
-        _all_scores(results),
+        tables.record_rows([*results.metrics, *results.baseline_metrics]),
     ]
     if results.others:
         further.insert(0, _runs(results, scores, titles))
@@ -100,6 +107,7 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
         equations=[results.cards[name].family.equation for name in names],
         grades=grades,
         verdict=results.verdict,
+        subject="a run" if results.folder is None else f"the files in {results.folder}",
         headline=_headline(results, names, grades, titles),
         sections=sections,
         tables=further,
@@ -251,14 +259,6 @@ def _resource(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-def _all_scores(results: Results) -> ReportTable:
-    """Every metric record, for download."""
-    columns = ["dataset", "method", "horizon", "metric", "value", "low", "high", "num_trajectories"]
-    records = [*results.metrics, *results.baseline_metrics]
-    rows = [["" if r.get(key) is None else str(r[key]) for key in columns] for r in records]
-    return ReportTable("all_scores", "All scores", columns, rows)
-
-
 def _runs(results: Results, scores: Scores, titles: dict[str, str]) -> ReportTable:
     """This run beside those of other data roots.
 
@@ -279,15 +279,20 @@ def _limits(results: Results, scores: Scores, titles: dict[str, str]) -> Iterato
     yield (
         "The scores hold for the test split of these datasets: the same equations, parameters, grids and times as in "
         "training, from other initial conditions. Nothing is said of others, nor of longer rollouts."
+        if results.folder is None
+        else "The scores hold for these files, whose parameters, grids and times may be others than those of training. "
+        "Nothing is said of longer rollouts. Correctors are shown as they were chosen on the data of training."
     )
     yield (
-        "Intervals resample the test trajectories of one trained model; data, split and training were not repeated. "
+        "Intervals resample the trajectories that were scored; data, split and training were not repeated. "
         "`kedro run --pipeline seeds` compares several seeds."
     )
     few = [titles[name] for name in scores.families if "[" not in scores.cell(name, "codec", "nRMSE", "rollout")]
     if few:
-        yield f"Too few test trajectories for an interval: {'; '.join(few)}."
-    if not results.baseline_metrics:
+        yield f"Too few trajectories for an interval: {'; '.join(few)}."
+    if results.folder is not None:
+        yield "FNO and U-Net have no scores of these files."
+    elif not results.baseline_metrics:
         yield "FNO and U-Net were not trained here: `kedro run --pipeline baselines` adds them, and times per snapshot."
     if not results.verdict.get("grades"):
         yield "The verdict has no grades: it was written by an earlier version."
