@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ups.data.card_text import Card, title_of
+from ups.data.card_text import Card, titles_of
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation import report_tables as tables
@@ -80,7 +80,7 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
     """The page as HTML; `advance(1)` follows each dataset."""
     scores = Scores(results.metrics, results.baseline_metrics)
     grades = {name: grade["grade"] for name, grade in results.verdict.get("grades", {}).items()}
-    titles = _titles(results)
+    titles = titles_of(card.dataset for card in results.cards.values())
     names = tables.worst_first(scores, grades)
     overview = tables.overview(scores, titles, grades, results.costs, results.scored)
     environment = Environment(
@@ -89,7 +89,8 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
     environment.filters |= {"data": _data_address, "json": json.dumps, "formula": formula_svg}
     sections = []
     for name in names:
-        sections.append(_section(results, scores, name, FILM_BYTES // len(names)))
+        section = _section(results, scores, name, FILM_BYTES // len(names))
+        sections.append(section | {"name": name, "title": titles[name]})
         advance(1)
     further = [
         tables.gate_rows(results.verdict["gates"]),
@@ -118,13 +119,6 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
     )
 
 
-def _titles(results: Results) -> dict[str, str]:
-    """The title of each dataset, with its name where two have the same."""
-    titles = {name: title_of(card.dataset) for name, card in results.cards.items()}
-    counts = Counter(titles.values())
-    return {name: title if counts[title] == 1 else f"{title} ({name})" for name, title in titles.items()}
-
-
 def _headline(results: Results, names: list[str], grades: dict[str, str], titles: dict[str, str]) -> str:
     """How many datasets have which grade, the worst one, and the time of training."""
     counts = Counter(grades.get(name, tables.UNGRADED) for name in names)
@@ -136,7 +130,7 @@ def _headline(results: Results, names: list[str], grades: dict[str, str], titles
 
 
 def _section(results: Results, scores: Scores, name: str, film_bytes: int) -> dict[str, Any]:
-    """All that the page shows of one dataset."""
+    """All that the page shows of one dataset, below its title."""
     card, arrays = results.cards[name], read_arrays(results.arrays / f"{name}.npz")
     family = card.dataset.family
     for kind in STRONG if results.baseline_arrays else ():
@@ -149,8 +143,6 @@ def _section(results: Results, scores: Scores, name: str, film_bytes: int) -> di
         figures["Worst, median and best trajectory"] = plot_trajectories(name, family, arrays)
         film = film_of(family, arrays, film_bytes)
     return {
-        "name": name,
-        "title": _titles(results)[name],
         "grade": results.verdict.get("grades", {}).get(name, {"grade": tables.UNGRADED, "reasons": []}),
         "ensemble": scores.ensemble(name),
         "scores": tables.score_rows(scores, name),
