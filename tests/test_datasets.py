@@ -12,9 +12,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 from kedro.config import OmegaConfigLoader
-from kedro.io import DatasetError
+from kedro.io import CatalogConfigResolver, DatasetError
+from kedro.pipeline import Pipeline
 
-from ups.datasets import JSON, LatentCacheReceipt, Markdown, Pages, Records
+from ups.datasets import JSON, LatentCacheReceipt, Markdown, Pages, Records, Text
 from ups.pipeline_registry import register_pipelines
 from ups.settings import CONFIG_LOADER_ARGS
 
@@ -56,6 +57,24 @@ def test_layers_are_in_order(catalog: dict[str, Any]):
     assert layers == sorted(layers, key=LAYERS.index)
 
 
+def test_no_step_leads_back_to_an_earlier_layer(catalog: dict[str, Any]):
+    """Neither a node nor a part of `full`, one box in Kedro-Viz: where there is a cycle, that draws no layers."""
+    resolver = CatalogConfigResolver(catalog, default_runtime_patterns={"{default}": {"type": "MemoryDataset"}})
+
+    def layers(names: set[str]) -> list[int]:
+        found = (resolver.resolve_pattern(name).get("metadata") for name in names if not name.startswith("params:"))
+        return [LAYERS.index(entry["kedro-viz"]["layer"]) for entry in found if entry]
+
+    for name, pipeline in register_pipelines().items():
+        steps = [(node.name, set(node.inputs), set(node.outputs)) for node in pipeline.nodes]
+        for box in {node.namespace for node in pipeline.nodes} - {None}:
+            part = Pipeline([node for node in pipeline.nodes if node.namespace == box])
+            used = set().union(*(node.inputs for node in pipeline.nodes if node.namespace != box))
+            steps.append((box, part.inputs(), part.outputs() | (part.all_outputs() & used)))
+        for step, inputs, outputs in steps:
+            assert max(layers(inputs), default=0) <= min(layers(outputs), default=9), (name, step)
+
+
 def test_what_nodes_load_is_whole_or_absent(catalog: dict[str, Any]):
     """An entry that a node loads is a dataset of ours: those of kedro-datasets may leave half a file after a kill."""
     loaded = set().union(*(node.inputs for pipeline in register_pipelines().values() for node in pipeline.nodes))
@@ -76,7 +95,7 @@ def test_long_lists_are_cut_to_valid_json(tmp_path: Path):
 def test_optional_files_may_be_missing(tmp_path: Path):
     """An optional file that is not there is nothing; any other is a fault that names it."""
     path = str(tmp_path / "x.json")
-    assert JSON(filepath=path, optional=True).load() is None
+    assert JSON(filepath=path, optional=True).load() is None and Text(filepath=path, optional=True).load() is None
     with pytest.raises(DatasetError, match=re.escape(path)):
         JSON(filepath=path).load()
     JSON(filepath=path).save({"a": 1})

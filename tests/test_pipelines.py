@@ -443,7 +443,7 @@ def test_a_hopeless_run_stops_before_its_correctors(data_root: Path, tmp_path: P
 
 
 def test_a_folder_is_scored_and_nothing_else_done(data_root: Path, tmp_path: Path):
-    """`evaluation.folder` gives scores, verdict, table and figures of all trajectories there, and changes no others."""
+    """`evaluation.folder` gives scores, verdict, figures and report of all trajectories there and changes no others."""
     (tmp_path / "files").mkdir()
     _advection(tmp_path / "files", beta=0.7, resolution=64)
     before = (data_root / "08_reporting/metrics.json").read_bytes()
@@ -465,6 +465,8 @@ def test_a_folder_is_scored_and_nothing_else_done(data_root: Path, tmp_path: Pat
     assert "1D_Advection_Sols_beta0.7: good" in completed.stdout and "beta0.4" not in completed.stdout
     assert "| 1D_Advection_Sols_beta0.7 |" in (data_root / "08_reporting/external/table.md").read_text()
     assert (data_root / "08_reporting/external/figures/errors.png").is_file()
+    page = data_root / "08_reporting/external/report.html"
+    assert "Advection 1D, β = 0.7" in page.read_text() and "".join(completed.stdout.split()).endswith(str(page))
     assert (data_root / "08_reporting/metrics.json").read_bytes() == before
 
 

@@ -86,14 +86,18 @@ class LatentCacheReceipt(JSON):
 
 
 class Text(TextDataset):
-    """A text file, such as an HTML page, replaced atomically; no text leaves an `optional` file as it was."""
+    """A text file, such as an HTML page, replaced atomically.
+
+    An `optional` file may be missing: loading then gives None; saving no text leaves the file as it was.
+    """
 
     def __init__(self, *, optional: bool = False, **options: Any) -> None:
         super().__init__(**options)
         self._optional = optional
 
-    def load(self) -> str:
-        return Path(self._get_load_path()).read_text(encoding="utf-8")
+    def load(self) -> str | None:
+        path = Path(self._get_load_path())
+        return None if self._optional and not path.is_file() else path.read_text(encoding="utf-8")
 
     def save(self, data: str) -> None:
         if self._optional and not data:
@@ -111,7 +115,7 @@ class Markdown(Text):
 
         # Kedro-Viz reads the HTML as Markdown once more: line breaks would become `<br>`, and two underscores emphasis,
         # which a line separator (shown as a space) prevents.
-        html = MarkdownIt("commonmark", {"html": False}).enable("table").render(self.load())
+        html = MarkdownIt("commonmark", {"html": False}).enable("table").render(self.load() or "")
         return HTMLPreview(html.replace("\n", " ").replace("_", f"_{LINE_SEPARATOR}"))
 
 

@@ -1,5 +1,7 @@
 """Servers that mean harm: each ends in one line within seconds, and none is reached that was not named."""
 
+import logging
+import re
 import socket
 import threading
 import time
@@ -74,10 +76,9 @@ HOSTILE: dict[str, Behave] = {
 @pytest.fixture
 def serve_raw(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Behave], str]]:
     """`serve_raw(behave)` starts a server that reads each request and behaves so; it returns the URL of a file."""
-    for module, names in ((connections, ("ANSWER_SECONDS", "BLOCK_SECONDS")), (http, ("SPEED_WINDOW_SECONDS",))):
-        for name in names:
-            monkeypatch.setattr(module, name, 0.4)
-    for name, value in {"ATTEMPTS": 2, "PAUSE_SECONDS": 0.001, "TIMEOUT_SECONDS": 0.3}.items():
+    for name, value in {"ANSWER_SECONDS": 0.4, "BLOCK_SECONDS": 0.4, "TIMEOUT_SECONDS": 0.3}.items():
+        monkeypatch.setattr(connections, name, value)
+    for name, value in {"ATTEMPTS": 2, "PAUSE_SECONDS": 0.001, "SPEED_WINDOW_SECONDS": 0.4}.items():
         monkeypatch.setattr(http, name, value)
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -108,7 +109,60 @@ def test_a_hostile_server_is_left(serve_raw, tmp_path: Path, case: str, caplog, 
         download_file(serve_raw(HOSTILE[case]), "0" * 32, tmp_path / "file", lambda count: None, num_bytes=50_000)
     assert time.monotonic() - started < 5
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400
-    assert caplog.text == "" and capfd.readouterr().err == ""
+    lines = [record.getMessage() for record in caplog.records]  # of failures that another attempt might repair
+    assert all(re.fullmatch(r"127\.0\.0\.1:\d+: .*; trying again in 1 s, .*", line) for line in lines)
+    assert all(map(str.isprintable, lines)) and len(lines) < http.ATTEMPTS and capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[threading.Event]:
+    """An event that the first line of the log sets."""
+    event, handler = threading.Event(), logging.Handler()
+    handler.emit = lambda record: event.set()
+    logging.getLogger("ups").addHandler(handler)
+    yield event
+    logging.getLogger("ups").removeHandler(handler)
+
+
+@pytest.mark.parametrize("silent", ["server", "name server"])
+def test_silence_is_told(serve_raw, told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog, silent: str):
+    """A line names a host that does not answer, or whose name is not resolved, before either has given up."""
+    assert connections.SILENCE_SECONDS <= 10
+    for module, values in ((http, {"ATTEMPTS": 1}), (connections, {"SILENCE_SECONDS": 0.01, "TIMEOUT_SECONDS": 30.0})):
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
+    url = serve_raw(lambda send: told.wait(30))  # hangs up as soon as the line is there
+    if silent == "name server":
+        monkeypatch.setattr(connections, "_resolve", lambda *_: told.wait(30) and ["127.0.0.1"])
+    started = time.monotonic()
+    with pytest.raises(DataFault):
+        download_file(url, "0" * 32, tmp_path / "file", lambda count: None, num_bytes=50_000)
+    host = url.split("/")[2]
+    assert caplog.messages == [f"{host}: no answer for 0 s; still waiting, up to 30 s for each of its addresses"]
+    assert told.is_set() and time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [("http://127.0.0.1:9/file", "Connection refused"), ("https://mirror.test/file", "Name or service not known")],
+)
+def test_a_dead_host_is_told(url: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
+    """A host that refuses or has no address is named before the first pause, with the time until it is asked again."""
+
+    def resolve(host: str, *_: object, **options: object) -> list[tuple]:
+        if host == "mirror.test":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 9))]
+
+    connect_directly(monkeypatch)
+    slept: list[list[str]] = []
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(http.time, "sleep", lambda seconds: slept.append(caplog.messages))
+    with pytest.raises(DataFault, match=why):
+        download_file(url, "0" * 32, tmp_path / "file", lambda count: None, num_bytes=50_000)
+    host = url.split("/")[2]
+    pattern = rf"{host}: no connection or no answer \({why}\); trying again in [23] s, and at least until [\d:]{{8}}"
+    assert re.fullmatch(pattern, slept[0][0]) and len(caplog.messages) == http.ATTEMPTS - 1
 
 
 def test_more_than_the_requested_range_is_not_read(serve_raw):
@@ -154,13 +208,18 @@ def resolve_to(monkeypatch: pytest.MonkeyPatch, *addresses: list[str]) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
 
 
+def connect_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a proxy of the environment."""
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.mark.parametrize("addresses", [[["169.254.169.254"]], [["129.69.1.1", "10.0.0.1"]], [["127.0.0.1"]], [["::1"]]])
 def test_a_registered_host_is_of_the_internet(addresses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A published name that resolves to a local or private address, be it one of several, is refused unasked."""
     resolve_to(monkeypatch, *addresses)
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("connected"))
-    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
+    connect_directly(monkeypatch)
     with pytest.raises(DataFault, match="s3.tik.uni-stuttgart.de has the address"):
         url = "https://s3.tik.uni-stuttgart.de/file"
         download_file(url, "0" * 32, tmp_path / "file", lambda count: None, num_bytes=50_000)
@@ -170,8 +229,7 @@ def test_a_name_that_changes_its_address_is_refused(serve_raw, tmp_path: Path, m
     """The address that is connected to counts, not one that was asked for before; nothing is sent."""
     received: list[bytes] = []
     port = int(serve_raw(received.append).split(":")[2].removesuffix("/file"))
-    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
+    connect_directly(monkeypatch)
     resolve_to(monkeypatch, ["129.69.1.1"], ["127.0.0.1"])
     with pytest.raises(DataFault, match=r"has the address 127.0.0.1"):
         url = f"https://darus.uni-stuttgart.de:{port}/file"

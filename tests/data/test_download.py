@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.data import http
+from ups.data import connections, http
 from ups.data.download import download_file
 from ups.data.hdf5 import SIGNATURE
 from ups.errors import DataFault, StorageFault
@@ -64,7 +64,7 @@ def serve(handler: Handler) -> None:
 def server(monkeypatch):
     """`server(*answers)` scripts a local server and returns its URL; `Handler.ranges` has what it was asked."""
     monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(http, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "TIMEOUT_SECONDS", 0.5)
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     Handler.script, Handler.ranges = [], []
     threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -215,7 +215,7 @@ def test_retries_end(server, target):
 
 def test_silent_server_times_out(server, target, monkeypatch):
     """A server that accepts and says nothing is asked again."""
-    monkeypatch.setattr(http, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "TIMEOUT_SECONDS", 0.1)
     silence = threading.Event()
     fetch(server(lambda handler: silence.wait(1)), target)
     assert target.read_bytes() == CONTENT

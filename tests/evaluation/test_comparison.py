@@ -5,6 +5,7 @@ import math
 import pytest
 
 from tests.evaluation.conftest import unpadded
+from tests.evaluation.test_figures import cut_texts, legend, render
 from ups.errors import DataFault
 from ups.evaluation.comparison import best, comparison_text, draw_comparison, errors_of, training_seconds_text
 from ups.evaluation.costs import snapshot_costs
@@ -104,7 +105,18 @@ def test_what_is_not_finite_is_said():
     counts = {name: next(ln for ln in lines if ln.startswith(f"| {name} |")).count("not finite") for name in "ab"}
     assert counts == {"a": 3, "b": 0}
     assert sum(line.startswith("| geometric mean") and line.count("not finite") == 2 for line in lines) == 2
-    assert len(draw_comparison(errors).axes) == 2
+    assert len(draw_comparison(errors, {"a": "A", "b": "B"}).axes) == 2
+
+
+def test_the_figure_names_equations_and_shows_all_methods():
+    """Labels are titles in whole words, none is cut, and the axes begin at the decade of the smallest error drawn."""
+    errors = errors_of([*records("a", ERRORS), *records("b", ERRORS)], [])
+    errors |= {("a", "codec", "rollout"): 1e-8}
+    figure = draw_comparison(errors, {"a": "Diffusion–reaction 1D, ν = 0.5, ρ = 1", "b": "Darcy 2D"})
+    labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
+    assert labels == ["Diffusion–reaction\n1D, ν\u00a0=\u00a00.5, ρ\u00a0=\u00a01", "Darcy 2D"]
+    assert legend(figure) == list(ERRORS) and cut_texts(figure) == [] and render(figure)
+    assert {panel.get_ylim()[0] for panel in figure.axes} == {0.99 * 1e-2}
 
 
 def test_a_method_that_is_off_everywhere_is_not_drawn():
@@ -112,8 +124,7 @@ def test_a_method_that_is_off_everywhere_is_not_drawn():
     errors = errors_of(records("a", ERRORS), [])
     off = {key: math.nan if key[1] == "diffusion" else value for key, value in errors.items()}
     for found, expected in ((errors, set(ERRORS)), (off, set(ERRORS) - {"diffusion"})):
-        names = draw_comparison(found).axes[0].get_legend().get_texts()
-        assert {name.get_text() for name in names} == expected
+        assert set(legend(draw_comparison(found, {"a": "A"}))) == expected
 
 
 def test_training_seconds_are_those_of_the_contenders():

@@ -194,7 +194,7 @@ def test_the_folder_makes_nothing_stale():
 
 def test_without_a_folder_nothing_changes(trained: Path):
     """`folder: null` opens no receipt and gives no records, which leave what an earlier run wrote."""
-    assert evaluate_external({}, config(None), WHOLE, LIMITS, LAUNCH, trained) == ([], {}, "", {})
+    assert evaluate_external({}, config(None), WHOLE, LIMITS, LAUNCH, trained) == ([], {}, "", {}, {})
 
 
 def _unknown_family(folder: Path) -> None:

@@ -48,7 +48,7 @@ def test_errors_have_a_panel_per_dataset():
         assert [line.get_color() for line in panel.get_lines()] == [COLOURS[method] for method in METHODS]
         assert len(panel.collections) == len(METHODS)  # the bands
     assert legend(figure) == list(METHODS)
-    assert "test split" in figure.legends[0].get_title().get_text()
+    assert "rollouts: mean over" in figure.legends[0].get_title().get_text()
     assert cut_texts(figure) == [] and render(figure)
 
 

@@ -66,7 +66,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     statistics = {"fields": {"u": STATISTIC}, "coefficients": {}}
     sources = {name: {"bytes": 1, "md5": ""} for name in ("a.h5", "b.h5")}
     cards = {name: Card(each, {"test": [1]}, statistics, sources, ("<simulated>",)) for name, each in DATASETS.items()}
-    return Results(METRICS, VERDICT, {}, folder, cards, [], None, {}, {}, folder, {"git": "abc"}, [])
+    return Results(METRICS, VERDICT, {}, folder, cards, [], None, {}, {}, folder, {"git": "abc"}, [], None)
 
 
 class Reader(HTMLParser):
@@ -170,7 +170,7 @@ def test_baselines_count_on_the_same_trajectories_alone():
     titles = {name: title_of(dataset) for name, dataset in DATASETS.items()}
     for count, cell in ((20, "0.4"), (19, "–")):
         baselines = [record("1D_Burgers", "fno", 0.4, num_trajectories=count)]
-        table = overview(Scores(METRICS[:3], baselines), titles, {}, {})
+        table = overview(Scores(METRICS[:3], baselines), titles, {}, {}, "the test split")
         assert table.rows[0][table.columns.index("FNO")] == cell
         best = [table.columns[column] for _, column in table.best]
         assert best == (["FNO"] if count == 20 else ["rollout"])
@@ -202,6 +202,13 @@ def test_runs_stand_side_by_side(results: Results, tmp_path: Path):
     assert "0.25 [0.1, 0.9] (× 0.5) ★" in text
     with pytest.raises(DataFault, match="missing.*report.compare"):
         render(replace(results, others=[tmp_path / "missing"]), lambda _: None)
+
+
+def test_other_files_are_not_called_a_test_split(results: Results):
+    """The page of a folder names it in title, tables and limits, and says nothing of a test split."""
+    text = Reader(render(replace(results, folder=Path("/of/<others>")), lambda _: None)).text
+    assert "report of the files in /of/<others>" in text and "nRMSE on all trajectories in /of/<others>" in text
+    assert "may be others than those of training" in text and "test split" not in text
 
 
 def test_a_run_that_diverged_has_no_factor():

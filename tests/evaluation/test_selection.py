@@ -278,7 +278,7 @@ def test_diverged_members_are_never_chosen():
 def test_the_report_holds_for_nothing():
     """Where no family can be selected for, there is still a text and a page."""
     assert selection_text({"families": {}, "datasets": {}, "records": []}).startswith("# Choosing")
-    assert png(selection_figure([]))[:4] == b"\x89PNG"
+    assert png(selection_figure([], {}))[:4] == b"\x89PNG"
 
 
 def test_the_report_says_how_many_initial_conditions_there_are():

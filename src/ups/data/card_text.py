@@ -1,6 +1,8 @@
 """Text of a data card: sections with equation, domain, fields, splits, files and source of a dataset."""
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,13 @@ def title_of(dataset: Dataset) -> str:
     parameters = [f"{GREEK.get(name, name)} = {value:g}" for name, value in dataset.parameters.items()]
     named = re.sub(r"(?<=\d)d$", "D", f"{equation[0].upper()}{equation[1:]}")
     return ", ".join([named, *([variant] if variant else []), *parameters])
+
+
+def titles_of(datasets: Iterable[Dataset]) -> dict[str, str]:
+    """The title of each dataset by name, with that name where two have the same title."""
+    titles = {dataset.name: title_of(dataset) for dataset in datasets}
+    counts = Counter(titles.values())
+    return {name: title if counts[title] == 1 else f"{title} ({name})" for name, title in titles.items()}
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,40 @@ import http.client
 import io
 import logging
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
+import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
-from ups.data.published import HOSTS, is_loopback, is_public
+from ups.data.published import HOSTS, is_loopback, is_public, shown
+from ups.errors import DataFault
 
+log = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 30.0  # to connect to one address of a host, and without a byte of an answer
+SILENCE_SECONDS = 5.0  # until the user is told that nothing has answered
 ANSWER_SECONDS, ANSWER_BYTES = 60.0, 2**16  # for all headers, those of interim answers included
 BLOCK_SECONDS, BLOCK_OVERHEAD_BYTES = 60.0, 2**16  # for one block of a body; lines that frame it and follow it
 
 
 class AddressError(Exception):
     """A host has an address that it must not have."""
+
+
+class TransferError(Exception):
+    """A transfer failed in a way that another request may repair, after `pause_seconds` if the server names a pause."""
+
+    def __init__(self, reason: str, pause_seconds: float | None = None) -> None:
+        super().__init__(reason)
+        self.pause_seconds = pause_seconds
 
 
 class BoundedStream(io.RawIOBase):
@@ -148,3 +166,52 @@ def new_session() -> requests.Session:
     for scheme in ("http://", "https://"):
         session.mount(scheme, CheckedAdapter())
     return session
+
+
+def send_request(session: requests.Session, url: str, address: str, headers: dict[str, str]) -> requests.Response:
+    """The answer of `address`, to which `url` has led; its body is not read.
+
+    Raises:
+        DataFault: the address or the certificate is refused, or the answer is none.
+        TransferError: no connection or no answer.
+    """
+    direct = {"http": ""}  # http is fetched from this machine alone, which a proxy would take for itself
+    options = {"stream": True, "timeout": TIMEOUT_SECONDS, "allow_redirects": False, "proxies": direct}
+    try:
+        with _announce_silence(host_of(address)):
+            return session.get(address, headers=headers, **options)
+    except AddressError as error:
+        raise DataFault(f"{shown(url)}: {error}; check the URL and the name server") from error
+    except requests.exceptions.SSLError as error:
+        raise DataFault(f"{shown(url)}: the certificate is not trusted; check the clock and the proxy") from error
+    except (requests.ConnectionError, requests.Timeout) as error:
+        raise TransferError(f"no connection or no answer ({_cause(error)})") from error
+    except (requests.RequestException, urllib3.exceptions.HTTPError, UnicodeError) as error:
+        raise DataFault(f"{shown(url)}: no valid request or answer ({type(error).__name__}); check the URL") from error
+
+
+def host_of(address: str) -> str:
+    """Host and port of an address, for a message."""
+    return shown(urlsplit(address).netloc)
+
+
+@contextmanager
+def _announce_silence(host: str) -> Iterator[None]:
+    """Say that a host does not answer, if the lines within take `SILENCE_SECONDS`: a name server may be silent, too."""
+    text = "%s: no answer for %.0f s; still waiting, up to %.0f s for each of its addresses"
+    timer = threading.Timer(SILENCE_SECONDS, log.warning, (text, host, SILENCE_SECONDS, TIMEOUT_SECONDS))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _cause(error: BaseException) -> str:
+    """What the operating system says about a failed connection, or else the kind of the error."""
+    kind, cause = type(error).__name__, error
+    while (cause := cause.__cause__ or cause.__context__) is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    return kind

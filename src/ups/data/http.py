@@ -6,6 +6,8 @@ dropped connection and at status 503, and follows redirects to the local machine
 """
 
 import email.utils
+import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -19,12 +21,13 @@ import urllib3
 from fsspec.spec import AbstractBufferedFile
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
-from ups.data.connections import AddressError
+from ups.data.connections import TransferError, host_of, send_request
 from ups.data.published import HOSTS, check_address, shown
 from ups.errors import DataFault, printable
 
+log = logging.getLogger(__name__)
+
 BLOCK_BYTES = 2**20
-TIMEOUT_SECONDS = 30
 ATTEMPTS, PROGRESS_BYTES = 8, 10_000  # attempts in a row that bring less than so many new bytes
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 300.0
 MIN_BYTES_PER_SECOND, SPEED_WINDOW_SECONDS = 10_000, 60
@@ -34,14 +37,6 @@ CACHED_BLOCK_BYTES, MAX_CACHED_BLOCKS = 2**16, 256
 
 Advance = Callable[[int], object]
 """Progress callback: bytes that arrived, negative when a transfer starts over, 0 while it waits; may raise to stop."""
-
-
-class TransferError(Exception):
-    """A transfer failed in a way that another request may repair, after `pause_seconds` if the server names a pause."""
-
-    def __init__(self, reason: str, pause_seconds: float | None = None) -> None:
-        super().__init__(reason)
-        self.pause_seconds = pause_seconds
 
 
 @dataclass(frozen=True)
@@ -90,8 +85,8 @@ def find_version(*texts: str) -> str | None:
 def retry_transfer(url: str, attempt: Callable[[], None], position: Callable[[], int], advance: Advance) -> None:
     """Repeat `attempt` after every `TransferError`, at most `ATTEMPTS` times in a row without much progress.
 
-    `position` returns the number of bytes that have arrived. `advance(0)` is called every second of a pause. The last
-    failure is raised as a `DataFault`.
+    `position` returns the number of bytes that have arrived. A line says what failed before every pause, of which
+    `advance(0)` is called every second. The last failure is raised as a `DataFault`.
     """
     furthest = position()
 
@@ -105,6 +100,7 @@ def retry_transfer(url: str, attempt: Callable[[], None], position: Callable[[],
         after=count_from_progress,
         stop=stop_after_attempt(ATTEMPTS),
         wait=_pause_seconds,
+        before_sleep=partial(_announce_retry, url),
         sleep=partial(_sleep, advance),
         reraise=True,
     )
@@ -123,6 +119,14 @@ def _pause_seconds(state: RetryCallState) -> float:
     return wait_exponential_jitter(multiplier=2 * PAUSE_SECONDS, max=MAX_PAUSE_SECONDS, jitter=PAUSE_SECONDS)(state)
 
 
+def _announce_retry(url: str, state: RetryCallState) -> None:
+    assert state.outcome is not None and state.next_action is not None
+    later = sum(min(2 * PAUSE_SECONDS * 2**n, MAX_PAUSE_SECONDS) for n in range(state.attempt_number, ATTEMPTS - 1))
+    until = time.strftime("%H:%M:%S", time.localtime(time.time() + state.next_action.sleep + later))
+    error, seconds = state.outcome.exception(), math.ceil(state.next_action.sleep)
+    log.warning("%s: %s; trying again in %d s, and at least until %s", host_of(url), error, seconds, until)
+
+
 def _sleep(advance: Advance, seconds: float) -> None:
     while seconds > 0:
         advance(0)
@@ -138,27 +142,12 @@ def _follow_redirects(session: requests.Session, url: str, headers: dict[str, st
     address = url
     _expect_allowed(url, url)
     for _ in range(1 + MAX_REDIRECTS):
-        response = _send_request(session, url, address, headers)
+        response = send_request(session, url, address, headers)
         if not response.is_redirect:
             return response
         response.close()
         address = _resolve_redirect(url, address, response.headers["Location"])
     raise DataFault(f"{shown(url)}: more than {MAX_REDIRECTS} redirects; check the URL")
-
-
-def _send_request(session: requests.Session, url: str, address: str, headers: dict[str, str]) -> requests.Response:
-    direct = {"http": ""}  # http is fetched from this machine alone, which a proxy would take for itself
-    options = {"stream": True, "timeout": TIMEOUT_SECONDS, "allow_redirects": False, "proxies": direct}
-    try:
-        return session.get(address, headers=headers, **options)
-    except AddressError as error:
-        raise DataFault(f"{shown(url)}: {error}; check the URL and the name server") from error
-    except requests.exceptions.SSLError as error:
-        raise DataFault(f"{shown(url)}: the certificate is not trusted; check the clock and the proxy") from error
-    except (requests.ConnectionError, requests.Timeout) as error:
-        raise TransferError(f"no connection or no answer ({type(error).__name__})") from error
-    except (requests.RequestException, urllib3.exceptions.HTTPError, UnicodeError) as error:
-        raise DataFault(f"{shown(url)}: no valid request or answer ({type(error).__name__}); check the URL") from error
 
 
 def _expect_allowed(url: str, address: str) -> str:

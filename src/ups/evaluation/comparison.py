@@ -15,7 +15,7 @@ from ups.errors import DataFault
 from ups.evaluation.corrector import HIGH_BAND
 from ups.evaluation.costs import OURS, PER_SNAPSHOT
 from ups.evaluation.predictions import HORIZONS, plain_method
-from ups.evaluation.styles import SMALL, colour_of, new_figure
+from ups.evaluation.styles import NORMAL, SMALL, colour_of, common_legend, log_axes, new_figure, tidy, wrapped
 from ups.evaluation.tables import geometric_mean, number, ratio, table
 from ups.metrics.bootstrap import bootstrap_interval, ratio_of_means
 from ups.surrogate.trained import OFF
@@ -37,6 +37,7 @@ COMPILED_NOTE = (
     "Operator and steady model were compiled, in training too; the baselines were not, because torch's compiler does "
     "not support the complex numbers of the FNO."
 )
+WIDTH_OF_DATASET, LABEL_CHARACTERS = 1.25, 18  # of its column in the figure: inches, characters of its title in a line
 
 Records = list[dict[str, Any]]
 Errors = dict[tuple[str, str, str], float | None]
@@ -106,12 +107,12 @@ def _time_rows(times_by_dataset: dict[str, dict[str, float]]) -> Iterator[list[s
         yield [dataset, *map(_shown, (ours, fno, unet, solver, ratio(ours, fno), ratio(solver, ours)))]
 
 
-def draw_comparison(errors: Errors) -> Figure:
-    """One panel per horizon: nRMSE of every method, side by side for each dataset."""
+def draw_comparison(errors: Errors, titles: dict[str, str]) -> Figure:
+    """One panel per horizon: nRMSE of every method, side by side for each dataset; `titles` are those of datasets."""
     datasets = sorted({dataset for dataset, _, _ in errors})
     errors = {key: value for key, value in errors.items() if value is not None and isfinite(value)}
     methods = _methods(errors)
-    figure = new_figure(12, 8)
+    figure = new_figure(max(6.0, WIDTH_OF_DATASET * len(datasets)), 7.5)
     panels = figure.subplots(len(HORIZONS), 1, sharex=True)
     for panel, (horizon, title) in zip(panels, HORIZON_TITLES.items(), strict=True):
         for position, method in enumerate(methods):
@@ -119,12 +120,16 @@ def draw_comparison(errors: Errors) -> Figure:
             places = np.arange(len(datasets)) + (position - (len(methods) - 1) / 2) / (len(methods) + 2)
             style = {"marker": "o" if method in OURS else "s", "markersize": 5, "linestyle": "none"}
             panel.plot(places, values, color=colour_of(method), label=method, **style)
-        for edge in range(1, len(datasets)):
-            panel.axvline(edge - 0.5, color="#e4e4e4", linewidth=0.6)
-        panel.set(yscale="log", ylabel="nRMSE", title=title)
-        panel.grid(axis="y", color="#e4e4e4", linewidth=0.6)
-    panels[-1].set_xticks(range(len(datasets)), datasets, rotation=30, ha="right", fontsize=SMALL)
-    panels[0].legend(ncols=8, fontsize=SMALL, loc="upper center", bbox_to_anchor=(0.5, 1.3), frameon=False)
+        edges = np.arange(1, len(datasets)) - 0.5
+        panel.vlines(edges, 0, 1, transform=panel.get_xaxis_transform(), color="#e4e4e4", linewidth=0.6)
+        panel.set_title(title, fontsize=NORMAL)
+        panel.set_ylabel("nRMSE", fontsize=NORMAL)
+        panel.grid(axis="y", which="both", color="#e4e4e4", linewidth=0.6)
+        tidy(panel)
+    log_axes(panels, np.array([value for (_, method, _), value in errors.items() if method in methods]), 0.0)
+    labels = [wrapped(titles[name].replace(" = ", "\u00a0=\u00a0"), LABEL_CHARACTERS) for name in datasets]
+    panels[-1].set_xticks(range(len(datasets)), labels, fontsize=SMALL)
+    common_legend(figure, "test split; squares: baselines, circles: ours")
     return figure
 
 

@@ -50,7 +50,7 @@ def plot_errors(datasets: dict[str, Arrays]) -> Figure:
     curves = [errors for arrays in datasets.values() for errors in shown_curves(arrays).values()]
     log_axes(list(panels.values()), np.concatenate(curves), SMALLEST_ERROR)
     low, high = (f"{100 * quantile:.0f}" for quantile in BAND)
-    note = f"rollouts on the test split: mean over trajectories and fields; band: {low} to {high} % of the trajectories"
+    note = f"rollouts: mean over trajectories and fields; band: {low} to {high} % of the trajectories"
     common_legend(figure, note)
     return figure
 
@@ -75,7 +75,7 @@ def plot_spectra(datasets: dict[str, Arrays]) -> Figure:
         truth = spectra["truth"][1:]
         largest = float(truth.max())
         log_axes([panel], np.maximum(truth, ENERGY_RANGE * largest), ENERGY_RANGE * largest, 10 * largest)
-    common_legend(figure, "rollouts on the test split: mean over trajectories and predicted times")
+    common_legend(figure, "rollouts: mean over trajectories and predicted times")
     return figure
 
 
@@ -138,7 +138,7 @@ def _grid(num_rows: int, num_columns: int, width: float, height: float) -> tuple
 
 NRMSE_NOTE = (
     "nRMSE below a column: of that field alone, in 1D over all times, else at the time shown. The table has the mean "
-    "over all fields, times and test trajectories. Trajectories are ranked by their own mean. Axes: x to the right and "
+    "over all fields, times and trajectories. Trajectories are ranked by their own mean. Axes: x to the right and "
     "y upwards, from 0 to 1 in units of the domain's length."
 )
 

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ups.data.card_text import Card, title_of
+from ups.data.card_text import Card, titles_of
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation import report_tables as tables
@@ -52,7 +52,8 @@ class Results:
     """What a run has written, and with `baselines` those of `--pipeline baselines`, if it was run.
 
     `arrays` is the folder of arrays for figures, `cards` the data card of each dataset, `stages` the receipts of the
-    trained stages, `machine` the environment, `others` the data roots of the runs to compare with.
+    trained stages, `machine` the environment, `others` the data roots of the runs to compare with. `folder` is that of
+    `evaluation.folder`, if its files were scored instead of the test split.
     """
 
     metrics: list[dict[str, Any]]
@@ -67,22 +68,29 @@ class Results:
     data_root: Path
     machine: dict[str, Any]
     others: list[Path]
+    folder: Path | None
+
+    @property
+    def scored(self) -> str:
+        """The trajectories that were scored, in words."""
+        return "the test split" if self.folder is None else f"all trajectories in {self.folder}"
 
 
 def render(results: Results, advance: Callable[[int], None]) -> str:
     """The page as HTML; `advance(1)` follows each dataset."""
     scores = Scores(results.metrics, results.baseline_metrics)
     grades = {name: grade["grade"] for name, grade in results.verdict.get("grades", {}).items()}
-    titles = _titles(results)
+    titles = titles_of(card.dataset for card in results.cards.values())
     names = tables.worst_first(scores, grades)
-    overview = tables.overview(scores, titles, grades, results.costs)
+    overview = tables.overview(scores, titles, grades, results.costs, results.scored)
     environment = Environment(
         loader=PackageLoader("ups.evaluation", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"data": _data_address, "json": json.dumps, "formula": formula_svg}
     sections = []
     for name in names:
-        sections.append(_section(results, scores, name, FILM_BYTES // len(names)))
+        section = _section(results, scores, name, FILM_BYTES // len(names))
+        sections.append(section | {"name": name, "title": titles[name]})
         advance(1)
     further = [
         tables.gate_rows(results.verdict["gates"]),
@@ -90,7 +98,7 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
         *([tables.cost_rows(results.costs)] if results.costs else []),
         tables.stage_rows(results.stages, results.data_root),
         tables.pairs("environment", "Environment", results.machine.items()),
-        _all_scores(results),
+        tables.record_rows([*results.metrics, *results.baseline_metrics]),
     ]
     if results.others:
         further.insert(0, _runs(results, scores, titles))
@@ -100,6 +108,7 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
         equations=[results.cards[name].family.equation for name in names],
         grades=grades,
         verdict=results.verdict,
+        subject="a run" if results.folder is None else f"the files in {results.folder}",
         headline=_headline(results, names, grades, titles),
         sections=sections,
         tables=further,
@@ -108,13 +117,6 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
         style=_resource("report.css"),
         script=_resource("report.js"),
     )
-
-
-def _titles(results: Results) -> dict[str, str]:
-    """The title of each dataset, with its name where two have the same."""
-    titles = {name: title_of(card.dataset) for name, card in results.cards.items()}
-    counts = Counter(titles.values())
-    return {name: title if counts[title] == 1 else f"{title} ({name})" for name, title in titles.items()}
 
 
 def _headline(results: Results, names: list[str], grades: dict[str, str], titles: dict[str, str]) -> str:
@@ -128,7 +130,7 @@ def _headline(results: Results, names: list[str], grades: dict[str, str], titles
 
 
 def _section(results: Results, scores: Scores, name: str, film_bytes: int) -> dict[str, Any]:
-    """All that the page shows of one dataset."""
+    """All that the page shows of one dataset, below its title."""
     card, arrays = results.cards[name], read_arrays(results.arrays / f"{name}.npz")
     family = card.dataset.family
     for kind in STRONG if results.baseline_arrays else ():
@@ -141,8 +143,6 @@ def _section(results: Results, scores: Scores, name: str, film_bytes: int) -> di
         figures["Worst, median and best trajectory"] = plot_trajectories(name, family, arrays)
         film = film_of(family, arrays, film_bytes)
     return {
-        "name": name,
-        "title": _titles(results)[name],
         "grade": results.verdict.get("grades", {}).get(name, {"grade": tables.UNGRADED, "reasons": []}),
         "ensemble": scores.ensemble(name),
         "scores": tables.score_rows(scores, name),
@@ -251,14 +251,6 @@ def _resource(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-def _all_scores(results: Results) -> ReportTable:
-    """Every metric record, for download."""
-    columns = ["dataset", "method", "horizon", "metric", "value", "low", "high", "num_trajectories"]
-    records = [*results.metrics, *results.baseline_metrics]
-    rows = [["" if r.get(key) is None else str(r[key]) for key in columns] for r in records]
-    return ReportTable("all_scores", "All scores", columns, rows)
-
-
 def _runs(results: Results, scores: Scores, titles: dict[str, str]) -> ReportTable:
     """This run beside those of other data roots.
 
@@ -279,15 +271,20 @@ def _limits(results: Results, scores: Scores, titles: dict[str, str]) -> Iterato
     yield (
         "The scores hold for the test split of these datasets: the same equations, parameters, grids and times as in "
         "training, from other initial conditions. Nothing is said of others, nor of longer rollouts."
+        if results.folder is None
+        else "The scores hold for these files, whose parameters, grids and times may be others than those of training. "
+        "Nothing is said of longer rollouts. Correctors are shown as they were chosen on the data of training."
     )
     yield (
-        "Intervals resample the test trajectories of one trained model; data, split and training were not repeated. "
+        "Intervals resample the trajectories that were scored; data, split and training were not repeated. "
         "`kedro run --pipeline seeds` compares several seeds."
     )
     few = [titles[name] for name in scores.families if "[" not in scores.cell(name, "codec", "nRMSE", "rollout")]
     if few:
-        yield f"Too few test trajectories for an interval: {'; '.join(few)}."
-    if not results.baseline_metrics:
+        yield f"Too few trajectories for an interval: {'; '.join(few)}."
+    if results.folder is not None:
+        yield "FNO and U-Net have no scores of these files."
+    elif not results.baseline_metrics:
         yield "FNO and U-Net were not trained here: `kedro run --pipeline baselines` adds them, and times per snapshot."
     if not results.verdict.get("grades"):
         yield "The verdict has no grades: it was written by an earlier version."

@@ -110,16 +110,18 @@ OVERVIEW = (
     "ms per snapshot",
 )
 OVERVIEW_NOTE = (
-    "nRMSE on the test split: RMSE over the RMS of the truth, mean over fields, times and trajectories; 0 is perfect, "
-    "predicting zero scores 1. In brackets the 95 % interval over test trajectories; too few have none. "
+    "nRMSE on {scored}: RMSE over the RMS of the truth, mean over fields, times and trajectories; 0 is perfect, "
+    "predicting zero scores 1. In brackets the 95 % interval over trajectories; too few have none. "
     "Columns persistence (nothing changes), FNO and U-Net: rollouts, trained at equal cost. Bold with a star: the best "
     "rollout of the row. Ensemble: its spread over its error in rollouts, 1 if it can be trusted; off where "
     "it brought nothing on validation data. Sorted: worst first."
 )
 
 
-def overview(scores: Scores, titles: dict[str, str], grades: dict[str, str], costs: dict[str, Any]) -> ReportTable:
-    """One row per dataset, worst first: by grade, then by the error of the rollout."""
+def overview(
+    scores: Scores, titles: dict[str, str], grades: dict[str, str], costs: dict[str, Any], scored: str
+) -> ReportTable:
+    """One row per dataset, worst first: by grade, then by the error of the rollout; `scored` names the trajectories."""
     rows, best = [], set()
     for dataset in worst_first(scores, grades):
         ours = plain_method(scores.families[dataset])
@@ -135,7 +137,7 @@ def overview(scores: Scores, titles: dict[str, str], grades: dict[str, str], cos
         rivals = [cell.partition(" ")[0] for cell in cells[1:]]
         grade = grades.get(dataset, UNGRADED)
         rows.append([titles[dataset], grade, one_step, cells[0], *rivals, scores.ensemble(dataset), time])
-    return ReportTable("overview", "Datasets", OVERVIEW, rows, OVERVIEW_NOTE, frozenset(best))
+    return ReportTable("overview", "Datasets", OVERVIEW, rows, OVERVIEW_NOTE.format(scored=scored), frozenset(best))
 
 
 def worst_first(scores: Scores, grades: dict[str, str]) -> list[str]:
@@ -176,7 +178,7 @@ def score_rows(scores: Scores, dataset: str) -> ReportTable:
         (i, len(HORIZONS[steady:])) for i, value in values.items() if value is not None and value == lowest
     )
     count = scores.num_trajectories[dataset]
-    note = f"Test trajectories: {count}. The codec alone is a floor: it decodes the truth, and predicts nothing."
+    note = f"Trajectories: {count}. The codec alone is a floor: it decodes the truth, and predicts nothing."
     return ReportTable(f"scores_{dataset}", "Scores", columns, rows, note, best)
 
 
@@ -238,6 +240,13 @@ def run_rows(runs: dict[str, Scores], titles: dict[str, str]) -> ReportTable:
         rows.append([titles[dataset], cells[0], *words])
     note = "nRMSE of rollouts without corrector, with 95 % intervals; in parentheses the factor to this run."
     return ReportTable("runs", "Runs side by side", ["dataset", *runs], rows, note, frozenset(best))
+
+
+def record_rows(records: Records) -> ReportTable:
+    """Every metric record, for download."""
+    columns = ["dataset", "method", "horizon", "metric", "value", "low", "high", "num_trajectories"]
+    rows = [["" if r.get(key) is None else str(r[key]) for key in columns] for r in records]
+    return ReportTable("all_scores", "All scores", columns, rows)
 
 
 def text_of(value: Any) -> str:

@@ -200,12 +200,12 @@ it; fewer than {MIN_TRAJECTORIES} have none, and leave the search off."""
 SCORE_NOTE = f"""Rank correlation of score and error among the members of a trajectory; for each violation its weight
 and, in brackets, the members' violation over that of the reference: no number where the reference's is below round-off
 ({EPS:g}), or a member diverged."""
-STYLES = {  # colour, marker
-    "mean": ("#1f77b4", "o"),
-    "best": ("#ff7f0e", "s"),
-    "weighted": ("#9467bd", "^"),
-    "beam": ("#d62728", "D"),
-    "oracle": ("#2ca02c", "v"),
+STYLES = {  # colour (Okabe and Ito), marker
+    "mean": ("#0072b2", "o"),
+    "best": ("#e69f00", "s"),
+    "weighted": ("#cc79a7", "^"),
+    "beam": ("#d55e00", "D"),
+    "oracle": ("#009e73", "v"),
     "operator": ("black", "x"),
 }
 
@@ -217,12 +217,11 @@ def selection_text(found: dict[str, Any]) -> str:
     return "\n\n".join([*parts, _error_table(found["records"]), "![curves](selection/selection.png)"]) + "\n"
 
 
-def selection_figure(records: list[dict[str, Any]]) -> Figure:
+def selection_figure(records: list[dict[str, Any]], titles: dict[str, str]) -> Figure:
     """Validation nRMSE over network evaluations per trajectory: one panel per dataset, one line per search method."""
     valid = [record for record in records if record["split"] == "valid"]
-    figure, panels = panel_grid(
-        {name: name for name in sorted({r["dataset"] for r in valid})}, "network evaluations", "nRMSE"
-    )
+    shown = {name: titles[name] for name in sorted({r["dataset"] for r in valid})}
+    figure, panels = panel_grid(shown, "network evaluations", "nRMSE")
     for dataset, panel in panels.items():
         for method, (colour, marker) in STYLES.items():
             of_method = [r for r in valid if (r["dataset"], r["method"]) == (dataset, method)]
@@ -230,7 +229,7 @@ def selection_figure(records: list[dict[str, Any]]) -> Figure:
             panel.plot(*line, color=colour, marker=marker, markersize=4, linewidth=1.2, label=method)
         panel.set_xscale("log", base=2)
     if panels:
-        common_legend(figure)
+        common_legend(figure, "validation split: mean over trajectories")
     return figure
 
 

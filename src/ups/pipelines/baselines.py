@@ -10,6 +10,7 @@ from kedro.pipeline import Pipeline
 
 from ups.config import BaselinesConfig, EvaluationConfig, LaunchConfig
 from ups.config.baselines import BaselineConfig
+from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.errors import Diverged
 from ups.files import place_of
@@ -43,7 +44,7 @@ def create_pipeline() -> Pipeline:
             ["baseline_metrics", "baseline_rollouts"],
         ),
         step(measure_costs, SURROGATE | MODELS | GRID, "costs"),
-        step(compare, ["metrics", "baseline_metrics", "costs", "budget"], ["table", "comparison"]),
+        step(compare, ["metrics", "baseline_metrics", "costs", "budget", "datasets"], ["table", "comparison"]),
         step(report, REPORT | {name: name for name in OF_BASELINES}, "report", name="report_with_baselines"),
     ]
     return Pipeline(steps, tags="baselines")
@@ -199,8 +200,10 @@ def compare(
     baseline_metrics: list[dict[str, Any]],
     costs: dict[str, Any],
     seconds: dict[str, float],
+    datasets: Receipt,
 ) -> tuple[str, Any]:
     """The tables, and a Matplotlib figure of the errors; refused if a baseline is missing."""
+    from ups.data.card_text import titles_of
     from ups.evaluation import comparison
 
     errors = comparison.errors_of(metrics, baseline_metrics)
@@ -215,7 +218,8 @@ def compare(
     text = comparison.comparison_text(errors, costs, note)
     intervals = comparison.intervals_text(metrics, baseline_metrics)
     parts = [text, intervals, comparison.uncertainty_text(metrics)]
-    return "\n".join(parts), comparison.draw_comparison(errors)
+    titles = titles_of(map(Dataset.from_json, datasets["datasets"].values()))
+    return "\n".join(parts), comparison.draw_comparison(errors, titles)
 
 
 def _families(fields: Receipt) -> list[str]:

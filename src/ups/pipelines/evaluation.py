@@ -1,5 +1,6 @@
 """Pipeline `evaluation`: coverage of training, choice of the corrector, scores in physical units."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ def create_pipeline() -> Pipeline:
         step(
             evaluate_external,
             SURROGATE | {"config": "params:evaluation", "subsample": "params:subsample", "limits": "params:judge"},
-            ["external_metrics", "external_verdict", "external_table", "external_figures"],
+            ["external_metrics", "external_verdict", "external_table", "external_figures", "external_rollouts"],
         ),
     ]
     return Pipeline(steps, tags="evaluation") + reporting.create_pipeline()
@@ -154,13 +155,13 @@ def evaluate_external(
     launch: LaunchConfig,
     data_root: Path,
     **stages: Receipt,
-) -> tuple[list[dict[str, Any]], dict[str, Any], str, dict[str, bytes]]:
-    """Score what `subsample` leaves of the files in `evaluation.folder`: records, verdict, table and figures.
+) -> tuple[list[dict[str, Any]], dict[str, Any], str, dict[str, bytes], Receipt]:
+    """Score what `subsample` leaves of the files in `evaluation.folder`: records, verdict, table, figures and arrays.
 
     All are empty if no folder is named. Baselines and champion have no scores of these files.
     """
     if config.folder is None:
-        return [], {}, "", {}
+        return [], {}, "", {}, {}
     from ups.evaluation.external import external_sets, score_external
     from ups.evaluation.figures import draw_figures
     from ups.evaluation.gates import judge as judge_records
@@ -180,4 +181,6 @@ def evaluate_external(
     records, families = receipt["records"], {each.dataset.family: FAMILIES[each.dataset.family].steady for each in sets}
     verdict = judge_records(records, limits.gates, families)
     figures = draw_figures(place_of(data_root, receipt), {each.dataset.name: each.dataset.family for each in sets})
-    return records, verdict, verdict_text(records, "nRMSE", f"all of {folder}", verdict), figures
+    rollouts = {key: receipt[key] for key in ("path", "fingerprint")}
+    rollouts |= {"datasets": {each.dataset.name: asdict(each.dataset) for each in sets}, "sources": inputs["files"]}
+    return records, verdict, verdict_text(records, "nRMSE", f"all of {folder}", verdict), figures, rollouts

@@ -9,6 +9,7 @@ from kedro.pipeline import Pipeline
 from rich import get_console
 
 from ups.config import EvaluationConfig, JudgeConfig, LaunchConfig, ReportConfig
+from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.errors import GateFailed
 from ups.files import place_of
@@ -17,10 +18,12 @@ from ups.runs.machine import describe_machine, device
 from ups.runs.progress import ProgressBar
 from ups.runs.stage_cache import Receipt
 
-EXTERNAL = ("external_verdict", "external_metrics")
-REPORT = STAGES | {name: name for name in ("metrics", "verdict", "rollouts", "corrector_report", "datasets")}
-REPORT |= {"normalization": "normalization", "config": "params:report"}
-REPORT |= {name: f"params:{name}" for name in ("source", "seed")}
+EXTERNAL = ("external_verdict", "external_metrics", "external_report")
+OF_MODELS = STAGES | {name: name for name in ("normalization", "corrector_report")} | {"seed": "params:seed"}
+REPORT = OF_MODELS | {name: name for name in ("metrics", "verdict", "rollouts", "datasets")}
+REPORT |= {"config": "params:report", "source": "params:source"}
+EXTERNAL_REPORT = OF_MODELS | {name: f"external_{name}" for name in ("metrics", "verdict", "rollouts")}
+EXTERNAL_REPORT |= {"config": "params:evaluation"}
 OF_BASELINES = ("baseline_metrics", "baseline_rollouts", "costs")
 MAX_REASONS = 3  # in the line of a failed run
 
@@ -35,9 +38,10 @@ def create_pipeline() -> Pipeline:
             judge, ["metrics", "latent_cache", "params:judge", "baseline_metrics_if_any", "champion_metrics"], "verdict"
         ),
         step(report, REPORT | {name: f"{name}_if_any" for name in OF_BASELINES}, "report"),
+        step(report_external, EXTERNAL_REPORT, "external_report"),
         step(
             require_pass,
-            ["params:evaluation", "params:judge", "verdict", "metrics", "figures", *EXTERNAL, "report"],
+            ["params:evaluation", "params:judge", "verdict", "metrics", "figures", "report", *EXTERNAL],
             None,
         ),
     ]
@@ -75,22 +79,47 @@ def report(
 ) -> str:
     """One HTML page with everything above; `inputs` are those of `REPORT`, and of the baselines those that exist."""
     from ups.data.card_text import card_of
-    from ups.evaluation.report import Results, render
 
     datasets, statistics = inputs["datasets"], inputs["normalization"]["statistics"]
+    own = {
+        "cards": {name: card_of(name, datasets, statistics, source, raw) for name in datasets["datasets"]},
+        "baseline_metrics": inputs["baseline_metrics"] or [],
+        "baseline_arrays": place_of(data_root, inputs["baseline_rollouts"]) if inputs["baseline_rollouts"] else None,
+        "costs": inputs["costs"] or {},
+        "others": [Path(root) for root in config.compare],
+        "folder": None,
+    }
+    return _render(launch, seed, data_root, inputs, own)
+
+
+def report_external(config: EvaluationConfig, seed: int, launch: LaunchConfig, data_root: Path, **inputs: Any) -> str:
+    """The same page of the files in `evaluation.folder`, empty if none is named; `inputs` as in `EXTERNAL_REPORT`."""
+    if config.folder is None:
+        return ""
+    from ups.data.card_text import card_of
+
+    folder, files = Path(config.folder).resolve(), inputs["rollouts"]
+    statistics, scored = inputs["normalization"]["statistics"], {}
+    for name, entry in files["datasets"].items():
+        scored[name] = {"scored": list(range(Dataset.from_json(entry).num_trajectories))}
+    cards = {name: card_of(name, files | {"splits": scored}, statistics, "folder", folder) for name in scored}
+    own = {"cards": cards, "baseline_metrics": [], "baseline_arrays": None, "costs": {}, "others": [], "folder": folder}
+    return _render(launch, seed, data_root, inputs, own)
+
+
+def _render(launch: LaunchConfig, seed: int, data_root: Path, inputs: dict[str, Any], own: dict[str, Any]) -> str:
+    """The page of the models' stages and scores among `inputs`, and of the other `Results` of its `own`."""
+    from ups.evaluation.report import Results, render
+
     results = Results(
         metrics=inputs["metrics"],
         verdict=inputs["verdict"],
         corrector=inputs["corrector_report"],
         arrays=place_of(data_root, inputs["rollouts"]),
-        cards={name: card_of(name, datasets, statistics, source, raw) for name in datasets["datasets"]},
-        baseline_metrics=inputs["baseline_metrics"] or [],
-        baseline_arrays=place_of(data_root, inputs["baseline_rollouts"]) if inputs["baseline_rollouts"] else None,
-        costs=inputs["costs"] or {},
         stages={name: inputs[name] for name in STAGES},
         data_root=data_root,
         machine=describe_machine(device(launch), launch.threads_per_process or 0, seed),
-        others=[Path(root) for root in config.compare],
+        **own,
     )
     with ProgressBar("report", len(results.cards), "datasets") as bar:
         return render(results, bar.advance)
@@ -102,9 +131,10 @@ def require_pass(
     verdict: dict[str, Any],
     metrics: list[dict[str, Any]],
     figures: dict[str, bytes],
+    report: str,
     external_verdict: dict[str, Any] | None,
     external_metrics: list[dict[str, Any]] | None,
-    report: str,
+    external_report: str | None,
     data_root: Path,
 ) -> None:
     """Print scores, grades and the place of the report, and fail the run if its gates fail, after all else is written.
@@ -116,12 +146,12 @@ def require_pass(
     """
     from ups.evaluation.tables import GRADES, score_table
 
-    scored, where = "the test split", "verdict.json"
+    scored, folder = "the test split", data_root / "08_reporting"
     if config.folder is not None:
-        assert external_verdict is not None and external_metrics is not None
-        verdict, metrics = external_verdict, external_metrics
-        scored, where = f"all of {config.folder}", "external/verdict.json"
-    grades, page = verdict["grades"], data_root / "08_reporting" / "report.html"
+        assert external_verdict is not None and external_metrics is not None and external_report is not None
+        verdict, metrics, report = external_verdict, external_metrics, external_report
+        scored, folder = f"all of {config.folder}", folder / "external"
+    grades, page = verdict["grades"], folder / "report.html"
     get_console().print(score_table(metrics, "nRMSE", scored, grades))
     binding = {gate.name for gate in limits.gates if gate.otherwise != "weak"}
     missed = [line for line in verdict["gates"] if not line["passed"]]
@@ -133,7 +163,7 @@ def require_pass(
     counts = Counter(entry["grade"] for entry in grades.values())
     summary = ", ".join(f"{counts[grade]} {grade}" for grade in GRADES if counts[grade])
     if not verdict["passed"]:
-        raise GateFailed(f"datasets: {summary}; {some_of(failing)}; see {where} and {page}")
+        raise GateFailed(f"datasets: {summary}; {some_of(failing)}; see verdict.json and {page}")
     num_gates = len(verdict["gates"])
     held = num_gates - len(missed)
     log.info("passed; datasets: %s; %d of %d gates hold; figures: %d", summary, held, num_gates, len(figures))

@@ -15,6 +15,7 @@ from ups.config import (
     SelectionConfig,
     ShiftsConfig,
 )
+from ups.data.families import Dataset
 from ups.errors import ConfigFault
 from ups.pipelines import cached, step
 from ups.pipelines.evaluation import PLAIN, SURROGATE, trained_stages
@@ -39,7 +40,7 @@ def create_selection() -> Pipeline:
     """Choose a way to select members on validation data, confirm it on test data; `evaluate` ignores the result."""
     steps = [
         step(select, SURROGATE | {"config": "params:selection"}, "selection"),
-        step(report_selection, ["selection"], ["selection_text", "selection_figure"]),
+        step(report_selection, ["selection", "datasets"], ["selection_text", "selection_figure"]),
     ]
     return Pipeline(steps, tags="selection")
 
@@ -125,11 +126,13 @@ def select(
     return {name: receipt[name] for name in ("families", "datasets", "records")}
 
 
-def report_selection(selection: dict[str, Any]) -> tuple[str, Any]:
+def report_selection(selection: dict[str, Any], datasets: Receipt) -> tuple[str, Any]:
     """Tables, and a Matplotlib figure of error over network evaluations."""
+    from ups.data.card_text import titles_of
     from ups.evaluation.selection import selection_figure, selection_text
 
-    return selection_text(selection), selection_figure(selection["records"])
+    titles = titles_of(map(Dataset.from_json, datasets["datasets"].values()))
+    return selection_text(selection), selection_figure(selection["records"], titles)
 
 
 def score_shifts(
