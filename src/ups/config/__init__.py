@@ -16,6 +16,7 @@ from ups.config.evaluation import (
     CorrectorConfig,
     EvaluationConfig,
     JudgeConfig,
+    LeaderboardConfig,
     PredictConfig,
     RegistrationConfig,
     ReportConfig,
@@ -91,6 +92,7 @@ class Parameters(Section):
     selection: SelectionConfig
     shifts: ShiftsConfig
     seeds: SeedsConfig
+    leaderboard: LeaderboardConfig
     report: ReportConfig
     judge: JudgeConfig
     registration: RegistrationConfig

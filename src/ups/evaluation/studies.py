@@ -12,10 +12,10 @@ from ups.config import EvaluationConfig, LaunchConfig
 from ups.config.studies import BASE
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
-from ups.evaluation.comparison import HORIZON_TITLES, STRONG, WITHOUT_SAMPLING, Errors, best, errors_of
+from ups.evaluation.comparison import HORIZON_TITLES, Errors, best, errors_of
 from ups.evaluation.predictions import HORIZONS, Compute
 from ups.evaluation.scores import held_out, score_sets
-from ups.evaluation.tables import geometric_mean, number, ratio, table
+from ups.evaluation.tables import STRONG, WITHOUT_SAMPLING, geometric_mean, number, ratio, table
 from ups.files import read_json
 from ups.surrogate.trained import Trained
 
