@@ -3,7 +3,7 @@
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -34,26 +34,30 @@ class Row:
 
 @dataclass(frozen=True)
 class Mean:
-    """Geometric means of a model's rollout errors / those of the reference: over the datasets of all, and over its own.
+    """Geometric means over datasets of a model's rollout error / that of the reference.
 
-    `num_datasets` are those that the model has in common with the reference.
+    `common` is over the datasets of all models and gives the rank, `own` over the `num_datasets` that the model has in
+    common with the reference.
     """
 
     model: str
     rank: int | None
-    of_all: float | None
+    common: float | None
     own: float | None
     num_datasets: int
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """Rows by dataset and means relative to the model `reference`, the best first; `common` are the datasets of all."""
+    """Means relative to `reference`, the first model that never diverged, and rows by dataset, the best first.
+
+    `common` are the datasets on which all models are compared.
+    """
 
     reference: str
     common: list[str]
-    rows: dict[str, list[Row]]
     means: list[Mean]
+    rows: dict[str, list[Row]]
 
 
 def ranked(entries: Sequence[Entry]) -> Leaderboard:
@@ -69,8 +73,9 @@ def ranked(entries: Sequence[Entry]) -> Leaderboard:
             raise DataFault(f"{what}: score one of them again with another name, `ups score ... --method NAME`")
         by_dataset[entry.dataset][entry.model] = entry
     rows = {dataset: _rows(list(of_dataset.values())) for dataset, of_dataset in sorted(by_dataset.items())}
-    common, means = _means(entries[0].model, rows)
-    return Leaderboard(entries[0].model, common, rows, means)
+    errors = _comparable_errors(rows, dict.fromkeys(entry.model for entry in entries))
+    reference = next((model for model, found in errors.items() if None not in found.values()), entries[0].model)
+    return Leaderboard(reference, *_means(reference, errors), rows)
 
 
 def _rows(entries: list[Entry]) -> list[Row]:
@@ -96,21 +101,30 @@ def _ranks(errors: Sequence[float | None]) -> list[int | None]:
     return [None if error is None else 1 + sum(other < error for other in known) for error in errors]
 
 
-def _means(reference: str, rows: dict[str, list[Row]]) -> tuple[list[str], list[Mean]]:
+def _comparable_errors(rows: dict[str, list[Row]], models: Iterable[str]) -> dict[str, dict[str, float | None]]:
+    """Rollout errors by model, in this order, and dataset, where a model is compared."""
+    errors: dict[str, dict[str, float | None]] = {model: {} for model in models}
+    for row in (row for of_dataset in rows.values() for row in of_dataset if row.differs is None):
+        errors[row.entry.model][row.entry.dataset] = row.entry.errors["rollout"].value
+    return {model: found for model, found in errors.items() if found}
+
+
+def _means(reference: str, errors: dict[str, dict[str, float | None]]) -> tuple[list[str], list[Mean]]:
     """The datasets of all models that share one with the reference, and their means, the best first."""
-    ratios: dict[str, dict[str, float | None]] = {reference: {}}
-    for dataset, of_dataset in rows.items():
-        errors = {row.entry.model: row.entry.errors["rollout"].value for row in of_dataset if row.differs is None}
-        if reference in errors:
-            for model, error in errors.items():
-                ratios.setdefault(model, {})[dataset] = ratio(error, errors[reference])
-    common = [dataset for dataset in rows if all(dataset in of_model for of_model in ratios.values())]
-    of_all = [geometric_mean([of_model[dataset] for dataset in common]) for of_model in ratios.values()]
+    first = errors[reference]
+    shared = {model: [dataset for dataset in found if dataset in first] for model, found in errors.items()}
+    shared = {model: datasets for model, datasets in shared.items() if datasets}
+    common = [dataset for dataset in first if all(dataset in datasets for datasets in shared.values())]
+
+    def mean(model: str, datasets: list[str]) -> float | None:
+        return geometric_mean([ratio(errors[model][dataset], first[dataset]) for dataset in datasets])
+
+    of_common = [mean(model, common) for model in shared]
     means = [
-        Mean(model, rank, mean, geometric_mean(list(of_model.values())), len(of_model))
-        for (model, of_model), mean, rank in zip(ratios.items(), of_all, _ranks(of_all), strict=True)
+        Mean(model, rank, value, mean(model, datasets), len(datasets))
+        for (model, datasets), rank, value in zip(shared.items(), _ranks(of_common), of_common, strict=True)
     ]
-    return common, sorted(means, key=lambda mean: mean.rank or len(means) + 1)
+    return common, sorted(means, key=lambda each: each.rank or len(means) + 1)
 
 
 NOTE = (
@@ -165,8 +179,8 @@ def _others(board: Leaderboard) -> list[Row]:
 
 def _mean_cells(board: Leaderboard) -> Iterator[list[str]]:
     for mean in board.means:
-        of_all = number(mean.of_all) if board.common else ""
-        yield [_rank(mean.rank), mean.model, of_all, number(mean.own), str(mean.num_datasets)]
+        common = number(mean.common) if board.common else ""
+        yield [_rank(mean.rank), mean.model, common, number(mean.own), str(mean.num_datasets)]
 
 
 def _cells(row: Row) -> list[str]:
