@@ -55,7 +55,7 @@ def create_coverage() -> Pipeline:
 
 def create_seeds() -> Pipeline:
     """Needs the results of `full` and `baselines` for every seed, each in a data root of its own."""
-    return Pipeline([step(compare_seeds, ["params:seeds"], "seeds_text")], tags="seeds")
+    return Pipeline([step(compare_seeds, ["params:seeds"], ["seeds_text", "seeds_figure"])], tags="seeds")
 
 
 def create_leaderboard() -> Pipeline:
@@ -162,20 +162,22 @@ def score_shifts(
     return {"summary": summary, "records": records}, shifts_text(summary)
 
 
-def compare_seeds(config: SeedsConfig) -> str:
-    """The nRMSE over seeds, and the ratio of ours to the better baseline for each seed.
+def compare_seeds(config: SeedsConfig) -> tuple[str, str]:
+    """The nRMSE over seeds, and the ratio of ours to the better baseline for each seed; its figure as SVG.
 
     Raises:
         ConfigFault: fewer than two data roots.
         DataFault: a data root has no scores yet, or other datasets than the first, or the same errors as another.
     """
-    from ups.evaluation.studies import errors_in, seeds_text
+    from ups.evaluation.studies import draw_seeds, errors_in, seed_ratios, seeds_text
+    from ups.evaluation.styles import svg_file
 
     if len(config.data_roots) < 2:
         raise ConfigFault(
             "seeds.data_roots must name at least two data roots: the same comparison was run in each, with another seed"
         )
-    return seeds_text({root: errors_in(Path(root)) for root in config.data_roots})
+    runs = {root: errors_in(Path(root)) for root in config.data_roots}
+    return seeds_text(runs), svg_file(draw_seeds(seed_ratios(list(runs.values()), "rollout")))
 
 
 def rank_models(config: LeaderboardConfig, registration: RegistrationConfig, data_root: Path) -> tuple[str, str]:
