@@ -4,7 +4,6 @@ import re
 import tomllib
 from itertools import pairwise
 from math import log
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
