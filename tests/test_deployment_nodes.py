@@ -163,6 +163,14 @@ def test_the_alias_moves_to_a_better_version_alone(
     assert lines[1].startswith(f"ups version {better}: champion moves to version {better}, because its nRMSE is 0.9 ")
 
 
+def test_all_versions_have_their_errors(first: str, model: Model, bundle: Path):
+    """By number, as they were registered; a name that nothing is registered under has none."""
+    registered(model, bundle, 1.5, "another")
+    found = registry.versions(CONFIG.name)
+    assert found[first] == errors(1.0) and errors(1.5) in found.values()
+    assert list(map(int, found)) == sorted(map(int, found)) and registry.versions("nobody") == {}
+
+
 @pytest.mark.parametrize("uri", ["models:/ups@nobody", "models:/ups/999", "models:/other@champion", "models:/"])
 def test_an_unknown_version_is_one_line(first: str, uri: str):
     """That names it and the store."""

@@ -1,14 +1,25 @@
-"""The notebooks run from the first cell to the last."""
+"""The notebooks run from the first cell to the last, and so does the page on other models."""
 
 import os
+import re
+import shlex
 import sys
 from pathlib import Path
 
+import h5py
 import nbformat
+import numpy as np
 import pytest
+from click.testing import CliRunner
 from nbclient import NotebookClient
 
+from tests.data.conftest import write_file
 from tests.untrained import make_loadable
+from ups.commands import main
+from ups.config import WHOLE, SplitConfig
+from ups.evaluation.entries import Described, Scores
+from ups.files import read_json, write_json
+from ups.pipelines.data import describe_datasets, list_folder
 from ups.surrogate.model import load
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -52,3 +63,26 @@ def test_outputs_are_stored():
         if not path.name.startswith("look_at"):  # pictures of whatever data there are
             cells = nbformat.read(path, as_version=4).cells
             assert any(cell.get("outputs") for cell in cells), path
+
+
+def test_another_model_is_added_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its code reads and predicts the test split, its command scores it: persistence has the error of the raw file."""
+    page, raw = (NOTEBOOKS / "add_your_model.md").read_text(encoding="utf-8"), tmp_path / "data" / "01_raw"
+    raw.mkdir(parents=True)
+    truth = write_file(raw, "burgers_1d", "1D_Burgers_Sols_Nu0.01.hdf5", count=9)
+    split = SplitConfig(seed=0, valid_fraction=0.3, test_fraction=0.4)
+    described = describe_datasets({}, {}, list_folder("folder", raw, tmp_path), split, WHOLE, raw, tmp_path)
+    write_json(tmp_path / "data/04_feature/datasets.json", described)
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})
+    (command,) = re.findall(r"^ups (score .*)$", page, re.MULTILINE)
+    scored = CliRunner().invoke(main, shlex.split(command))
+    assert scored.exit_code == 0, scored.output
+    test = described["splits"]["1D_Burgers_Sols_Nu0.01"]["test"]
+    with h5py.File(truth) as file:
+        u = file["tensor"][:][test].astype(float)
+    error = np.sqrt(((u[:, 1:] - u[:, :1]) ** 2).mean(2) / (u[:, 1:] ** 2).mean(2)).mean()
+    scores = read_json(tmp_path / "scores/burgers.json", Scores)
+    (value,) = (record.value for record in scores.records if record.metric == "nRMSE")
+    assert scores.method == "persistence" and value == pytest.approx(error, rel=1e-5)
+    assert scores.trajectories == Described.below(tmp_path / "data").test_trajectories("1D_Burgers_Sols_Nu0.01")

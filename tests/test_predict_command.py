@@ -66,9 +66,9 @@ def test_predict_and_score(root: Path, source: Path, tmp_path: Path):
     assert done.exit_code == 0, done.output
     with h5py.File(tmp_path / "p.hdf5") as file:
         assert file.attrs["beta"] == -0.3
-    scored = ups("score", tmp_path / "p.hdf5", "--dataset", source, "--output", tmp_path / "records.json")
+    scored = ups("score", tmp_path / "p.hdf5", "--dataset", source, "--output", tmp_path / "scores.json")
     assert scored.exit_code == 0 and "nRMSE" in scored.output
-    records = json.loads((tmp_path / "records.json").read_text())
+    records = json.loads((tmp_path / "scores.json").read_text())["records"]
     assert {(r["method"], r["horizon"], r["num_trajectories"]) for r in records} == {("p", "rollout", 5)}
 
 

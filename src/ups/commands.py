@@ -202,17 +202,18 @@ def agent(root: Path, minutes: float) -> None:
 @click.argument("predictions", type=FILE)
 @click.option("--dataset", "truth", type=FILE, required=True, help="PDEBench file with the true trajectories.")
 @click.option("--family", help="Of the dataset; by default found by its name.")
-@click.option("--method", help="Name in the records; by default that of the file of predictions.")
+@click.option("--method", help="Name of the model; by default that of the file of predictions.")
+@click.option("--test-split-of", type=FILE, help="Data root whose test split of FILE was predicted, in its order.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the confidence intervals.")
 @click.option("--device", help="cpu or cuda; by default a GPU if there is one.")
-@click.option("--output", type=FILE, help="JSON file for the records, as in metrics.json.")
+@click.option("--output", type=FILE, help="JSON file for the scores, which `leaderboard.scores` takes.")
 def score(predictions: Path, truth: Path, output: Path | None, device: str | None, **asked: Any) -> None:
     """Score the rollouts in the file PREDICTIONS, of whatever model, by the metrics of the evaluation.
 
     PREDICTIONS is zarr, HDF5, NetCDF, npz or npy and has the shapes of the dataset: an array (N, T, *grid) per field, a
     single one (N, T, C, *grid), or PDEBench's layout; of ensembles an array (N, M, T, *grid) per field. The first
-    snapshot of each trajectory is the initial state and is not scored. Rollouts that the evaluation has kept get its
-    records to the last digit.
+    snapshot of each trajectory is the initial state and is not scored. N are all trajectories of FILE, with
+    `--test-split-of` those of the test split. Rollouts that the evaluation has kept get its records to the last digit.
     """
     from rich import get_console
 
@@ -222,10 +223,10 @@ def score(predictions: Path, truth: Path, output: Path | None, device: str | Non
     from ups.files import write_json
 
     define_families(Path("conf"), "local")
-    records = score_predictions(predictions, truth, compute=Compute.on(device), **asked)
-    get_console().print(rollout_table(records))
+    scores = score_predictions(predictions, truth, compute=Compute.on(device), **asked)
+    get_console().print(rollout_table(scores["records"]))
     if output is not None:
-        write_json(output, records)
+        write_json(output, scores)
 
 
 @main.command()

@@ -65,6 +65,7 @@ def register_pipelines() -> dict[str, Pipeline]:
         "selection": studies.create_selection(),
         "coverage": studies.create_coverage(),
         "seeds": studies.create_seeds(),
+        "leaderboard": studies.create_leaderboard(),
         "register": deployment.create_register(),
     }
     full = Pipeline([folded(part, name) for name, part in parts.items()])

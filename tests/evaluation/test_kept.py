@@ -34,8 +34,8 @@ def evaluated(trained: Path) -> tuple[list[dict[str, Any]], Path]:
 
 def score(predictions: Path, truth: Path, **changed: Any) -> list[dict[str, Any]]:
     """The records of a file, in pieces that fit into a gigabyte."""
-    arguments = {"family": None, "method": None, "compute": COMPUTE, "seed": 0} | changed
-    return score_predictions(predictions, truth, **arguments)
+    arguments = {"family": None, "method": None, "compute": COMPUTE, "seed": 0, "test_split_of": None} | changed
+    return score_predictions(predictions, truth, **arguments)["records"]
 
 
 def error_of(records: list[dict[str, Any]]) -> dict[str, Any]:

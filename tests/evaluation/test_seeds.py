@@ -24,7 +24,9 @@ def report(root: Path, operator: float | None, dataset: str = "flow", **baseline
 
 def rows(*roots: str) -> list[list[str]]:
     """Cells of the rows of both tables, without the names of columns and the rule below them."""
-    lines = [line for line in compare_seeds(SeedsConfig(data_roots=list(roots))).splitlines() if line.startswith("|")]
+    lines = [
+        line for line in compare_seeds(SeedsConfig(data_roots=list(roots)))[0].splitlines() if line.startswith("|")
+    ]
     return [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "---" not in line and "unet" not in line
     ]

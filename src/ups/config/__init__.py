@@ -16,6 +16,7 @@ from ups.config.evaluation import (
     CorrectorConfig,
     EvaluationConfig,
     JudgeConfig,
+    LeaderboardConfig,
     PredictConfig,
     RegistrationConfig,
     ReportConfig,
@@ -92,6 +93,7 @@ class Parameters(Section):
     selection: SelectionConfig
     shifts: ShiftsConfig
     seeds: SeedsConfig
+    leaderboard: LeaderboardConfig
     report: ReportConfig
     judge: JudgeConfig
     registration: RegistrationConfig

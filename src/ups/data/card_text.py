@@ -37,10 +37,14 @@ GREEK = {"beta": "β", "nu": "ν", "rho": "ρ", "eta": "η", "zeta": "ζ", "mach
 def title_of(dataset: Dataset) -> str:
     """Equation and parameters in words, for example "Burgers 1D, ν = 0.01"; a variant's own boundary, if any."""
     base, _, variant = dataset.family.partition("-")
-    equation = base.replace("_", " ").replace(" ns ", " Navier–Stokes ").replace("diffusion ", "diffusion–")
     parameters = [f"{GREEK.get(name, name)} = {value:g}" for name, value in dataset.parameters.items()]
-    named = re.sub(r"(?<=\d)d$", "D", f"{equation[0].upper()}{equation[1:]}")
-    return ", ".join([named, *([variant] if variant else []), *parameters])
+    return ", ".join([equation_name(base), *([variant] if variant else []), *parameters])
+
+
+def equation_name(family: str) -> str:
+    """The name of a family in words, for example "Burgers 1D"."""
+    equation = family.replace("_", " ").replace(" ns ", " Navier–Stokes ").replace("diffusion ", "diffusion–")
+    return re.sub(r"(?<=\d)d$", "D", f"{equation[0].upper()}{equation[1:]}")
 
 
 def titles_of(datasets: Iterable[Dataset]) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Whether a model is better than the registered champion: paired errors of test trajectories, and no worse family."""
 
-import hashlib
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +8,7 @@ import numpy as np
 import torch
 
 from ups.errors import DataFault
+from ups.evaluation.entries import scored_trajectories, trajectories_digest
 from ups.evaluation.predictions import plain_method
 from ups.metrics.bootstrap import MIN_TRAJECTORIES, bootstrap_interval
 
@@ -50,10 +49,8 @@ def errors_of(metrics: list[dict[str, Any]], families: dict[str, Any], source_fi
             key = dataset["name"], plain_method(family)
             if key not in scores:
                 raise DataFault(f"metrics.json has no scores of {key[0]}: run `kedro run --pipeline evaluation`")
-            chosen = {name: dataset[name] for name in ("grid", "times", "subsample", "counts")}
-            chosen |= {"files": [source_files[name] for name in dataset["files"]], "test": dataset["split"]["test"]}
-            digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
-            errors[key[0]] = {"family": family, "trajectories": digest, "nRMSE": scores[key]}
+            chosen = scored_trajectories(dataset, source_files, dataset["split"]["test"])
+            errors[key[0]] = {"family": family, "trajectories": trajectories_digest(chosen), "nRMSE": scores[key]}
     return errors
 
 

@@ -16,14 +16,12 @@ from ups.evaluation.corrector import HIGH_BAND
 from ups.evaluation.costs import OURS, PER_SNAPSHOT
 from ups.evaluation.predictions import HORIZONS, plain_method
 from ups.evaluation.styles import NORMAL, SMALL, colour_of, common_legend, log_axes, new_figure, tidy, wrapped
-from ups.evaluation.tables import geometric_mean, number, ratio, table
+from ups.evaluation.tables import STRONG, WITHOUT_SAMPLING, geometric_mean, number, ratio, table
 from ups.metrics.bootstrap import bootstrap_interval, ratio_of_means
 from ups.surrogate.trained import OFF
 
 BASELINES = ("persistence", "linear", "unet", "fno")
 HORIZON_TITLES = {"one_step": "One step", "rollout": "Rollout"}
-STRONG = ("unet", "fno")
-WITHOUT_SAMPLING = ("operator", "steady")
 COSTS = ("training_seconds", "parameters", "datasets", PER_SNAPSHOT, "over_fno", "speed_up_over_solver")
 COST_NOTE = (
     "Milliseconds per predicted snapshot and trajectory, decoding included, for a few trajectories in one "

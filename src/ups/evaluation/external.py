@@ -20,10 +20,12 @@ from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
 from ups.data.trajectories import TrajectoryReader
+from ups.evaluation.entries import Described, scored_trajectories
 from ups.evaluation.kept import Origin
 from ups.evaluation.predictions import Batch, Compute, Predicted, Slab, plain_method
 from ups.evaluation.records import records_of_method
 from ups.evaluation.scores import TrajectorySet, held_out, score_batch, score_sets, suite_of
+from ups.files import digest_of
 from ups.models.baselines import grid_model
 from ups.models.codec import Codec, FieldGroup, codec_from, group_name
 from ups.models.sizes import Domain
@@ -105,20 +107,37 @@ def _periodic(dataset: Dataset, cache: LatentCache) -> tuple[bool, ...]:
 
 
 def score_predictions(
-    predictions: Path, truth: Path, family: str | None, method: str | None, compute: Compute, seed: int
-) -> list[dict[str, Any]]:
+    predictions: Path,
+    truth: Path,
+    family: str | None,
+    method: str | None,
+    compute: Compute,
+    seed: int,
+    test_split_of: Path | None,
+) -> dict[str, Any]:
     """Records of the rollouts in a file of predictions, of whatever model, against the PDEBench file `truth`.
 
     The predictions have the shapes of the truth, with an initial snapshot that is not scored; ensembles have an axis of
     members. Those that the evaluation has kept know their test trajectories and settings, and give its records to the
-    last digit. Others are of all trajectories of `truth`, whose family is found by its name unless `family` is given.
+    last digit. Others are of the test split of `truth` in the data root `test_split_of`, in its order, or without a
+    data root of all trajectories of `truth`, whose family is found by its name unless `family` is given.
+
+    Returns:
+        The content of a file for the leaderboard: `method`, `dataset`, `family`, `trajectories` (which were scored, as
+        `scored_trajectories`) and `records`, as in metrics.json.
 
     Raises:
-        DataFault: a file is damaged, or the predictions have other shapes than the truth.
+        DataFault: a file is damaged, or the predictions have other shapes than the truth; or `truth` is no file of
+            `test_split_of`.
     """
-    dataset = Dataset.from_json(inspect("describe_file", path=truth, family=family))
+    if test_split_of is None:
+        dataset = Dataset.from_json(inspect("describe_file", path=truth, family=family))
+        indices = list(range(dataset.num_trajectories))
+    else:
+        dataset, indices = _test_split(test_split_of, truth)
     with open_fields(predictions, FAMILIES[dataset.family]) as file:
-        origin = Origin.of(predictions, file.attributes) or _whole(dataset, predictions.stem, compute, file, seed)
+        kept = Origin.of(predictions, file.attributes)
+        origin = kept or _origin(dataset, indices, predictions.stem, compute, file, seed)
         dataset, method = Dataset.from_json(origin.dataset), method or origin.method
         _expect_shapes(file, dataset, len(origin.indices), truth)
         suite = suite_of(dataset, origin.seed)
@@ -128,15 +147,36 @@ def score_predictions(
                 predictor = partial(_read_slab, file, method, start, compute.device)
                 score_batch(_no_latents, batch, [predictor], {(method, "rollout"): suite})
     mode = {} if origin.mode is None else {"mode": origin.mode}
-    return [record | mode for record in records_of_method(dataset, method, "rollout", suite)]
+    md5 = {name: digest_of(truth.parent / name, "md5") for name in dataset.files}
+    return {
+        "method": method,
+        "dataset": dataset.name,
+        "family": dataset.family,
+        "trajectories": scored_trajectories(origin.dataset, md5, origin.indices),
+        "records": [record | mode for record in records_of_method(dataset, method, "rollout", suite)],
+    }
 
 
-def _whole(dataset: Dataset, method: str, compute: Compute, file: FieldFile, seed: int) -> Origin:
-    """All trajectories of a dataset, in pieces that fit into memory."""
+def _test_split(root: Path, truth: Path) -> tuple[Dataset, list[int]]:
+    """The dataset of a data root that the file `truth` belongs to, and the trajectories of its test split."""
+    FAMILIES.read(root)
+    found = Described.below(root)
+    files = {file: name for name, entry in found.datasets.items() for file in entry["files"]}
+    if truth.name not in files:
+        raise file_fault(truth, f"is no file of {root}", f"choose one of {', '.join(files)}")
+    if not truth.is_file():
+        raise file_fault(truth, "no such file", f"name the file of the run in {root}")
+    if found.sources[truth.name].md5 != digest_of(truth, "md5"):
+        raise file_fault(truth, f"has another content than in {root}", "name the file of that run")
+    name = files[truth.name]
+    return Dataset.from_json(found.datasets[name]), found.splits[name]["test"]
+
+
+def _origin(dataset: Dataset, indices: list[int], method: str, compute: Compute, file: FieldFile, seed: int) -> Origin:
+    """These trajectories of a dataset, in pieces that fit into memory."""
     snapshot_bytes = 4 * len(FAMILIES[dataset.family].fields) * math.prod(dataset.grid)
     fitting = max(1, compute.num_snapshots(snapshot_bytes, file.first.members or 1))
-    rows = min(max(1, fitting // len(dataset.times)), dataset.num_trajectories)
-    indices = list(range(dataset.num_trajectories))
+    rows = min(max(1, fitting // len(dataset.times)), len(indices))
     return Origin(asdict(dataset), method, None, indices, rows, rows, max(1, fitting // rows), seed)
 
 

@@ -7,14 +7,13 @@ from typing import Any
 import torch
 
 from ups.config.evaluation import Gate
-from ups.evaluation.tables import GRADES, finite, number, ratio
+from ups.evaluation.tables import GRADES, STRONG, finite, number, ratio
 from ups.metrics.bootstrap import bootstrap_interval, ratio_of_means
 from ups.metrics.suite import OF_PHYSICS
 from ups.surrogate.trained import OFF
 
 GOOD, WEAK, UNUSABLE = GRADES
 CORRECTORS = ("diffusion", "consistency")
-STRONG = ("fno", "unet")
 SHOWN = {"one_step": "one-step", "rollout": "rollout"}
 
 Records = Sequence[dict[str, Any]]

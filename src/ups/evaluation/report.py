@@ -22,7 +22,6 @@ from ups.data.card_text import Card, titles_of
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation import report_tables as tables
-from ups.evaluation.comparison import STRONG
 from ups.evaluation.examples import ROLES
 from ups.evaluation.figures import (
     Arrays,
@@ -38,7 +37,7 @@ from ups.evaluation.figures import (
 from ups.evaluation.predictions import plain_method
 from ups.evaluation.report_tables import ReportTable, Scores
 from ups.evaluation.styles import svg
-from ups.evaluation.tables import number
+from ups.evaluation.tables import STRONG, number
 from ups.files import place_of, read_json
 from ups.runs.run import training_seconds
 from ups.runs.stage_cache import Receipt, trained_receipts

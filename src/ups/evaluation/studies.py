@@ -8,14 +8,18 @@ from pathlib import Path
 from statistics import fmean, mean, stdev
 from typing import Any
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
 from ups.config import EvaluationConfig, LaunchConfig
 from ups.config.studies import BASE
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
-from ups.evaluation.comparison import HORIZON_TITLES, STRONG, WITHOUT_SAMPLING, Errors, best, errors_of
+from ups.evaluation.comparison import HORIZON_TITLES, Errors, best, errors_of
 from ups.evaluation.predictions import HORIZONS, Compute
 from ups.evaluation.scores import held_out, score_sets
-from ups.evaluation.tables import geometric_mean, number, ratio, table
+from ups.evaluation.styles import GRID, NORMAL, colour_of, new_figure, tidy
+from ups.evaluation.tables import STRONG, WITHOUT_SAMPLING, geometric_mean, number, ratio, table
 from ups.files import read_json
 from ups.surrogate.trained import Trained
 
@@ -131,21 +135,61 @@ def seeds_text(runs: dict[str, Errors]) -> str:
     lines = [f"# Comparison over {len(runs)} seeds", "", SEEDS_NOTE, ""]
     for horizon, title in HORIZON_TITLES.items():
         columns = ["dataset", *STRONG, "ours", *runs, "geometric mean"]
-        lines += [f"## {title}", "", table(columns, _seed_rows(list(runs.values()), datasets[0], horizon)), ""]
+        lines += [f"## {title}", "", table(columns, _seed_rows(list(runs.values()), horizon)), ""]
     return "\n".join(lines)
 
 
-def _seed_rows(runs: list[Errors], datasets: list[str], horizon: str) -> Iterator[list[str]]:
-    ratios_of = []
-    for dataset in datasets:
-        values = [{m: errors.get((dataset, m, horizon)) for m in (*STRONG, *WITHOUT_SAMPLING)} for errors in runs]
-        ours = [best(each, WITHOUT_SAMPLING) for each in values]
-        ratios = [ratio(own, best(each, STRONG)) for own, each in zip(ours, values, strict=True)]
-        ratios_of.append([*ratios, geometric_mean(ratios)])
+def _seed_rows(runs: list[Errors], horizon: str) -> Iterator[list[str]]:
+    ratios_of = {name: [*ratios, geometric_mean(ratios)] for name, ratios in seed_ratios(runs, horizon).items()}
+    for dataset, ratios in ratios_of.items():
+        values = [_values(errors, dataset, horizon) for errors in runs]
         strong = [_mean_and_std([each[method] for each in values]) for method in STRONG]
-        yield [dataset, *strong, _mean_and_std(ours), *map(number, ratios_of[-1])]
-    means = [geometric_mean(column) for column in zip(*ratios_of, strict=True)]
+        ours = _mean_and_std([best(each, WITHOUT_SAMPLING) for each in values])
+        yield [dataset, *strong, ours, *map(number, ratios)]
+    means = [geometric_mean(column) for column in zip(*ratios_of.values(), strict=True)]
     yield ["geometric mean", "", "", "", *map(number, means)]
+
+
+def _values(errors: Errors, dataset: str, horizon: str) -> dict[str, float | None]:
+    return {method: errors.get((dataset, method, horizon)) for method in (*STRONG, *WITHOUT_SAMPLING)}
+
+
+def seed_ratios(runs: list[Errors], horizon: str) -> dict[str, list[float | None]]:
+    """For each dataset and run, our error over that of the better of FNO and U-Net."""
+    return {
+        dataset: [
+            ratio(best(values, WITHOUT_SAMPLING), best(values, STRONG))
+            for values in (_values(errors, dataset, horizon) for errors in runs)
+        ]
+        for dataset in sorted({dataset for dataset, _, _ in runs[0]})
+    }
+
+
+def draw_seeds(ratios: dict[str, list[float | None]]) -> Figure:
+    """One line per name: the ratios of errors of all seeds as dots, and their geometric mean as a bar.
+
+    A ratio that is not finite has no dot, and the mean of that line no bar.
+    """
+    figure = new_figure(7.0, 1.1 + 0.26 * len(ratios))
+    panel = figure.add_subplot()
+    panel.axvline(1.0, color="black", linewidth=1.0)
+    for place, found in enumerate(ratios.values()):
+        known = [value for value in found if value is not None]
+        style = {"color": colour_of("operator"), "marker": "o", "markersize": 5, "alpha": 0.6, "linestyle": "none"}
+        panel.plot(known, [place] * len(known), gid=f"ratios {place}", **style)
+        if (mean := geometric_mean(found)) is not None:
+            panel.plot([mean], [place], color="black", marker="|", markersize=12, linestyle="none")
+    panel.set(xscale="log", ylim=(len(ratios) - 0.4, -0.6), yticks=range(len(ratios)))
+    panel.set_yticklabels(ratios, fontsize=NORMAL)
+    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.xaxis.set_minor_formatter("")
+    panel.grid(axis="both", color=GRID, linewidth=0.6)
+    panel.set_xlabel(
+        "rollout error of ours / of the better of FNO and U-Net; left of 1: ours is better", fontsize=NORMAL
+    )
+    tidy(panel)
+    return figure
 
 
 def _mean_and_std(values: list[float | None]) -> str:

@@ -119,8 +119,17 @@ def png(figure: Figure) -> bytes:
 
 def svg(figure: Figure) -> str:
     """The figure as an SVG element on no background, with text as text; what is black has the colour of the page."""
+    return _svg(figure, transparent=True).replace("#000000", "currentColor")
+
+
+def svg_file(figure: Figure) -> str:
+    """The figure as an SVG file, with text as text; on white, because a page that shows it may be dark."""
+    return _svg(figure, facecolor="white") + "\n"
+
+
+def _svg(figure: Figure, **options: Any) -> str:
     buffer = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ups"}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, **options)
     text = buffer.getvalue()
-    return text[text.index("<svg") :].replace("#000000", "currentColor")
+    return text[text.index("<svg") :]

@@ -7,6 +7,7 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 from tabulate import tabulate
@@ -19,6 +20,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], num_names: int 
     """A Markdown table whose first `num_names` columns are names, aligned left; the rest are numbers, aligned right."""
     alignment = ["left"] * num_names + ["right"] * (len(columns) - num_names)
     return tabulate(rows, columns, tablefmt="pipe", colalign=alignment, disable_numparse=True)
+
+
+def console_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], num_names: int = 1) -> Table:
+    """The same for the console, with a title."""
+    shown = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False)
+    for position, column in enumerate(columns):
+        shown.add_column(column, justify="left" if position < num_names else "right")
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    return shown
 
 
 def finite(content: Any) -> Any:
@@ -44,6 +55,8 @@ def geometric_mean(values: Sequence[float | None]) -> float | None:
 
 
 METHODS = ("persistence", "operator", "diffusion", "consistency", "steady")
+WITHOUT_SAMPLING = ("operator", "steady")  # ours, without corrector
+STRONG = ("unet", "fno")  # the baselines that ours are compared with
 LABELS = {"one_step": "one step", "rollout": "rollout"}
 STEADY_LABEL = "solution"
 GRADES = {"good": "green", "weak": "yellow", "unusable": "red"}  # best first, with their colours
@@ -81,13 +94,9 @@ def rollout_table(records: list[dict[str, Any]]) -> Table:
     """A console table of all scores of one method on one dataset, with their 95 % intervals."""
     first = records[0]
     title = f"{first['method']} on {first['num_trajectories']} trajectories of {first['dataset']}: rollouts"
-    shown = Table("metric", title=title, title_justify="left")
-    for column in ("value", "low", "high"):
-        shown.add_column(column, justify="right")
-    for record in records:
-        interval = [number(record[end]) if end in record else "" for end in ("low", "high")]
-        shown.add_row(record["metric"], number(record["value"]), *interval)
-    return shown
+    ends = ([number(record[end]) if end in record else "" for end in ("low", "high")] for record in records)
+    rows = ([r["metric"], number(r["value"]), *interval] for r, interval in zip(records, ends, strict=True))
+    return console_table(title, ["metric", "value", "low", "high"], rows)
 
 
 def verdict_text(records: list[dict[str, Any]], metric: str, scored: str, verdict: dict[str, Any]) -> str:

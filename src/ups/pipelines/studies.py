@@ -1,16 +1,19 @@
-"""Pipelines `ablation`, `selection`, `coverage` and `seeds`: effects of choices and of shifts on errors."""
+"""Pipelines `ablation`, `selection`, `coverage`, `seeds` and `leaderboard`: effects of choices and shifts; ranks."""
 
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from kedro.pipeline import Pipeline
+from rich import get_console
 
 from ups.config import (
     AblationConfig,
     EvaluationConfig,
     LaunchConfig,
+    LeaderboardConfig,
     OperatorConfig,
+    RegistrationConfig,
     SeedsConfig,
     SelectionConfig,
     ShiftsConfig,
@@ -53,7 +56,13 @@ def create_coverage() -> Pipeline:
 
 def create_seeds() -> Pipeline:
     """Needs the results of `full` and `baselines` for every seed, each in a data root of its own."""
-    return Pipeline([step(compare_seeds, ["params:seeds"], "seeds_text")], tags="seeds")
+    return Pipeline([step(compare_seeds, ["params:seeds"], ["seeds_text", "seeds_figure"])], tags="seeds")
+
+
+def create_leaderboard() -> Pipeline:
+    """Needs the results of `full` in every data root that is compared."""
+    inputs = ["params:leaderboard", "params:registration"]
+    return Pipeline([step(rank_models, inputs, ["leaderboard_text", "leaderboard"])], tags="leaderboard")
 
 
 def train_variants(
@@ -156,17 +165,48 @@ def score_shifts(
     return {"summary": summary, "records": records}, shifts_text(summary)
 
 
-def compare_seeds(config: SeedsConfig) -> str:
-    """The nRMSE over seeds, and the ratio of ours to the better baseline for each seed.
+def compare_seeds(config: SeedsConfig) -> tuple[str, str]:
+    """The nRMSE over seeds, and the ratio of ours to the better baseline for each seed; its figure as SVG.
 
     Raises:
         ConfigFault: fewer than two data roots.
         DataFault: a data root has no scores yet, or other datasets than the first, or the same errors as another.
     """
-    from ups.evaluation.studies import errors_in, seeds_text
+    from ups.evaluation.studies import draw_seeds, errors_in, seed_ratios, seeds_text
+    from ups.evaluation.styles import svg_file
 
     if len(config.data_roots) < 2:
         raise ConfigFault(
             "seeds.data_roots must name at least two data roots: the same comparison was run in each, with another seed"
         )
-    return seeds_text({root: errors_in(Path(root)) for root in config.data_roots})
+    runs = {root: errors_in(Path(root)) for root in config.data_roots}
+    return seeds_text(runs), svg_file(draw_seeds(seed_ratios(list(runs.values()), "rollout")))
+
+
+def rank_models(config: LeaderboardConfig, registration: RegistrationConfig, data_root: Path) -> tuple[str, str]:
+    """Show the models of data roots, the versions in MLflow and other models, ranked; returns Markdown and CSV.
+
+    Raises:
+        DataFault: a data root or a file has no scores or is damaged.
+    """
+    from ups.evaluation.entries import entries_in, entries_of_version, entry_of_scores
+    from ups.evaluation.leaderboard import leaderboard_csv, leaderboard_tables, leaderboard_text, ranked
+    from ups.runs import registry
+
+    roots = {str(root): root for root in _paths(config.data_roots)} or {data_root.name: data_root}
+    entries = [entry for name, root in roots.items() for entry in entries_in(name, root)]
+    errors = registry.versions(registration.name)
+    champion = registry.champion(registration.name, registration.alias) if errors else None
+    for version, of_version in errors.items():
+        mark = f" ({registration.alias})" * (champion is not None and champion[0] == version)
+        entries += entries_of_version(f"{registration.name} version {version}{mark}", of_version)
+    entries += [entry_of_scores(path, entries) for path in _paths(config.scores)]
+    board = ranked(entries)
+    get_console().print(leaderboard_tables(board))
+    return leaderboard_text(board), leaderboard_csv(board)
+
+
+def _paths(patterns: list[str]) -> list[Path]:
+    """The paths that match, each once; a pattern that matches none stays, to be named as missing."""
+    found = {path: sorted(path.parent.glob(path.name)) for path in map(Path, patterns) if not path.exists()}
+    return list(dict.fromkeys(path for pattern in map(Path, patterns) for path in found.get(pattern) or [pattern]))

@@ -83,13 +83,29 @@ def champion(name: str, alias: str) -> tuple[str, dict[str, Any]] | None:
         DataFault: the version has no errors.
     """
     client = tracking.client()
-    with _registry_may_fail(f"{name}@{alias} cannot be read", DataFault), TemporaryDirectory() as place:
+    with _registry_may_fail(f"{name}@{alias} cannot be read", DataFault):
         model = client.get_registered_model(name)
         if alias not in model.aliases:
             return None
         found = str(model.aliases[alias])
+        return found, _errors_of(name, found)
+
+
+def _errors_of(name: str, found: str) -> dict[str, Any]:
+    with TemporaryDirectory() as place:
         path = mlflow.artifacts.download_artifacts(f"models:/{name}/{found}/artifacts/{ERRORS}", dst_path=place)
-        return found, read_json(Path(path), dict[str, Any])
+        return read_json(Path(path), dict[str, Any])
+
+
+def versions(name: str) -> dict[str, dict[str, Any]]:
+    """The errors of all versions of `name`, oldest first; none before the first registration.
+
+    Raises:
+        DataFault: the store cannot be read, or a version has no errors.
+    """
+    with _registry_may_fail(f"the versions of {name} cannot be read", DataFault):
+        found = tracking.client().search_model_versions(f"name = '{name}'")
+        return {version: _errors_of(name, version) for version in sorted((str(v.version) for v in found), key=int)}
 
 
 def move_alias(name: str, alias: str, to: str) -> None:
