@@ -6,27 +6,35 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 import yaml
 from kedro.framework.cli.project import run as kedro_run
 from kedro.pipeline import Pipeline
 from pydantic import TypeAdapter
 
+import ups
 from notebooks import hooks
 from tests.test_parameters import base, load
+from tests.untrained import make_loadable
 from ups.commands import _parameters, main
-from ups.config import Parameters
+from ups.config import CorrectorConfig, Parameters, packaged
 from ups.config.sections import Fraction, PerDimension, Seed
+from ups.data import latent_cache
 from ups.errors import ConfigFault
+from ups.files import write_json
 from ups.hooks import check_parameters
+from ups.metrics import bootstrap
 from ups.pipeline_registry import register_pipelines
 from ups.session import check_names
+from ups.surrogate import bundle, coverage
 
 PROJECT = Path(__file__).parents[1]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "notebooks").glob("*.md"))]
@@ -136,6 +144,39 @@ def test_wrong_commands_are_found(command: str):
         check(command)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a data root `data`, whose models have random weights."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "data").mkdir()
+    make_loadable(folder / "data", ("burgers_1d", "darcy_2d", "shallow_water_2d"), count=5)
+    how = {"mode": "sample", "sigma": 5.0, "sigma_min": 0.02, "num_steps": 1, "residual_scale": 1.0}
+    chosen = {"darcy_2d": {"consistency": how | {"noise_correlation": 0.0}}}
+    write_json(folder / "data/06_models/corrector.json", {"families": chosen})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("page", "given"),
+    [
+        ("predict", {"u_0": (8,), "a": (8, 6), "h_0": (8, 6)}),
+        ("adapt", {"u_0": (8,), "u": (4, 5, 1, 8)}),
+        ("your_equation", {"u": (3, 5, 8)}),
+    ],
+)
+def test_python_on_the_pages_runs(page: str, given: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """The blocks of Python of a page, one after the other, with fewer steps, and with arrays that a reader has."""
+    monkeypatch.chdir(folder)
+    generator, text = np.random.default_rng(0), (PROJECT / f"notebooks/{page}.md").read_text(encoding="utf-8")
+    known: dict[str, Any] = {name: generator.uniform(0.5, 1.5, shape) for name, shape in given.items()}
+    known |= {"ups": ups, "x": (np.arange(8) + 0.5) / 8}
+    blocks = [block for language, block in FENCE.findall(text) if language == "python"]
+    assert blocks != []
+    with warnings.catch_warnings():
+        for block in blocks:
+            exec(re.sub(r"steps=\d+", "steps=2", block), known)
+
+
 def test_parameters_in_files_are_valid():
     """Each block of YAML that sets parameters is accepted, as part of a file of an environment."""
     blocks = [block for page in PAGES for language, block in FENCE.findall(page.read_text()) if language == "yaml"]
@@ -212,6 +253,20 @@ def test_notebooks_keep_their_outputs(name: str):
     assert all("".join(cell["source"]) in page for cell in cells)
     figures = [o for cell in cells for o in cell.get("outputs", ()) if "image/png" in o.get("data", {})]
     assert page.count("data:image/png;base64,") == len(figures) > 0
+
+
+def test_numbers_on_the_pages_are_those_of_the_code():
+    """Limits, constants and the format of bundles that the pages name."""
+    method, formats = ((PROJECT / f"notebooks/{name}.md").read_text(encoding="utf-8") for name in ("method", "formats"))
+    limits = CorrectorConfig.model_validate(packaged("corrector"))
+    assert limits.max_nrmse == limits.max_high_band and limits.min_trajectories == 4
+    assert f"at most {limits.max_crps:g} times the MAE" in method
+    assert f"at most {limits.max_nrmse:g} times" in method
+    assert f"between 1/{limits.max_miscalibration:g} and {limits.max_miscalibration:g}" in method
+    assert f"fewer than {bootstrap.MIN_TRAJECTORIES} trajectories" in method.replace("\n", " ")
+    assert f"resampled: {bootstrap.NUM_RESAMPLES} times" in method.replace("\n", " ")
+    assert f"> {coverage.WARNING:g} \\cdot" in method and f"clamped to {latent_cache.MARGIN:g} times" in method
+    assert f"`format` ({bundle.FORMAT})" in formats
 
 
 class Loaded(html.parser.HTMLParser):
