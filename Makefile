@@ -1,11 +1,11 @@
-# For a machine with Python 3.11+, make and git: `make run`, `make test` and, for developers, `make lint`, `make proof`, `make mutants`.
+# For a machine with Python 3.11+, make and git: `make run`, `make test`, `make docs`; for developers `make lint`, `make proof`, `make mutants`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export DO_NOT_TRACK := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: run test lint proof mutants requirements audit
+.PHONY: run test lint proof mutants docs requirements audit
 
 run: $(VENV)/installed
 	@echo 'Simulates small datasets of 11 PDEs, trains, evaluates and judges: 12 to 20 minutes on two CPU cores,'
@@ -36,6 +36,12 @@ mutants: $(VENV)/installed
 	$(BIN)/mutmut run --max-children 1
 	$(BIN)/mutmut export-cicd-stats
 	$(BIN)/python tests/survivors.py
+
+# The pages in notebooks/, all parameters, the reference and the notebooks; building and reading them needs no network.
+docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
+	@echo 'Open data/docs/index.html. Only its search needs a server: python3 -m http.server --directory data/docs'
 
 # Versions and hashes of all packages: renew them after a change in pyproject.toml. The CUDA libraries stand by themselves,
 # because only a CUDA build of torch needs them. TORCH_CPU: SHA-256 of the CPU build of torch for Python 3.11 on x86_64.

@@ -15,21 +15,21 @@ from ups.config.training import Backbone
 class LaunchConfig(Section):
     """How a stage is trained: none of these parameters changes the trained weights beyond rounding.
 
-    Attributes:
-        num_processes: Per node; on CUDA one GPU for each process.
-        rendezvous: "HOST:PORT" at which several nodes meet, an address of the first one in a private network.
-        threads_per_process: None: the cores of the machine divided by `num_processes`.
-        device: `auto` is CUDA if there is a GPU.
-        sharding: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state.
-        bucket_megabytes: Size of the messages in which DDP reduces gradients.
-        micro_batch_tokens: Tokens per process and forward pass; None: what `--pipeline tune` found, or
-            else what is estimated to fit into the memory of the process.
-        memory_gigabytes: Memory that the processes of a node may use together, on CUDA each of them on its GPU; None:
-            `memory_fraction` of what is free. Bounds what is read, encoded, predicted and scored at once.
-        preload_latents: Read the latents on disk ahead into the page cache; None: if they fit into half of the memory.
-        restarts: Of a job that lost a process or ran out of memory, each from the last checkpoint.
-        timeout_seconds: Without a training step, after which a job counts as hung.
-        force: Train again although the stage is up to date.
+    - `num_processes`: per node; on CUDA one GPU for each process
+    - `rendezvous`: "HOST:PORT" at which several nodes meet, an address of the first one in a private network
+    - `threads_per_process`: None: the cores of the machine divided by `num_processes`
+    - `device`: `auto` is CUDA if there is a GPU
+    - `sharding`: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state
+    - `bucket_megabytes`: size of the messages in which DDP reduces gradients
+    - `micro_batch_tokens`: tokens per process and forward pass; None: what `--pipeline tune` found, or else what is
+      estimated to fit into the memory of the process
+    - `memory_gigabytes`: memory that the processes of a node may use together, on CUDA each of them on its GPU;
+      None: `memory_fraction` of what is free. Bounds what is read, encoded, predicted and scored at once
+    - `preload_latents`: read the latents on disk ahead into the page cache; None: if they fit into half of the
+      memory
+    - `restarts`: of a job that lost a process or ran out of memory, each from the last checkpoint
+    - `timeout_seconds`: without a training step, after which a job counts as hung
+    - `force`: train again although the stage is up to date
     """
 
     num_processes: PositiveInt
