@@ -1,6 +1,8 @@
 """Nodes of pipeline `baselines`: what baselines may use, and which learning rate they get."""
 
 import json
+import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from tests.test_parameters import typed
 from tests.training.jobs import launched
 from ups.config import LaunchConfig
 from ups.data.latent_cache import LatentCache
-from ups.errors import Diverged
+from ups.errors import Diverged, GateFailed
 from ups.evaluation import costs
 from ups.performance import pace
 from ups.performance.pace import TIMED_FRACTIONS
@@ -63,12 +65,35 @@ def test_a_learning_rate_that_diverges_is_not_chosen(
         return {"path": ".", "steps": section.steps, "rate": section.learning_rate}
 
     monkeypatch.setattr(baselines, "train_stage", train_stage)
-    config = CONFIG.model_copy(update={"learning_rates": [0.001, 0.01, 0.1]})
+    config = CONFIG.model_copy(update={"learning_rates": [0.001, 0.01, 0.1], "max_learning_rates": 3})
     pace = {"seconds_per_step": {"fno/burgers_1d": 0.1}}
     fields = {"transient": ["burgers_1d"], "steady": []}
     receipts = baselines.baseline_trainer("fno")(fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)
     assert receipts["burgers_1d"]["steps"] == 200
     assert receipts["burgers_1d"]["rate"] == receipts["burgers_1d"]["learning_rate"] == 0.001
+
+
+@pytest.mark.parametrize(("optimum", "tried"), [(0.01, 3), (0.05, 4), (0.0005, 5), (1e-9, 6)])
+def test_the_grid_of_learning_rates_grows_until_the_best_is_inside(optimum: float, tried: int):
+    """Losses grow with the distance from the optimum: it lies inside, or as many as allowed have been tried."""
+    trials: dict[float, float] = {}
+    while (rate := baselines.next_rate(trials, CONFIG)) is not None:
+        trials[rate] = abs(math.log(rate / optimum))
+    assert len(trials) == tried
+    best = min(trials, key=lambda rate: trials[rate])
+    assert (min(trials) < best < max(trials)) == (tried < CONFIG.max_learning_rates)
+
+
+@pytest.mark.parametrize(("cpu", "fails"), [(110.0, False), (80.0, True)])
+def test_a_comparison_at_unequal_time_fails(cpu: float, fails: bool):
+    """CPU seconds within 15 % are equal; others end the run, with the times in the message."""
+    training = {
+        "ours": {"wall": 1.0, "cpu": 100.0},
+        "fno": {"wall": 9.0, "cpu": cpu},
+        "unet": {"wall": 1.0, "cpu": 100.0},
+    }
+    with pytest.raises(GateFailed, match=r"factor of 1.25.*fno 80 s") if fails else nullcontext():
+        baselines.require_equal_time({"training": training}, CONFIG, "", "")
 
 
 def test_costs_are_measured_anew_for_models_that_are_compiled(
@@ -79,7 +104,7 @@ def test_costs_are_measured_anew_for_models_that_are_compiled(
 
     def total_costs(*_: object, compiled: bool) -> dict:
         measured.append(compiled)
-        return {"methods": {}, "training_seconds": {}, "milliseconds_per_snapshot": {}, "compiled": compiled}
+        return {"methods": {}, "training": {}, "milliseconds_per_snapshot": {}, "compiled": compiled}
 
     monkeypatch.setattr(costs, "total_costs", total_costs)
     monkeypatch.setattr(LatentCache, "open", lambda *_: None)

@@ -17,7 +17,7 @@ from ups.evaluation.scores import TrajectorySet
 from ups.evaluation.violations import conserved_channels
 from ups.metrics.suite import ScoreSuite, Truth
 from ups.models.sizes import Domain
-from ups.runs.run import append_metrics, training_seconds
+from ups.runs.run import append_metrics, training_cpu_seconds, training_seconds
 
 GAS = Dataset("gas", "compressible_ns_2d", ("a.h5",), (4,), (0.0, 1.0), (8, 8), (1.0, 1.0), ("periodic",) * 2, {})
 PARAMETERS = {"codec": 1, "operator": 10, "steady": 100, "diffusion": 1000, "consistency": 10_000}
@@ -72,6 +72,7 @@ def test_a_method_costs_all_that_it_builds_on(monkeypatch: pytest.MonkeyPatch):
     weights = {stage: {"w": torch.zeros(count)} for stage, count in PARAMETERS.items()}
     monkeypatch.setattr(costs, "load", lambda path: {"weights": weights[path.parent.name]})
     monkeypatch.setattr(costs, "training_seconds", lambda path: PARAMETERS[path.name] / 2)
+    monkeypatch.setattr(costs, "training_cpu_seconds", lambda path: PARAMETERS[path.name] / 4)
     monkeypatch.setattr(costs, "held_out", lambda *_: [SimpleNamespace(dataset=GAS)])
     times = dict.fromkeys(("operator", "steady", "diffusion", "consistency", "fno"), 1.0)
     monkeypatch.setattr(costs, "milliseconds_per_snapshot", lambda *_: times)
@@ -103,7 +104,16 @@ def test_the_solver_solves_as_many_trajectories_as_are_counted(num_trajectories:
 
 
 def test_seconds_of_training_follow_from_the_logged_rates(tmp_path: Path):
-    """20 steps at 10 per second and 10 more at 5 are four seconds; lines without a rate take no time."""
-    for step, metrics in ((20, {"steps_per_second": 10.0}), (20, {"valid_loss": 1.0}), (30, {"steps_per_second": 5.0})):
-        append_metrics(tmp_path, step, metrics)
+    """20 steps at 10 per second and 10 more at 5 are four seconds, of which half a core and two cores computed."""
+    append_metrics(tmp_path, 20, {"steps_per_second": 10.0, "cpu_cores": 0.5})
+    append_metrics(tmp_path, 20, {"valid_loss": 1.0})
+    append_metrics(tmp_path, 30, {"steps_per_second": 5.0, "cpu_cores": 2.0})
     assert training_seconds(tmp_path) == 4.0
+    assert training_cpu_seconds(tmp_path) == 2 * 0.5 + 2 * 2.0
+
+
+@pytest.mark.parametrize(("fno", "unet", "ratio"), [(100.0, 200.0, 1.0), (80.0, 200.0, 1.25), (100.0, 260.0, 1.3)])
+def test_unequal_training_times_are_seen(fno: float, unet: float, ratio: float):
+    """The largest ratio of CPU seconds, where the U-Net may have twice the time."""
+    training = {name: {"wall": 1.0, "cpu": cpu} for name, cpu in (("ours", 100.0), ("fno", fno), ("unet", unet))}
+    assert costs.ratio_of_times(training, {"fno": 1.0, "unet": 2.0, "linear": 0.1}) == pytest.approx(ratio)

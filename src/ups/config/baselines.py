@@ -52,10 +52,13 @@ class BaselinesConfig(Section):
     Number of steps = training time of our codec and model per family * `time_shares` of the kind / seconds per step.
 
     - `learning_rates`: each is tried for the fraction `trial_share` of the steps, which does not count as training
-      time; the one with the lowest validation loss is used
+      time; the one with the lowest validation loss is used. While that is the smallest or the largest, one beyond is
+      tried too, up to `max_learning_rates` in all
     - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
     - `validate_share`: fraction of the steps between two validations, unless `recipe.validate_every` is less; also
       short trainings need several, because the noise of `noise.own_error` is scaled by the latest validation error
+    - `max_time_ratio`: the run fails if the CPU seconds of our trainings and those of FNO or U-Net differ by more than
+      this factor, although numbers of steps were chosen for equal times: other programs were in the way
     - `pace_seconds`, `pace_rounds`: seconds per step are the median over `pace_rounds` rounds of about `pace_seconds`
     """
 
@@ -63,11 +66,13 @@ class BaselinesConfig(Section):
     noise: Noise
     symmetries: bool
     unroll: Unroll
-    learning_rates: Annotated[list[PositiveFloat], Field(min_length=1)]
+    learning_rates: Annotated[list[PositiveFloat], Field(min_length=2)]
+    max_learning_rates: PositiveInt
     trial_share: Fraction
     warmup_share: Fraction
     validate_share: Fraction
     time_shares: dict[Kind, PositiveFloat]
+    max_time_ratio: Annotated[float, Field(gt=1.0)]
     fno: FNOModel
     unet: UNetModel
     linear: LinearModel

@@ -77,9 +77,10 @@ def comparison_text(errors: Errors, costs: dict[str, Any], note: str) -> str:
     return "\n".join([*lines, "## Milliseconds per snapshot", "", table(names, _time_rows(costs[PER_SNAPSHOT])), ""])
 
 
-def training_seconds_text(seconds: dict[str, float]) -> str:
-    """Seconds of training of our models and of the strong baselines, as one phrase."""
-    return ", ".join(f"{method} {seconds[method]:,.0f} s" for method in ("ours", *STRONG))
+def training_time_text(training: dict[str, dict[str, float]]) -> str:
+    """Seconds of training of our models and of the strong baselines, on the clock and of the CPU, as one phrase."""
+    times = ((method, training[method]) for method in ("ours", *STRONG))
+    return ", ".join(f"{method} {time['wall']:,.0f} s (CPU {time['cpu']:,.0f} s)" for method, time in times)
 
 
 def _methods(errors: Errors) -> list[str]:

@@ -18,11 +18,11 @@ from ups.diffusion.samplers import independent
 from ups.evaluation.external import baseline_surrogate
 from ups.evaluation.predictions import Compute, Stepper, steppers
 from ups.evaluation.scores import TrajectorySet, batches, held_out
-from ups.evaluation.tables import geometric_mean
+from ups.evaluation.tables import STRONG, geometric_mean
 from ups.files import WEIGHTS, place_of
 from ups.models.weights import load
 from ups.runs.machine import in_turns
-from ups.runs.run import training_seconds
+from ups.runs.run import training_cpu_seconds, training_seconds
 from ups.solvers import SIMULATED_FAMILIES, sample_initial_states, solve
 from ups.surrogate.surrogate import Surrogate, rollout
 from ups.surrogate.trained import PLAIN_STAGES, Trained
@@ -57,7 +57,7 @@ def total_costs(
           "speed_up_over_solver"}}; the last three are geometric means over the "datasets" that the method predicts.
           Training and parameters include the stages that a method builds on: the codec, for correctors the operator
           and the steady model;
-        - "training_seconds": {"ours" or kind: seconds}, without the correctors;
+        - "training": {"ours" or kind: {"wall", "cpu"}}, in seconds, without the correctors;
         - "milliseconds_per_snapshot": {dataset: {method or "solver": value}};
         - "compiled".
     """
@@ -87,8 +87,15 @@ def total_costs(
         if any(method in times for times in times_by_dataset.values())
     }
     paths_of = {"ours": [known[stage] for stage in PLAIN_STAGES if stage in known]} | {k: folders[k] for k in baselines}
-    seconds = {name: sum(map(training_seconds, paths)) for name, paths in paths_of.items()}
-    return {"methods": methods, "training_seconds": seconds, PER_SNAPSHOT: times_by_dataset, "compiled": compiled}
+    clocks = {"wall": training_seconds, "cpu": training_cpu_seconds}
+    training = {name: {k: sum(map(f, paths)) for k, f in clocks.items()} for name, paths in paths_of.items()}
+    return {"methods": methods, "training": training, PER_SNAPSHOT: times_by_dataset, "compiled": compiled}
+
+
+def ratio_of_times(training: dict[str, dict[str, float]], shares: dict[str, float]) -> float:
+    """The largest ratio between CPU seconds of our models and of FNO and U-Net, each divided by its time share."""
+    seconds = [training["ours"]["cpu"], *(training[kind]["cpu"] / shares[kind] for kind in STRONG)]
+    return max(seconds) / min(seconds)
 
 
 def snapshot_costs(method: str, times_of_datasets: list[dict[str, float]]) -> dict[str, float | None]:

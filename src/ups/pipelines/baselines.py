@@ -12,7 +12,7 @@ from ups.config import BaselinesConfig, EvaluationConfig, LaunchConfig
 from ups.config.baselines import BaselineConfig
 from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
-from ups.errors import Diverged
+from ups.errors import Diverged, GateFailed
 from ups.files import place_of
 from ups.pipelines import STAGES, cached, step
 from ups.pipelines.evaluation import SURROGATE, trained_stages
@@ -46,6 +46,7 @@ def create_pipeline() -> Pipeline:
         step(measure_costs, SURROGATE | MODELS | GRID, "costs"),
         step(compare, ["metrics", "baseline_metrics", "costs", "budget", "datasets"], ["table", "comparison"]),
         step(report, REPORT | {name: name for name in OF_BASELINES}, "report", name="report_with_baselines"),
+        step(require_equal_time, ["costs", "params:baselines", "table", "report"], None),
     ]
     return Pipeline(steps, tags="baselines")
 
@@ -112,8 +113,8 @@ def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:
         inputs = {"latent_cache": fields}
         for family in _families(fields):
             allowed = config.time_shares[kind] * seconds[family] / pace["seconds_per_step"][f"{kind}/{family}"]
-            trials = {}
-            for rate in config.learning_rates:
+            trials: dict[float, float] = {}
+            while (rate := next_rate(trials, config)) is not None:
                 short = config.section(kind, family, round(config.trial_share * allowed), rate)
                 trials[rate] = _validated(short, inputs, launch, data_root)
             best = min(trials, key=lambda rate: trials[rate])
@@ -124,6 +125,22 @@ def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:
 
     train.__name__ = f"train_{kind}"
     return train
+
+
+def next_rate(trials: dict[float, float], config: BaselinesConfig) -> float | None:
+    """The next learning rate to try: those of the configuration, then beyond them while the best one is at the edge.
+
+    `trials` are validation losses by learning rate. None: the best rate has worse ones on both sides, or
+    `max_learning_rates` have been tried.
+    """
+    if left := [rate for rate in config.learning_rates if rate not in trials]:
+        return left[0]
+    rates = sorted(trials)
+    best = min(rates, key=lambda rate: trials[rate])
+    if len(rates) >= config.max_learning_rates or best not in (rates[0], rates[-1]):
+        return None
+    inner = rates[1] if best == rates[0] else rates[-2]
+    return float(f"{best * best / inner:.2g}")
 
 
 def _validated(section: BaselineConfig, inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> float:
@@ -181,7 +198,7 @@ def measure_costs(
 
     inputs = {"fields": fields, **models, "compile": launch.compile}
     receipt = cached("measure_costs", data_root, "07_model_output/costs", "ups.evaluation.costs", None, inputs)(work)
-    return {name: receipt[name] for name in ("methods", "training_seconds", "milliseconds_per_snapshot", "compiled")}
+    return {name: receipt[name] for name in ("methods", "training", "milliseconds_per_snapshot", "compiled")}
 
 
 def _compiles(where: str) -> bool:
@@ -207,19 +224,37 @@ def compare(
     from ups.evaluation import comparison
 
     errors = comparison.errors_of(metrics, baseline_metrics)
-    logged = comparison.training_seconds_text(costs["training_seconds"])
+    logged = comparison.training_time_text(costs["training"])
     note = (
         f"Training time of a baseline: that of our codec and of our operator or steady model, each divided by its "
         f"number of families, {min(seconds.values()):.0f} to {max(seconds.values()):.0f} s (linear: a fraction). It "
         f"sets the number of steps by the seconds per step, measured alternately for all models on one machine, without"
-        f" trials of learning rates and compilation of our models. Logged seconds of all families, with compilation, "
-        f"without trials, slowed by other programs: {logged}. Error: mean nRMSE over test trajectories and times."
+        f" trials of learning rates and compilation of our models. Logged for all families, with compilation, "
+        f"without trials: {logged}; other programs slow down the seconds on the clock more than those of the CPU. "
+        f"Error: mean nRMSE over test trajectories and times."
     )
     text = comparison.comparison_text(errors, costs, note)
     intervals = comparison.intervals_text(metrics, baseline_metrics)
     parts = [text, intervals, comparison.uncertainty_text(metrics)]
     titles = titles_of(map(Dataset.from_json, datasets["datasets"].values()))
     return "\n".join(parts), comparison.draw_comparison(errors, titles)
+
+
+def require_equal_time(costs: dict[str, Any], config: BaselinesConfig, table: str, report: str) -> None:
+    """Fail the run, after table and report are written, if our models and the baselines had different training times.
+
+    Raises:
+        GateFailed: their times differ by more than `max_time_ratio`.
+    """
+    from ups.evaluation.costs import ratio_of_times
+
+    ratio = ratio_of_times(costs["training"], config.time_shares)
+    if ratio > config.max_time_ratio:
+        times = "; ".join(f"{name} {time['cpu']:.0f} s" for name, time in costs["training"].items())
+        raise GateFailed(
+            f"the comparison is not at equal training time: CPU seconds differ by a factor of {ratio:.2f}, more than "
+            f"baselines.max_time_ratio ({times}); run it again on a quiet machine with launch.force=true"
+        )
 
 
 def _families(fields: Receipt) -> list[str]:

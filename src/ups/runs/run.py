@@ -6,6 +6,7 @@ Training code imports this module, so that a change here, or in a module importe
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,12 +84,22 @@ def last_validation(folder: Path) -> float:
 
 
 def training_seconds(folder: Path) -> float:
-    """Seconds that the training steps took, from the logged rates; validations are not included."""
-    seconds, last = 0.0, 0
+    """Seconds on the clock that the training steps took; validations are not included."""
+    return sum(seconds for seconds, _ in _logged_times(folder))
+
+
+def training_cpu_seconds(folder: Path) -> float:
+    """Seconds of computing, over all threads of rank 0, that the training steps took."""
+    return sum(seconds * line["cpu_cores"] for seconds, line in _logged_times(folder))
+
+
+def _logged_times(folder: Path) -> Iterator[tuple[float, dict[str, float]]]:
+    """Lines of `metrics.jsonl` with rates, and the seconds on the clock of their training steps."""
+    last = 0
     for line in map(json.loads, metric_lines(folder)):
         if "steps_per_second" in line:
-            seconds, last = seconds + (line["step"] - last) / line["steps_per_second"], line["step"]
-    return seconds
+            yield (line["step"] - last) / line["steps_per_second"], line
+            last = line["step"]
 
 
 def append_metrics(folder: Path, step: int, metrics: dict[str, float]) -> None:

@@ -99,7 +99,7 @@ class TrainingHistory:
 
 
 class StepTimer:
-    """Wall-clock time of steps and of waiting for data since the last `restart`; time since the last checkpoint."""
+    """Time of steps and of waiting for data since the last `restart`; time since the last checkpoint."""
 
     def __init__(self, checkpoint_minutes: float) -> None:
         self.checkpoint_seconds, self.saved_at = 60 * checkpoint_minutes, time.monotonic()
@@ -107,7 +107,8 @@ class StepTimer:
 
     def restart(self) -> None:
         """Set all counters to zero."""
-        self.started, self.waited, self.num_steps = time.monotonic(), 0.0, 0
+        self.started, self.cpu_started = time.monotonic(), time.process_time()
+        self.waited, self.num_steps = 0.0, 0
 
     def wait_for(self, get: Callable[[], Share]) -> Share:
         """Call `get` at the start of a step and return its result; its time counts as waiting for data."""
@@ -117,9 +118,10 @@ class StepTimer:
         return share
 
     def metrics(self) -> dict[str, float]:
-        """Steps per second and the fraction of time spent waiting for data, since the last `restart`; restarts."""
+        """Steps per second, share of time spent waiting for data and busy cores since the last `restart`; restarts."""
         seconds = time.monotonic() - self.started
         measured = {"steps_per_second": self.num_steps / seconds, "data_wait_fraction": self.waited / seconds}
+        measured["cpu_cores"] = (time.process_time() - self.cpu_started) / seconds
         self.restart()
         return measured
 
