@@ -248,8 +248,8 @@ def launch(target: str, dry_run: bool, env: str, pipeline: str, params: str) -> 
         job.submit_to(target)
         return
     click.echo(job.render(target), nl=False)
-    if target == "sky":
-        price = hourly_price(job.submit, job.launch, CATALOGS)
+    if target in ("sky", "dstack"):
+        price = hourly_price(job.submit, job.launch, CATALOGS) if target == "sky" else None
         known = "unknown offline" if price is None else f"from {price:.2f} US dollars per hour, by SkyPilot's catalogs"
         click.echo(f"price: {known}", err=True)
 

@@ -1,6 +1,5 @@
 """Jobs on a real Slurm: what is interrupted is queued again and resumes, what is cancelled stays so."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -135,9 +134,11 @@ def test_the_time_limit_is_an_interruption(cluster: None, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_preempted_training_ends_like_an_undisturbed_one(cluster: None, tmp_path: Path):
+def test_a_preempted_training_ends_like_an_undisturbed_one(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The whole smoke pipeline, requeued while the operator is trained, has the weights of a run without a break."""
-    os.environ["PYTHONPATH"] = str(PROJECT / "src")
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT / "src"))
     roots = [tmp_path / name for name in ("preempted", "undisturbed")]
     params = "operator.steps=60,submit.cores=1,submit.memory_gigabytes=4,launch.device=cpu,data_root="
     for root in roots:

@@ -179,6 +179,18 @@ def test_what_a_target_cannot_do_is_one_line(target: str, options: dict[str, Any
         job(**options).render(target)
 
 
+def test_what_only_this_machine_has_is_not_left_out(tmp_path: Path):
+    """Parameters of conf/local, which is neither in an image nor copied, are refused for a cloud, but for `submit`."""
+    (tmp_path / "conf" / "local").mkdir(parents=True)
+    path = tmp_path / "conf" / "local" / "parameters.yml"
+    path.write_text("submit: {setup: [module load cuda]}\n")
+    assert job(tmp_path, **CLOUD).render("sky")
+    path.write_text("operator: {steps: 9}\n")
+    assert job(tmp_path).render("slurm")
+    with pytest.raises(ConfigFault, match=r"parameters.yml is not copied to the machines of sky: move"):
+        job(tmp_path, **CLOUD).render("sky")
+
+
 WRONG = [
     ("name", "Ups run"),
     ("name", "ups-"),

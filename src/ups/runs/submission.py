@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ups.config import LaunchConfig, SubmitConfig
@@ -98,12 +99,17 @@ class Job:
         if submit.cores < launch.num_processes:
             fewer = f"submit.cores = {submit.cores} is less than launch.num_processes = {launch.num_processes}"
             raise ConfigFault(f"{fewer}: each process needs a core")
+        if name != "slurm":
+            self._check_cloud(name)
+
+    def _check_cloud(self, name: str) -> None:
         for option in ("nodes", "num_seeds"):
-            if name != "slurm" and getattr(submit, option) > 1:
-                value = getattr(submit, option)
-                raise ConfigFault(
-                    f"submit.{option} = {value} is for Slurm only: with {name} submit one job per seed and node"
-                )
+            if (value := getattr(self.submit, option)) > 1:
+                raise ConfigFault(f"submit.{option} = {value} is for Slurm only: with {name} set submit.{option}=1")
+        for path in sorted((self.project / "conf" / "local").glob("*.yml")) if "local" in self.words else ():
+            if set(yaml.safe_load(path.read_text(encoding="utf-8")) or {}) - {"submit"}:
+                remedy = "move its values to an environment of its own, conf/NAME, for --env NAME"
+                raise ConfigFault(f"{path} is not copied to the machines of {name}: {remedy}")
 
     def submit_to(self, name: str) -> None:
         """Give the job to the target's own command, which may ask for a confirmation of the price.
