@@ -4,7 +4,7 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.training.jobs import free_port, launched, wait_until
+from tests.training.jobs import finish, free_port, has_reached, launched, start_agent, start_kedro, wait_until
 from ups.errors import ConfigFault, DataFault, Fault, GateFailed, Locked, LostWorker, Preempted
-from ups.files import write_json
+from ups.files import digest_of, read_json, write_json
 from ups.runs import agent as module
 from ups.runs.agent import ANNOUNCEMENT, Agent, Announcement, FirstNode, check_rendezvous, hold, source_digest
 from ups.runs.run import Run
@@ -192,13 +192,18 @@ def test_a_job_is_joined_once(tmp_path: Path, job: Job, joined: list[list[str]])
     ]
 
 
-def test_a_job_without_its_ranks_is_started_again(tmp_path: Path, job: Job, joined: list[list[str]]):
-    """A job whose ranks were killed with an earlier agent is withdrawn: the first node then starts it again."""
+def test_the_job_of_a_killed_agent_is_started_again(tmp_path: Path, job: Job, joined: list[list[str]]):
+    """An agent withdraws the job that its killed predecessor has joined: the first node then starts it again."""
     agent = Agent(tmp_path, wait_minutes=1)
     announce(tmp_path, job)
-    (tmp_path / job.path / "alive.rank0").touch()
     agent._join_job(announcement())
-    assert joined == [] and not (tmp_path / NODES / JOB).exists()
+    agent._lock.release()
+    successor = Agent(tmp_path, wait_minutes=1)
+    successor._join_job(announcement())
+    assert len(joined) == 1 and not (tmp_path / NODES / JOB).exists()
+    announce(tmp_path, replace(job, id="cdef"))
+    successor._join_job(announcement())
+    assert len(joined) == 2
 
 
 @pytest.mark.parametrize(
@@ -245,3 +250,54 @@ def test_one_run_in_a_data_root(tmp_path: Path):
     first.close(None)
     run_in(tmp_path).close(None)
     assert stat.S_IMODE((tmp_path / NODES).stat().st_mode) == 0o700
+
+
+STAGES = ("codec", "operator", "steady", "diffusion", "consistency")
+SLOW = {"UPS_TESTING": "1", "UPS_FAULT": "slow:rank0:step5"}
+
+
+def weights_of(root: Path) -> dict[str, str]:
+    """The SHA-256 of the weights of every stage."""
+    found = {path.parts[-3]: digest_of(path) for path in root.glob("06_models/*/*/weights.pt")}
+    assert sorted(found) == sorted(STAGES)
+    return found
+
+
+def run_on_two_nodes(root: Path, steps: tuple[str, ...], kills: dict[str, Callable[[], bool]]) -> list[str]:
+    """Run steps with an agent, which is killed and started again whenever a stage is where it is to be killed.
+
+    Returns:
+        The faults for which stages were started again.
+    """
+    root.mkdir()
+    with free_port() as port:
+        nodes = ("launch.num_processes=1", "launch.num_nodes=2", f"launch.rendezvous=127.0.0.1:{port}")
+    run, agent = start_kedro(root, *nodes, steps=steps, **SLOW), start_agent(root, **SLOW)
+    try:
+        for stage, is_there in kills.items():
+            assert wait_until(is_there, 120), stage
+            agent.kill()
+            agent.wait()
+            agent = start_agent(root, **SLOW)
+        assert finish(run, 200) == (0, "")
+        code, told = finish(agent)
+    finally:
+        for process in (run, agent):
+            process.kill()
+    assert code == 0 and told.endswith(f"the run on {HOST} has finished\n"), told
+    statuses = (read_json(path) for path in sorted(root.glob("06_models/*/*/status.json")))
+    return [fault for status in statuses for fault in status["restarts"]]
+
+
+@pytest.mark.faults
+def test_a_pipeline_on_two_nodes_survives_its_agent(tmp_path: Path):
+    """R37: a whole pipeline whose agent is killed twice ends by itself with the weights of an undisturbed one."""
+    disturbed = tmp_path / "disturbed"
+    kills = {
+        "operator": lambda: has_reached(disturbed, 4, "operator"),  # while both nodes train
+        "diffusion": lambda: bool(list(disturbed.glob("06_models/diffusion/*/alive.rank0"))),  # while they connect
+    }
+    assert len(run_on_two_nodes(disturbed, ("--pipeline", "full"), kills)) == 2
+    undisturbed = tmp_path / "undisturbed"
+    assert run_on_two_nodes(undisturbed, ("--to-nodes", "train_steady,train_consistency"), {}) == []
+    assert weights_of(disturbed) == weights_of(undisturbed)

@@ -27,7 +27,7 @@ from ups.config import LaunchConfig
 from ups.errors import KINDS, ConfigFault, DataFault, Fault, Locked, LostWorker, Preempted
 from ups.files import place_of, private_lock, read_json, storage_faults, write_json
 from ups.runs import machine
-from ups.runs.run import ALIVE, RUN, Run
+from ups.runs.run import RUN, Run
 from ups.runs.torchrun import JOB, JOIN, NODES, Job, private_folder, started
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,14 @@ class Announcement:
         return self.ended and self.fault != Preempted.__name__
 
 
+@dataclass(frozen=True)
+class Joined:
+    """Contents of `agent.HOST.json`: ids of the run and of the job that a host has joined last."""
+
+    run: str = ""
+    job: str = ""
+
+
 class FirstNode:
     """Announces a run in its data root, and that it is alive, until `close`."""
 
@@ -82,7 +90,7 @@ class FirstNode:
         self._lock = hold(folder / FIRST, f"another run on several nodes works in {data_root}; wait for it or stop it")
         check_rendezvous(launch.rendezvous)
         self._path, self._closed = folder / ANNOUNCEMENT, threading.Event()
-        (folder / JOB).unlink(missing_ok=True)  # of a killed run
+        write_json(folder / JOB, None)  # instead of that of a killed run
         how = {"num_nodes": launch.num_nodes, "rendezvous": launch.rendezvous}
         self._run = Announcement(secrets.token_hex(8), os.uname().nodename, source_digest(), version("torch"), **how)
         write_json(self._path, asdict(self._run))
@@ -142,7 +150,7 @@ def hold(path: Path, refusal: str) -> FileLock:
 class Agent:
     """One of the other nodes: starts its torchrun for every job of the run in a data root, until that run ends.
 
-    `agent.HOST.json` is the id of the run that this host has joined, `agent.HOST.log` the output of its torchruns.
+    The output of its torchruns is in `agent.HOST.log`.
     """
 
     def __init__(self, data_root: Path, wait_minutes: float) -> None:
@@ -153,8 +161,8 @@ class Agent:
         self._record, self._output = (self._folder / f"agent.{self._host}.{end}" for end in ("json", "log"))
         refusal = f"an agent for {self._root} works on {self._host} already; one starts all processes of a node"
         self._lock, self._place = hold(self._record.with_suffix(".lock"), refusal), None
-        self._joined = _read(self._record, str)  # by a predecessor that was killed
-        self._admitted, self._left = "", ""  # the run that this process has joined, and its job that has ended here
+        self._joined = _read(self._record, Joined) or Joined()  # by a predecessor that was killed
+        self._admitted = self._left = ""  # the run that this process has joined, and its job that has ended here
         self._touched, self._alive = 0, -math.inf  # time of the first node's last touch, and ours when we saw it
         self._idle, self._told = time.monotonic(), -1  # since when there is no run, and the minute of the last line
 
@@ -166,7 +174,7 @@ class Agent:
         """
         while True:
             run = self._announced()
-            if run is not None and run.is_over and run.id == self._joined:
+            if run is not None and run.is_over and run.id == self._joined.run:
                 return self._end(run)
             if run is None or run.ended or time.monotonic() - self._alive > LOST_SECONDS:
                 self._wait(run)
@@ -186,7 +194,7 @@ class Agent:
 
     def _wait(self, run: Announcement | None) -> None:
         """Say once a minute what is waited for; raises `LostWorker` after `wait_minutes`."""
-        if run is None or run.id != self._joined:
+        if run is None or run.id != self._joined.run:
             why = (
                 f"no `kedro run` with launch.num_nodes > 1 is at work in {self._root}; start it on the first node, or "
                 "see whether the nodes share this disk"
@@ -216,8 +224,8 @@ class Agent:
         if run.host == self._host and not ip_address(address).is_loopback:
             raise ConfigFault(f"`kedro run` itself starts the processes of {self._host}; agents are for other nodes")
         self._place = self._free_place(run)
-        self._admitted = self._joined = run.id
-        write_json(self._record, run.id)
+        self._admitted = run.id
+        self._keep(Joined(run.id, self._joined.job))
         log.info("%s takes part in the run on %s", self._host, run.host)
 
     def _free_place(self, run: Announcement) -> FileLock:
@@ -231,18 +239,19 @@ class Agent:
 
     def _join_job(self, run: Announcement) -> None:
         """Run torchrun until it ends, or the first node has ended the job."""
-        job = _read(self._folder / JOB, Job)
+        job = _read(self._folder / JOB, Job | None)
         if job is None or job.id == self._left:
             return
         folder = place_of(self._root, {"path": job.path})
-        if any(folder.glob(ALIVE)):  # ranks of other nodes wait for those of a killed agent
-            log.info("%s: the first node starts it again, because an agent was killed", folder.parent.name)
+        if job.id == self._joined.job:  # other nodes may wait for the processes of a predecessor
+            log.info("%s: the first node starts it again, because the agent was killed", folder.parent.name)
             (self._folder / JOB).unlink(missing_ok=True)
             return
         self._check(Run.read(folder), run)
+        self._keep(Joined(run.id, job.id))
         log.info("%s: joined", folder.parent.name)
         with started(job.command(self._root, JOIN), {}, self._output) as child:
-            while child.poll() is None and _read(self._folder / JOB, Job) == job:
+            while child.poll() is None and _read(self._folder / JOB, Job | None) == job:
                 time.sleep(POLL_SECONDS)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(LEAVE_SECONDS)
@@ -256,6 +265,10 @@ class Agent:
         if job.device == "cuda" and machine.device(job.launch) != "cuda":
             raise ConfigFault(f"the run on {run.host} trains on GPUs, {self._host} has none")
 
+    def _keep(self, joined: Joined) -> None:
+        self._joined = joined
+        write_json(self._record, asdict(joined))
+
     def _end(self, run: Announcement) -> None:
         self._record.unlink()
         if run.fault is not None:
@@ -263,7 +276,7 @@ class Agent:
         log.info("the run on %s has finished", run.host)
 
 
-def _read(path: Path, kind: type) -> Any:
+def _read(path: Path, kind: Any) -> Any:
     """The content of a file that is replaced and removed while this node reads; None if there is none."""
     while True:
         try:

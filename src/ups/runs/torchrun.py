@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from ups.config import LaunchConfig
-from ups.errors import LostWorker, Preempted
+from ups.errors import LostWorker, Preempted, StorageFault
 from ups.files import plain, read_json, storage_faults, write_json
 from ups.runs.processes import die_with_parent
 from ups.runs.run import ALIVE, FAULTS, LOG, RANK_STORE, Run
@@ -152,7 +152,8 @@ def _prepared(module: str, run: Run) -> Iterator[tuple[list[str], dict[str, str]
         try:
             yield job.command(run.data_root, HOST), {}  # each node prepares its own environment
         finally:
-            announcement.unlink(missing_ok=True)
+            with contextlib.suppress(StorageFault):  # then agents leave when their torchrun has ended
+                write_json(announcement, None)
         return
     with _new_store(run.folder) as store, _new_store(run.folder) as ranks:
         variables = environment(run.launch, run.data_root, LOOPBACK) | {RANK_STORE: str(ranks)}
