@@ -187,10 +187,12 @@ def rows_of(section: type[Section], key: str, path: str, value: Any) -> Iterator
 
 def table(rows: list[Row], meanings: dict[Any, str]) -> str:
     """A line per parameter; one without a comment refers to the text about its section."""
-    lines = ["| parameter | default | type | meaning |\n| --- | --- | --- | --- |"]
+    lines, above = ["| parameter | default | type | meaning |\n| --- | --- | --- | --- |"], ""
     for row in rows:
         meaning = escaped(meanings.get(row.path) or meanings.get(row.declared, "")) or f"see {link(row.declared[0])}"
-        lines.append(f"| `{row.path}` | {shown(row.default)} | {row.kind} | {meaning} |")
+        repeated = "as above" if meaning == above else meaning
+        lines.append(f"| `{row.path}` | {shown(row.default)} | {row.kind} | {repeated} |")
+        above = meaning
     return "\n".join(lines)
 
 
