@@ -198,9 +198,8 @@ def table(rows: list[Row], meanings: dict[Any, str]) -> str:
     lines, above = ["| parameter | default | type | meaning |\n| --- | --- | --- | --- |"], ""
     for row in rows:
         meaning = escaped(meanings.get(row.path) or meanings.get(row.declared, "")) or f"see {link(row.declared[0])}"
-        repeated = "as above" if meaning == above else meaning
-        lines.append(f"| `{row.path}` | {shown(row.default)} | {row.kind} | {repeated} |")
-        above = meaning
+        shorter, above = "as above" if meaning == above else meaning, meaning
+        lines.append(f"| `{row.path}` | {shown(row.default)} | {row.kind} | {shorter} |")
     return "\n".join(lines)
 
 
