@@ -5,6 +5,7 @@ README, SECURITY and the published tables from the files of these names.
 """
 
 import html
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -28,7 +29,6 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ("quickstart", "own_equation", "inverse_problem")
 PUBLISHED = Path("data/published")
 TEXTS = {"README.md": "readme.md", "SECURITY.md": "security.md", f"{PUBLISHED}/README.md": "results.md"}
-PAGES = TEXTS | {"notebooks": "quickstart.md"}
 INTRODUCTION = """# Parameters
 
 `--params operator.steps=8000` sets a parameter for one run, `parameters.yml` of an environment for all its runs.
@@ -42,13 +42,12 @@ TYPES = {"string": "text", "boolean": "true or false", "null": "null", "integer"
 
 def on_config(config: "MkDocsConfig") -> None:
     """In docstrings and pages (B, C, *grid) is a shape, not emphasis, and <e_k> a mean, not an element of HTML."""
-    from markdown import Markdown
-    from markdown.extensions import Extension
-    from markdown.inlinepatterns import SimpleTextInlineProcessor
+    import markdown
 
-    class Formulas(Extension):
-        def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
-            md.inlinePatterns.register(SimpleTextInlineProcessor(r"(?<=[ (])(\*[\w.]*)(?=[,)])"), "shapes", 185)
+    class Formulas(markdown.extensions.Extension):
+        def extendMarkdown(self, md: markdown.Markdown) -> None:  # noqa: N802
+            shapes = markdown.inlinepatterns.SimpleTextInlineProcessor(r"(?<=[ (])(\*[\w.]*)(?=[,)])")
+            md.inlinePatterns.register(shapes, "shapes", 185)
             md.inlinePatterns.deregister("html")
 
     config.markdown_extensions.append(Formulas())
@@ -80,7 +79,8 @@ def text_page(source: Path) -> str:
     def target(found: re.Match[str]) -> str:
         place = source.parent / found[1]
         inside = f"results.md#{place.stem}" if place.is_relative_to(PUBLISHED) else None
-        return f"]({PAGES.get(str(place)) or inside or place.relative_to('notebooks').with_suffix('.md')})"
+        page = (TEXTS | {"notebooks": "quickstart.md"}).get(str(place), inside)
+        return f"]({page or place.relative_to('notebooks').with_suffix('.md')})"
 
     return LOCAL_LINK.sub(target, (ROOT / source).read_text(encoding="utf-8"))
 
@@ -131,19 +131,27 @@ def parameters_page() -> str:
     every = [row for each in rows.values() for row in each if row.path in comments]
     # An option that several sections have is explained in one of them.
     meanings = {row.declared: comments[row.path] for row in reversed(every)} | comments
-    types = {name: section_in(field.annotation) for name, field in Parameters.model_fields.items()}
-    text = [INTRODUCTION, "## The whole run", table([rows[name][0] for name in types if types[name] is None], meanings)]
-    for name, section in types.items():
+    whole = [rows[name][0] for name, section in sections().items() if section is None]
+    text = [INTRODUCTION, "## The whole run", table(whole, meanings)]
+    for name, section in sections().items():
         if section is not None:
             inner = list(sections_within(name, section, values[name]))
             nested |= {each.__name__: each for _, each in inner}
-            text += [f"## {name}", escaped(comments.get(name, "")), prose(section), table(rows[name], meanings)]
+            text += [f"## {name}", escaped(comments.get(name, "")), inspect.getdoc(section)]
+            text.append(table(rows[name], meanings))
             elsewhere = comments.keys() - {name, *(row.path for row in rows[name])}
             text.append(listed(inner, {path: comments[path] for path in elsewhere}))
             text += [f"Default of `{path}`:\n\n{lines}" for path, lines in excerpts(name).items()]
     text.append("## What sections consist of")
-    text += [part for name in sorted(nested) for part in (f"### {name}", prose(nested[name]))]
+    for name in sorted(nested):
+        text += [f"### {name}", inspect.getdoc(nested[name])]
     return "\n\n".join(part for part in text if part)
+
+
+@cache
+def sections() -> dict[str, type[Section] | None]:
+    """The type of each section by its name; None for parameters of the whole run."""
+    return {name: section_in(field.annotation) for name, field in Parameters.model_fields.items()}
 
 
 def listed(inner: list[tuple[str, type[Section]]], comments: dict[str, str]) -> str:
@@ -158,7 +166,7 @@ def listed(inner: list[tuple[str, type[Section]]], comments: dict[str, str]) -> 
 def sections_within(name: str, section: type[Section], value: dict[str, Any]) -> Iterator[tuple[str, type[Section]]]:
     """Dotted name and type: of a section whose options this one has too, of sections in it, of entries of its lists."""
     for each in section.__mro__[1:]:
-        if each is not Section and each.__module__ == Parameters.model_fields["operator"].annotation.__module__:
+        if each is not Section and each.__module__ == "ups.config.training":
             yield name, each
     for key, field in section.model_fields.items():
         inner = section_in(field.annotation)
@@ -187,10 +195,11 @@ def rows_of(section: type[Section], key: str, path: str, value: Any) -> Iterator
 
 def table(rows: list[Row], meanings: dict[Any, str]) -> str:
     """A line per parameter; one without a comment refers to the text about its section."""
-    lines = ["| parameter | default | type | meaning |\n| --- | --- | --- | --- |"]
+    lines, above = ["| parameter | default | type | meaning |\n| --- | --- | --- | --- |"], ""
     for row in rows:
         meaning = escaped(meanings.get(row.path) or meanings.get(row.declared, "")) or f"see {link(row.declared[0])}"
-        lines.append(f"| `{row.path}` | {shown(row.default)} | {row.kind} | {meaning} |")
+        shorter, above = "as above" if meaning == above else meaning, meaning
+        lines.append(f"| `{row.path}` | {shown(row.default)} | {row.kind} | {shorter} |")
     return "\n".join(lines)
 
 
@@ -221,19 +230,15 @@ def words(schema: dict[str, Any]) -> str:
 
 
 def link(section: str) -> str:
-    """A link to the text about a type of section."""
-    return f"[{section}](#{section.lower()})"
+    """A link to the text about a type of section: that of the section itself, or one at the end of the page."""
+    own = [name for name, kind in sections().items() if kind is not None and kind.__name__ == section]
+    return f"[{section}](#{(own or [section.lower()])[0]})"
 
 
 def shown(default: Any) -> str:
     """A default as YAML; of a list of sections the number of entries, which stand below the table."""
-    is_list = isinstance(default, list) and default != [] and isinstance(default[0], dict)
-    return f"{len(default)} entries, below" if is_list else f"`{json.dumps(default)}`"
-
-
-def prose(section: type[Section]) -> str:
-    """The docstring of a section."""
-    return re.sub(r"\n {4}", "\n", section.__doc__ or "").strip()
+    text = json.dumps(default)
+    return f"{len(default)} entries, below" if text.startswith("[{") else f"`{text}`"
 
 
 def escaped(comment: str) -> str:

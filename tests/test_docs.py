@@ -60,15 +60,15 @@ def pipelines() -> dict[str, Pipeline]:
 
 @cache
 def commands(start: str) -> list[tuple[str, str]]:
-    """Page and text of each command in all pages that starts with a word."""
-    found = []
+    """The commands in all pages that start with a word, each with the first page that has it."""
+    found: dict[str, str] = {}
     for page in PAGES:
         lines, inline = written(page.read_text(encoding="utf-8"))
         whole = [code for code in (*lines, *inline) if COMMAND.match(code)]
         whole += [f"kedro run {code}" for code in inline if code.startswith("--") and OPTIONS.match(code)]
         whole += [f"kedro run --params {code}" for code in inline if not code.startswith("--") and OPTIONS.match(code)]
-        found += [(page.name, code) for code in whole if code.startswith(start)]
-    return found
+        found = {code: page.name for code in whole if code.startswith(start)} | found
+    return [(page, code) for code, page in found.items()]
 
 
 def words_of(command: str) -> list[str]:
