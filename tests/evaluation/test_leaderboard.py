@@ -108,6 +108,13 @@ def test_ranks_do_not_depend_on_the_first_model(roots: list[Path]):
         assert board.means[0].common / board.means[1].common == pytest.approx(0.5**0.5)
 
 
+def test_round_off_gives_no_rank(tmp_path: Path):
+    """Sums in another order are the same error; a millionth less is a lower one."""
+    errors = {"a": 0.1, "b": 0.1 * (1 - 1e-13), "c": 0.1 * (1 + 1e-6)}
+    board = board_of([run(tmp_path / name, {"flow": error}) for name, error in errors.items()])
+    assert {row.entry.model: row.rank for row in board.rows["flow"]} == {"a": 1, "b": 1, "c": 3}
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -228,8 +235,11 @@ def _other_split(roots: list[Path]) -> list[Path]:
 @pytest.mark.parametrize(
     ("prepare", "line"),
     [
-        (_no_root, r"none/08_reporting/metrics\.json does not exist yet: run .*kedro run --pipeline full"),
-        (_no_evaluation, r"a/08_reporting/metrics\.json does not exist yet: run .*kedro run --pipeline full"),
+        (
+            _no_root,
+            r"none/08_reporting/metrics\.json does not exist: run `kedro run --pipeline full --params data_root=",
+        ),
+        (_no_evaluation, r"a/08_reporting/metrics\.json does not exist: run .* or correct leaderboard\.data_roots"),
         (_damaged, r"a/08_reporting/metrics\.json is not valid JSON .*; delete it and run again"),
         (_no_value, r"a/08_reporting/metrics\.json is damaged \(0\.value: Field required\)"),
         (
