@@ -108,6 +108,13 @@ def test_ranks_do_not_depend_on_the_first_model(roots: list[Path]):
         assert board.means[0].common / board.means[1].common == pytest.approx(0.5**0.5)
 
 
+def test_round_off_gives_no_rank(tmp_path: Path):
+    """Sums in another order are the same error; a millionth less is a lower one."""
+    errors = {"a": 0.1, "b": 0.1 * (1 - 1e-13), "c": 0.1 * (1 + 1e-6)}
+    board = board_of([run(tmp_path / name, {"flow": error}) for name, error in errors.items()])
+    assert {row.entry.model: row.rank for row in board.rows["flow"]} == {"a": 1, "b": 1, "c": 3}
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -173,29 +180,52 @@ def test_this_data_root_alone_is_the_default(roots: list[Path], monkeypatch: pyt
     assert all(str(root) in rank_models(some, REGISTRATION, roots[1])[0] for root in roots)
 
 
-def test_a_score_of_the_test_split_is_compared_with_it(tmp_path: Path):
-    """Predictions 1.1 times the truth of the test split have 0.1; those of all trajectories are not comparable."""
-    truth = write_file(tmp_path, "advection_1d", count=9, grid=(8,))
-    dataset = inspect_file(truth)
+@pytest.fixture
+def truth(tmp_path: Path) -> tuple[Path, Path]:
+    """A data root whose only dataset is described by its file, and that file."""
+    path = write_file(tmp_path, "advection_1d", count=9, grid=(8,))
+    dataset = inspect_file(path)
     root = run(tmp_path / "root", {dataset.name: 0.2})
     described = read_json(root / "04_feature/datasets.json")
     described["datasets"][dataset.name] = asdict(dataset)
-    described["sources"] = {truth.name: {"md5": digest_of(truth, "md5")}}
+    described["sources"] = {path.name: {"md5": digest_of(path, "md5")}}
     (root / "04_feature/datasets.json").write_text(json.dumps(described))
-    with TrajectoryReader(tmp_path, dataset) as reader:
-        for name, indices in (("some", TEST), ("all", range(9))):
-            np.savez(tmp_path / f"{name}.npz", u=1.1 * np.stack([reader.read(index)[:, 0] for index in indices]))
+    return root, path
+
+
+def scored(predictions: Path, path: Path, root: Path | None) -> dict[str, Any]:
+    """The scores of predictions of the test split in a data root, or of all trajectories."""
     asked = {"family": None, "method": None, "compute": COMPUTE, "seed": 0}
-    for name, place in (("some", root), ("all", None)):
-        scores = score_predictions(tmp_path / f"{name}.npz", truth, test_split_of=place, **asked)
-        (tmp_path / f"{name}.json").write_text(json.dumps(scores))
+    return score_predictions(predictions, path, test_split_of=root, **asked)
+
+
+def test_a_score_of_the_test_split_is_compared_with_it(truth: tuple[Path, Path], tmp_path: Path):
+    """Predictions 1.1 times the truth of the test split have 0.1; those of all trajectories are not comparable."""
+    root, path = truth
+    dataset = inspect_file(path)
+    with TrajectoryReader(tmp_path, dataset) as reader:
+        for name, indices, place in (("some", TEST, root), ("all", range(9), None)):
+            np.savez(tmp_path / f"{name}.npz", u=1.1 * np.stack([reader.read(index)[:, 0] for index in indices]))
+            (tmp_path / f"{name}.json").write_text(json.dumps(scored(tmp_path / f"{name}.npz", path, place)))
     board = board_of([root], tmp_path / "some.json", tmp_path / "all.json")
-    assert [(row.entry.model, row.differs) for row in board.rows[dataset.name]] == [
-        ("some", None),
-        ("root", None),
-        ("all", "other test trajectories"),
-    ]
+    found = [(row.entry.model, row.differs) for row in board.rows[dataset.name]]
+    assert found == [("some", None), ("root", None), ("all", "other test trajectories")]
     assert board.means[0].common == pytest.approx(0.5, rel=1e-4)
+
+
+def test_the_file_must_be_that_of_the_run(truth: tuple[Path, Path], tmp_path: Path):
+    """Another name, no file, another content, no data root: one line with the remedy."""
+    root, path = truth
+    with pytest.raises(DataFault, match=rf"is no file of \S*root; choose one of {path.name}"):
+        scored(path, tmp_path / "other.hdf5", root)
+    with pytest.raises(DataFault, match=r"none/04_feature/datasets\.json does not exist yet"):
+        scored(path, path, tmp_path / "none")
+    with pytest.raises(DataFault, match=r"no such file; name the file of the run"):
+        scored(path, tmp_path / "elsewhere" / path.name, root)
+    with path.open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(DataFault, match=r"has another content than in \S*root; name the file of that run"):
+        scored(path, path, root)
 
 
 def _no_root(roots: list[Path]) -> list[Path]:
@@ -228,8 +258,11 @@ def _other_split(roots: list[Path]) -> list[Path]:
 @pytest.mark.parametrize(
     ("prepare", "line"),
     [
-        (_no_root, r"none/08_reporting/metrics\.json does not exist yet: run .*kedro run --pipeline full"),
-        (_no_evaluation, r"a/08_reporting/metrics\.json does not exist yet: run .*kedro run --pipeline full"),
+        (
+            _no_root,
+            r"none/08_reporting/metrics\.json does not exist: run `kedro run --pipeline full --params data_root=",
+        ),
+        (_no_evaluation, r"a/08_reporting/metrics\.json does not exist: run .* or correct leaderboard\.data_roots"),
         (_damaged, r"a/08_reporting/metrics\.json is not valid JSON .*; delete it and run again"),
         (_no_value, r"a/08_reporting/metrics\.json is damaged \(0\.value: Field required\)"),
         (

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from tests.evaluation.test_comparison import records
 from ups.config import SeedsConfig
 from ups.errors import ConfigFault, DataFault
+from ups.evaluation.studies import draw_seeds
 from ups.pipelines.studies import compare_seeds
 
 BASELINES = {"persistence": 1.0, "linear": 0.5, "unet": 0.3, "fno": 0.2}
@@ -46,6 +48,23 @@ def test_a_seed_that_diverged_is_in_no_mean(tmp_path: Path):
     assert [row[3:] for row in found[:2]] == [["not finite", "0.5", "not finite", "not finite"]] + [
         ["", "0.5", "not finite", "not finite"]
     ]
+
+
+def test_the_figure_has_a_dot_per_seed_and_the_mean():
+    """What is not finite has no dot, and the mean of that line no bar."""
+    (panel,) = draw_seeds({"flow": [0.5, 2.0], "gas": [None, 0.25]}).axes
+    dots = {line.get_gid(): list(line.get_xdata()) for line in panel.get_lines() if line.get_gid()}
+    assert dots == {"ratios 0": [0.5, 2.0], "ratios 1": [0.25]}
+    bars = [(line.get_xdata()[0], line.get_ydata()[0]) for line in panel.get_lines() if line.get_marker() == "|"]
+    assert bars == [(1.0, 0)] and [label.get_text() for label in panel.get_yticklabels()] == ["flow", "gas"]
+
+
+def test_the_figure_is_a_file_of_its_own(tmp_path: Path):
+    """SVG on white, with the name of every dataset as text."""
+    roots = [report(tmp_path / name, error) for name, error in (("a", 0.1), ("b", 0.2))]
+    root = ElementTree.fromstring(compare_seeds(SeedsConfig(data_roots=roots))[1])
+    assert root.tag == "{http://www.w3.org/2000/svg}svg" and "flow" in [element.text for element in root.iter()]
+    assert any("fill: #ffffff" in (element.get("style") or "") for element in root.iter())
 
 
 @pytest.mark.parametrize("number", [0, 1])

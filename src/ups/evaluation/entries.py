@@ -103,6 +103,9 @@ def entries_in(name: str, root: Path) -> list[Entry]:
         DataFault: there is no evaluation, a file is damaged, or the scores are not of the test split of the data root.
     """
     metrics, baselines = (root / "08_reporting" / file for file in ("metrics.json", "baseline_metrics.json"))
+    if not metrics.is_file():
+        remedy = f"run `kedro run --pipeline full --params data_root={root}` with its --env"
+        raise DataFault(f"{metrics} does not exist: {remedy}, or correct leaderboard.data_roots")
     records = read_json(metrics, list[Record])
     records += read_json(baselines, list[Record]) if baselines.is_file() else []
     described, errors = Described.below(root), defaultdict[tuple[str, str], dict[str, Record]](dict)

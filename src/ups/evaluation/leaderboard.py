@@ -14,6 +14,7 @@ from ups.evaluation.entries import Entry
 from ups.evaluation.predictions import HORIZONS
 from ups.evaluation.tables import LABELS, console_table, geometric_mean, number, ratio, table
 
+ROUND_OFF = 1e-9  # relative: a registered version has the mean of its run, summed in another order
 OTHER = {  # what two results of `scored_trajectories` differ in
     "files": "raw files",
     "subsample": "parts of the files",
@@ -96,9 +97,9 @@ def _difference(entry: Entry, reference: Entry) -> str | None:
 
 
 def _ranks(errors: Sequence[float | None]) -> list[int | None]:
-    """1 for the smallest, equal ranks for equal errors; None where there is no finite error."""
+    """1 for the smallest, equal ranks for errors that differ by round-off; None where there is no finite error."""
     known = [error for error in errors if error is not None]
-    return [None if error is None else 1 + sum(other < error for other in known) for error in errors]
+    return [None if e is None else 1 + sum(other < e * (1 - ROUND_OFF) for other in known) for e in errors]
 
 
 def _comparable_errors(rows: dict[str, list[Row]], models: Iterable[str]) -> dict[str, dict[str, float | None]]:

@@ -18,7 +18,7 @@ from ups.errors import DataFault
 from ups.evaluation.comparison import HORIZON_TITLES, Errors, best, errors_of
 from ups.evaluation.predictions import HORIZONS, Compute
 from ups.evaluation.scores import held_out, score_sets
-from ups.evaluation.styles import GRID, NORMAL, colour_of, new_figure, tidy
+from ups.evaluation.styles import GRID, NORMAL, colour_of, new_figure, tidy, wrapped
 from ups.evaluation.tables import STRONG, WITHOUT_SAMPLING, geometric_mean, number, ratio, table
 from ups.files import read_json
 from ups.surrogate.trained import Trained
@@ -180,7 +180,7 @@ def draw_seeds(ratios: dict[str, list[float | None]]) -> Figure:
         if (mean := geometric_mean(found)) is not None:
             panel.plot([mean], [place], color="black", marker="|", markersize=12, linestyle="none")
     panel.set(xscale="log", ylim=(len(ratios) - 0.4, -0.6), yticks=range(len(ratios)))
-    panel.set_yticklabels(ratios, fontsize=NORMAL)
+    panel.set_yticklabels([wrapped(name, 34) for name in ratios])
     panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     panel.xaxis.set_major_formatter("{x:g}")
     panel.xaxis.set_minor_formatter("")
