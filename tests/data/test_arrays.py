@@ -135,8 +135,10 @@ def without_rights() -> Iterator[None]:
     users = os.getresuid()
     if users[1] == 0:
         os.setresuid(NOBODY, NOBODY, users[2])
-    yield
-    os.setresuid(*users)
+    try:
+        yield
+    finally:
+        os.setresuid(*users)
 
 
 def test_a_folder_that_is_not_writable_is_named(tmp_path: Path):
