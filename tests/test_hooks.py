@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from kedro.io import DatasetError
+from kedro.io import DataCatalog, DatasetError
+from kedro.pipeline import Pipeline, node
 
+from ups.datasets import Records, Text
 from ups.errors import DataFault, Preempted
-from ups.hooks import FaultExit, TrackingHooks, data_parameters
+from ups.hooks import FaultExit, TrackingHooks, data_parameters, texts_of
 from ups.runs import tracking
 from ups.session import ConfigLoader
 from ups.settings import CONFIG_LOADER_ARGS
@@ -238,3 +240,11 @@ def test_the_data_of_a_run_are_tracked_without_secrets():
     assert tracked["source"] == "pdebench" and tracked["subsample.default.every_point"] == "1"
     assert not any(name.startswith("simulate") for name in tracked)
     assert "secret" not in " ".join(tracked.values()) and "download.base_url" in tracked
+
+
+def test_a_run_says_which_texts_it_has_written(tmp_path: Path):
+    """Markdown and HTML that no node reads are named; figures, records and what another node reads are not."""
+    texts = {name: Text(filepath=str(tmp_path / f"{name}.md")) for name in ("draft", "final")}
+    catalog = DataCatalog(texts | {"scores": Records(filepath=str(tmp_path / "scores.json"))})
+    steps = [node(lambda: 1, None, ["draft", "scores"], name="first"), node(len, "draft", "final", name="last")]
+    assert texts_of(Pipeline(steps), catalog) == [tmp_path / "final.md"]

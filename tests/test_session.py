@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ups.errors import ConfigFault
+from ups.errors import MAX_NAMES, ConfigFault, most_similar, nearest
 from ups.pipeline_registry import register_pipelines
 from ups.session import check_names
 
@@ -44,3 +44,11 @@ def test_a_misspelt_name_is_answered_with_the_nearest(options: dict[str, Any], l
     with pytest.raises(ConfigFault) as caught:
         check_names(PIPELINES, options)
     assert str(caught.value).startswith(line)
+
+
+def test_a_name_unlike_any_other_is_answered_with_those_that_are_known():
+    """All of a few, the first of many, and "none" where there are none; never a suggestion that is not like it."""
+    assert nearest("viscosity", ["nu", "beta"]) == "; known: nu, beta"
+    assert nearest("viscosity", []) == "; known: none"
+    assert nearest("x", (f"file_{i}" for i in range(500))).endswith(f", file_{MAX_NAMES - 1}, ...")
+    assert most_similar("--beta", ["--dt"], 0.5) == "--dt" and most_similar("--beta", ["--dt"], 0.75) is None

@@ -4,7 +4,6 @@ It starts without torch, which a command imports when it needs it. Kedro would t
 commands of `kedro`.
 """
 
-import difflib
 import logging
 import signal
 import sys
@@ -14,8 +13,9 @@ from typing import Any
 
 import click
 
-from ups.errors import ConfigFault, DataFault, Fault, Preempted
+from ups.errors import ConfigFault, DataFault, Fault, Preempted, most_similar
 
+OPTION_SIMILARITY = 0.75  # of an unknown option that is a misspelt one, and no parameter of a PDE
 FILE = click.Path(path_type=Path)
 FORMATS = ["bundle", "pt2", "onnx", "aoti"]
 ANY_OPTION = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -92,8 +92,8 @@ def _parameters(given: list[str]) -> dict[str, float]:
     words = [part for word in given for part in (word.split("=", 1) if word.startswith("--") else [word])]
     parameters = {}
     for name, value in zip(words[::2], words[1::2] + [""] * (len(words) % 2), strict=True):
-        near = difflib.get_close_matches(name, [option.opts[0] for option in predict.params], 1, 0.75)
-        hint = f"did you mean {near[0]}?" if near else "parameters of the PDE are given as `--nu 0.01`"
+        near = most_similar(name, [option.opts[0] for option in predict.params], OPTION_SIMILARITY)
+        hint = f"did you mean {near}?" if near else "parameters of the PDE are given as `--nu 0.01`"
         if not name.startswith("--"):
             raise ConfigFault(f"unexpected {name!r}: {hint}")
         try:

@@ -95,9 +95,13 @@ class Text(TextDataset):
         super().__init__(**options)
         self._optional = optional
 
+    @property
+    def path(self) -> Path:
+        """Where the file is, or will be."""
+        return Path(self._get_load_path())
+
     def load(self) -> str | None:
-        path = Path(self._get_load_path())
-        return None if self._optional and not path.is_file() else path.read_text(encoding="utf-8")
+        return None if self._optional and not self.path.is_file() else self.path.read_text(encoding="utf-8")
 
     def save(self, data: str) -> None:
         if self._optional and not data:

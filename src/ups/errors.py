@@ -1,13 +1,24 @@
 """Faults: failures that a person, file or machine can cause; each ends `kedro run` with its exit code and one line."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable
+
+SIMILARITY = 0.6  # of a name that is suggested, from 0 to 1
+MAX_NAMES = 30  # in a message
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """How the message on an unknown name ends: with the known name most like it, or with all of them."""
-    near = difflib.get_close_matches(name, known, 1)
-    return f", did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+def most_similar(name: str, known: Iterable[str], similarity: float) -> str | None:
+    """The known name most like `name`; None where none is as similar to it, from 0 (not at all) to 1 (the same)."""
+    return next(iter(difflib.get_close_matches(name, known, 1, similarity)), None)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """How the message on an unknown name ends: with the known name most like it, or with the known ones."""
+    known = list(known)
+    if (near := most_similar(name, known, SIMILARITY)) is not None:
+        return f", did you mean {near}?"
+    rest = ["..."] if len(known) > MAX_NAMES else []
+    return f"; known: {', '.join([*known[:MAX_NAMES], *rest]) or 'none'}"
 
 
 def printable(text: str) -> str:

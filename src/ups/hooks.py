@@ -1,6 +1,7 @@
 """Kedro hooks: parameters are checked before any work, a fault ends a run with one line, MLflow tracks every run."""
 
 import atexit
+import logging
 import os
 import signal
 import sys
@@ -12,17 +13,22 @@ from typing import Any
 
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
+from kedro.io import CatalogProtocol
+from kedro.pipeline import Pipeline
 from pydantic import ValidationError
 
 from ups.commands import FaultExit
 from ups.config import LaunchConfig, Parameters, families_of, fields_at, masked, masked_value
 from ups.data.pdebench import FAMILIES
+from ups.datasets import Text
 from ups.errors import ConfigFault, Fault, GateFailed, OutOfMemory, Preempted, StorageFault, nearest
 from ups.files import REMEDY, UNUSABLE, read_json, storage_faults
 from ups.runs import tracking
 from ups.runs.agent import FirstNode
 from ups.runs.machine import describe_machine, refuse_under_torchrun
 from ups.runs.torchrun import is_watching, stop_requested
+
+log = logging.getLogger(__name__)
 
 # Former -> present name of a parameter; a former name is the end of the dotted one ("draws", "corrector.spreads").
 RENAMED = {
@@ -99,10 +105,13 @@ class TrackingHooks:
         signal.signal(signal.SIGINT, _stop)
 
     @hook_impl
-    def after_pipeline_run(self) -> None:
+    def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         self._log_results()
         tracking.close_run("FINISHED")
         self._tell_agents(None)
+        if not any(node.name == "require_pass" for node in pipeline.nodes):  # that says itself where its report is
+            for path in texts_of(pipeline, catalog):
+                log.info("written: %s", path)
 
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
@@ -127,6 +136,11 @@ class TrackingHooks:
             from ups.evaluation.records import summary
 
             tracking.log_results(*summary(read_json(metrics), read_json(verdict)), reports)
+
+
+def texts_of(pipeline: Pipeline, catalog: CatalogProtocol) -> list[Path]:
+    """The Markdown and HTML files that a pipeline writes and none of its nodes reads."""
+    return [each.path for name in sorted(pipeline.outputs()) if isinstance(each := catalog.get(name), Text)]
 
 
 def source_and_machine() -> dict[str, str]:

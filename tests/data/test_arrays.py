@@ -3,8 +3,10 @@
 import io
 import json
 import os
+import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import DataFault, StorageFault
 
 DELTA = 0.1
+NOBODY = 65534
 U, T = solve_kdv(4, 5, DELTA).astype(np.float32), DT * np.arange(5)
 
 
@@ -126,13 +129,28 @@ def test_a_changed_file_is_copied_anew(tmp_path: Path):
         assert file.attrs["delta"] == 0.5 and (file["u"][:] == 2 * U).all()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@contextmanager
+def without_rights() -> Iterator[None]:
+    """Root has the rights of others, to whom folders may be closed."""
+    users = os.getresuid()
+    if users[1] == 0:
+        os.setresuid(NOBODY, NOBODY, users[2])
+    try:
+        yield
+    finally:
+        os.setresuid(*users)
+
+
 def test_a_folder_that_is_not_writable_is_named(tmp_path: Path):
     """Without room for the copy there is one line."""
-    path = write_npz(tmp_path)
-    tmp_path.chmod(0o500)
-    with pytest.raises(StorageFault, match="named.npz: its folder is not writable, where it is copied to HDF5 once"):
-        open_data(path)
+    open_data(write_npz(tmp_path)).close()  # imports all that it needs, which others may not read
+    with tempfile.TemporaryDirectory() as folder:  # others may not enter `tmp_path`
+        path = write_npz(Path(folder))
+        path.parent.chmod(0o555)
+        message = "named.npz: its folder is not writable, where it is copied to HDF5 once"
+        with without_rights(), pytest.raises(StorageFault, match=message):
+            open_data(path)
+        path.parent.chmod(0o700)
 
 
 def test_a_zarr_that_could_run_code_is_refused(tmp_path: Path):

@@ -1,5 +1,6 @@
 import hashlib
 import os
+import resource
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -414,7 +415,6 @@ def test_endless_file_is_cut_off(server, target):
 
 def test_full_disk_keeps_what_arrived(server, target):
     """A disk that fills up is a storage fault; the bytes so far are kept and the same call goes on there."""
-    resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     url = server()
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))

@@ -88,7 +88,7 @@ def test_pdebench_families_take_own_data(tmp_path: Path):
 
 BAD_NAN = np.where(np.arange(4)[:, None, None] == 2, np.nan, U)
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no definition": ({"family": "kdv"}, "no family is called 'kdv', did you mean"),
+    "no definition": ({"family": "kdv"}, "no family is called 'kdv'; known: advection_1d, "),
     "array without a name": ({"arrays": U}, "expected arrays by name"),
     "other name of a field": ({"arrays": {"v": U}}, "'u' is missing, 'v' is unknown; expected u"),
     "one trajectory": ({"arrays": {"u": U[0]}}, r"\(5, 32\), expected the axes \(trajectory, snapshot, x\)"),

@@ -16,8 +16,6 @@ GRIDS = {1: (16,), 2: (8, 8), 3: (8, 8, 8)}
 
 def settings(kind: str, num_dims: int = 1, *, steady: bool = False, periodic: bool = True) -> dict:
     """Two fields in and out on a small grid."""
-    if kind == "fno":
-        pytest.importorskip("neuralop")
     grid = GRIDS[num_dims]
     return {
         "kind": kind,

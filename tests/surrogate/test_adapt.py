@@ -19,7 +19,7 @@ WRONG = {
         "advection_1d",
         values(3, 4, 8),
         {"bet": 1.0},
-        "advection_1d has no parameter 'bet': did you mean beta",
+        "advection_1d has no parameter 'bet', did you mean beta",
     ),
     "missing": ("advection_1d", values(3, 4, 8), {}, "beta of advection_1d is missing"),
     "shape": (

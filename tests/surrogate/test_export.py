@@ -54,12 +54,6 @@ def run_onnx(path: Path, *inputs: Tensor) -> Tensor:
     return torch.from_numpy(output)
 
 
-def needs_onnx() -> None:
-    """Skip a test without the packages of the extra `export`."""
-    for name in export_module.EXTRA:
-        pytest.importorskip(name)
-
-
 @pytest.mark.parametrize("family", ALL)
 def test_a_program_of_torch_predicts_the_same(family: str, tmp_path: Path):
     """For batches of any size, and without a trace of the export left in the model."""
@@ -73,7 +67,6 @@ def test_a_program_of_torch_predicts_the_same(family: str, tmp_path: Path):
 @pytest.mark.parametrize("family", ALL)
 def test_an_onnx_graph_predicts_the_same(family: str, tmp_path: Path):
     """In onnxruntime, for batches of any size; the file says what it is."""
-    needs_onnx()
     import onnx
 
     model, path = tiny_model(family), tmp_path / "model.onnx"

@@ -77,9 +77,9 @@ TIME = {
 }
 PARAMETERS = {
     "missing": ("burgers_1d", U, STEPS, "nu of burgers_1d is missing: give it by name, as nu=..."),
-    "misspelt": ("burgers_1d", U, STEPS | {"nuu": 0.1}, r"burgers_1d has no parameter 'nuu': did you mean nu\?"),
-    "unknown": ("burgers_1d", U, STEPS | {"rho": 0.1}, "burgers_1d has no parameter 'rho': it has nu"),
-    "of none": ("diffusion_reaction_2d", TWO, STEPS | {"nu": 0.1}, "has no parameter 'nu': it has none"),
+    "misspelt": ("burgers_1d", U, STEPS | {"nuu": 0.1}, r"burgers_1d has no parameter 'nuu', did you mean nu\?"),
+    "unknown": ("burgers_1d", U, STEPS | {"rho": 0.1}, "burgers_1d has no parameter 'rho'; known: nu"),
+    "of none": ("diffusion_reaction_2d", TWO, STEPS | {"nu": 0.1}, "has no parameter 'nu'; known: none"),
     "nothing": ("burgers_1d", U, STEPS | {"nu": None}, "nu must hold real numbers, not object"),
     "text": ("burgers_1d", U, STEPS | {"nu": "0.1"}, "nu must hold real numbers, not <U3"),
     "complex": ("burgers_1d", U, STEPS | {"nu": 1j}, "nu must hold real numbers, not complex128"),

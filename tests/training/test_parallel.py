@@ -21,12 +21,14 @@ StepResult = Callable[[int, str], list[Any]]
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> StepResult:
-    """`outcome(world_size, check)` is what the check returned on each rank."""
+    """`outcome(world_size, check)` is what the check returned on each rank; one that failed ends all ranks."""
     results: dict[int, list[dict[str, Any]]] = {}
 
     def of(world_size: int, check: str) -> list[Any]:
         if world_size not in results:
             results[world_size] = _run(world_size, tmp_path_factory.mktemp("ranks"))
+        missing = [rank for rank, result in enumerate(results[world_size]) if check not in result]
+        assert not missing, f"ranks {missing} ended at or before {check!r}: their tracebacks are among the output"
         return [result[check] for result in results[world_size]]
 
     return of

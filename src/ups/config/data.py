@@ -1,6 +1,5 @@
 """Parameters of the data: source of the raw files, splits, storage of latents."""
 
-import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from ups.config.sections import Fraction, Section, Seed, section_of
 from ups.data import families
 from ups.data.pdebench import FAMILIES
 from ups.data.published import ALIASES, check_address, shown
-from ups.errors import ConfigFault
+from ups.errors import ConfigFault, nearest
 
 FamilyName = Literal[tuple(FAMILIES)]  # type: ignore[valid-type]
 SourceName = Literal[(*FAMILIES, *ALIASES)]  # type: ignore[valid-type]
@@ -138,8 +137,7 @@ class SubsampleConfig(Section):
     def _expect_families(cls, section: Any) -> Any:
         for name in section if isinstance(section, dict) else ():
             if name != "default" and name not in FAMILIES:
-                near = difflib.get_close_matches(str(name), ["default", *FAMILIES], 1)
-                remedy = f", did you mean {near[0]}?" if near else "; define the family in families.yml"
+                remedy = f"{nearest(str(name), ['default', *FAMILIES])} (others are defined in families.yml)"
                 raise ValueError(f"unknown parameter subsample.{name}{remedy}")
         return section
 

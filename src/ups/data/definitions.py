@@ -1,12 +1,11 @@
 """Names that the definition of a family may have, and what can be wrong with a definition."""
 
-import difflib
 import keyword
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ups.errors import ConfigFault
+from ups.errors import ConfigFault, nearest
 
 if TYPE_CHECKING:
     from ups.data.families import Family
@@ -106,8 +105,7 @@ def validated(kind: type["Family"], text: str, place: str) -> "Family":
 def _explain(problem: dict[str, Any], known: list[str]) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "unexpected_keyword_argument":
-        near = difflib.get_close_matches(key, known, 1)
-        return f"unknown key {key}" + (f", did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")
+        return f"unknown key {key}{nearest(key, known)}"
     if problem["type"].startswith("missing"):
         return f"{key} is missing"
     message = problem["msg"].removeprefix("Value error, ")

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from ups.data.normalization import check_slab, read_slabs
 from ups.data.pdebench import FAMILIES
 from ups.data.recognition import family_of
 from ups.data.trajectories import TrajectoryReader, describe_file, read_parameter
-from ups.errors import ConfigFault, DataFault
+from ups.errors import ConfigFault, DataFault, nearest
 from ups.files import NAME, publish
 
 T = TypeVar("T")
@@ -75,8 +74,8 @@ def write_dataset(
 
 def _known_family(name: str) -> Family:
     if name not in FAMILIES:
-        near = get_close_matches(name, FAMILIES, 1, cutoff=0.0)[0]
-        raise ConfigFault(f"no family is called {name!r}, did you mean {near}? A new one is ups.Family({name!r}, ...)")
+        remedy = f"{nearest(name, FAMILIES)} (a new one is ups.Family({name!r}, ...))"
+        raise ConfigFault(f"no family is called {name!r}{remedy}")
     return FAMILIES[name]
 
 

@@ -1,7 +1,6 @@
 """The table of all published PDEBench files, searched by name, family or former task name, and what may be fetched."""
 
 import csv
-import difflib
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ups.data.pdebench import FAMILIES
-from ups.errors import ConfigFault, DataFault, printable
+from ups.errors import ConfigFault, DataFault, nearest, printable
 
 TABLE = Path(__file__).with_name("pdebench_files.csv")
 OUTDATED_TABLE = Path(__file__).with_name("pdebench_outdated.csv")
@@ -127,17 +126,14 @@ def find_file(name: str) -> PublishedFile:
             _refuse(f"file id {match[1]}", family, ConfigFault)
         if named := next((file.name for file in registry.values() if file.url.endswith(f"/{match[1]}")), None):
             raise ConfigFault(f"download.files takes names: write {named} for {name!r}")
-    near = difflib.get_close_matches(name, registry, n=3) or [*list(registry)[:3], "..."]
-    raise ConfigFault(f"unknown file {name!r} in download.files; close to it: {', '.join(near)}")
+    raise ConfigFault(f"unknown file {name!r} in download.files{nearest(name, registry)}")
 
 
 def find_family_files(name: str) -> list[PublishedFile]:
     """Files of a family, or of a former task name (`ALIASES`), without copies of the same bytes."""
     family, pattern = ALIASES.get(name, (name, r".*"))
     if family not in FAMILIES:
-        known = [*FAMILIES, *ALIASES]
-        near = difflib.get_close_matches(name, known, n=3) or known
-        raise ConfigFault(f"unknown family {name!r} in download.families; close to it: {', '.join(near)}")
+        raise ConfigFault(f"unknown family {name!r} in download.families{nearest(name, FAMILIES)}")
     files = [file for file in read_published_files().values() if file.family == family and file.copy_of is None]
     return [file for file in files if re.fullmatch(pattern, file.name)]
 

@@ -118,9 +118,10 @@ def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:
                 short = config.section(kind, family, round(config.trial_share * allowed), rate)
                 trials[rate] = _validated(short, inputs, launch, data_root)
             best = min(trials, key=lambda rate: trials[rate])
-            log.info("%s of %s: learning rate %g of %s", kind, family, best, trials)
+            losses = ", ".join(f"{loss:.3g} with {rate:g}" for rate, loss in trials.items())
+            log.info("%s of %s: validation loss %s", kind, family, losses)
             section = config.section(kind, family, round(allowed), best)
-            receipts[family] = train_stage("baseline", section, inputs, launch, data_root) | {"learning_rate": best}
+            receipts[family] = _train(section, inputs, launch, data_root) | {"learning_rate": best}
         return receipts
 
     train.__name__ = f"train_{kind}"
@@ -143,10 +144,15 @@ def next_rate(trials: dict[float, float], config: BaselinesConfig) -> float | No
     return float(f"{best * best / inner:.2g}")
 
 
+def _train(section: BaselineConfig, inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> Receipt:
+    log.info("%s of %s: learning rate %g", section.kind, section.family, section.learning_rate)
+    return train_stage("baseline", section, inputs, launch, data_root)
+
+
 def _validated(section: BaselineConfig, inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> float:
     """The validation loss after a trial; infinite if the training diverged."""
     try:
-        trial = train_stage("baseline", section, inputs, launch, data_root)
+        trial = _train(section, inputs, launch, data_root)
     except Diverged as fault:
         log.warning("%s of %s: learning rate %g: %s", section.kind, section.family, section.learning_rate, fault)
         return math.inf

@@ -1,6 +1,5 @@
 """What the caller asks for, checked against what the models were trained on: family, grid, time step, parameters."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ups.data.families import Dataset, Family, base_of, condition_features
 from ups.data.pdebench import FAMILIES
-from ups.errors import ConfigFault
+from ups.errors import SIMILARITY, ConfigFault, most_similar, nearest
 from ups.models.sizes import Domain
 from ups.surrogate.arrays import (
     Array,
@@ -114,8 +113,8 @@ def find_family(name: str, cards: Mapping[str, FamilyCard], given: Array | None)
         return fitting[0]
     if variants:
         raise ConfigFault(f"there are several models of {name}: choose {' or '.join(fitting or variants)}")
-    near = difflib.get_close_matches(str(name), cards, 1, 0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    near = most_similar(str(name), cards, SIMILARITY)
+    hint = f"; did you mean {near}?" if near else ""
     raise ConfigFault(f"the model was not trained on {name!r}, only on {', '.join(cards)}{hint}")
 
 
@@ -172,10 +171,7 @@ def check_arguments(family: Family, arguments: dict[str, Any]) -> None:
     needed = (*family.parameters, *family.coefficients)
     for name in arguments:
         if name not in needed:
-            near = difflib.get_close_matches(name, needed, 1, 0.5)
-            known = f"it has {', '.join(needed)}" if needed else "it has none"
-            hint = f"did you mean {near[0]}?" if near else known
-            raise ConfigFault(f"{family.name} has no parameter {name!r}: {hint}")
+            raise ConfigFault(f"{family.name} has no parameter {name!r}{nearest(name, needed)}")
     if missing := [name for name in needed if name not in arguments]:
         raise ConfigFault(f"{', '.join(missing)} of {family.name} is missing: give it by name, as {missing[0]}=...")
 
