@@ -42,7 +42,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"(kedro run|ups|make)( |$)")
 OPTIONS = re.compile(r"--(env|pipeline|params|nodes|from-nodes) |[a-z_]+(\.\w+)+=")  # parts of a `kedro run`
 PLACEHOLDERS = {"N": "2", "HOST:PORT": "host:29500", "NAME": "sample"}
-FILES = (".html", ".json", ".md", ".yml", ".csv", ".pt2", ".onnx")
+FILES = (".html", ".json", ".md", ".yml", ".csv", ".pt2", ".onnx", ".svg")
 
 
 def written(text: str) -> tuple[list[str], list[str]]:
