@@ -31,7 +31,7 @@ PUBLISHED = Path("data/published")
 TEXTS = {"README.md": "readme.md", "SECURITY.md": "security.md", f"{PUBLISHED}/README.md": "results.md"}
 INTRODUCTION = """# Parameters
 
-`--params operator.steps=8000` sets a parameter for one run, `parameters.yml` of an environment for all its runs.
+`--params operator.steps=16000` sets a parameter for one run, `parameters.yml` of an environment for all its runs.
 Unknown names and impossible values end a run before any work, with one line."""
 LOCAL_LINK = re.compile(r"\]\((?!https?:|#|data:)([^)\s#]+)(?:#[^)\s]*)?\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
