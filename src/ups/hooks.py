@@ -22,7 +22,7 @@ from ups.config import Parameters, families_of, fields_at, masked, masked_value
 from ups.data.pdebench import FAMILIES
 from ups.datasets import Text
 from ups.errors import ConfigFault, Fault, GateFailed, OutOfMemory, Preempted, StorageFault, nearest
-from ups.files import REMEDY, UNUSABLE, read_json, storage_faults
+from ups.files import REMEDY, UNUSABLE, from_here, read_json, storage_faults
 from ups.runs import tracking
 from ups.runs.machine import describe_machine, refuse_under_torchrun
 from ups.runs.torchrun import is_watching, stop_requested
@@ -106,7 +106,7 @@ class TrackingHooks:
         tracking.close_run("FINISHED")
         if not any(node.name == "require_pass" for node in pipeline.nodes):  # that says itself where its report is
             for path in texts_of(pipeline, catalog):
-                log.info("written: %s", path)
+                log.info("written: %s", from_here(path))
 
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
