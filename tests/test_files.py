@@ -12,7 +12,7 @@ import pytest
 
 from ups import files
 from ups.errors import DataFault, StorageFault
-from ups.files import digest_of, place_of, plain, private_lock, publish, read_json, read_manifest, write_json
+from ups.files import digest_of, from_here, place_of, plain, private_lock, publish, read_json, read_manifest, write_json
 from ups.models.weights import load
 
 
@@ -185,3 +185,10 @@ def test_manifests_are_checked(tmp_path: Path, content: object):
     write_json(tmp_path / "weights.pt.json", content)
     with pytest.raises(DataFault, match="is not the manifest of weights.pt; delete it and run again"):
         read_manifest(tmp_path / "weights.pt")
+
+
+def test_paths_are_shown_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A path below it is short; any other is whole."""
+    monkeypatch.chdir(tmp_path)
+    assert from_here(tmp_path / "data" / "report.html") == Path("data/report.html")
+    assert from_here(tmp_path.parent / "report.html") == tmp_path.parent / "report.html"

@@ -15,7 +15,8 @@ from kedro.pipeline import Pipeline, node
 
 from ups.datasets import Records, Text
 from ups.errors import DataFault, Preempted
-from ups.hooks import FaultExit, TrackingHooks, data_parameters, texts_of
+from ups.files import write_json
+from ups.hooks import FaultExit, TrackingHooks, check_inputs, data_parameters, texts_of
 from ups.runs import tracking
 from ups.session import ConfigLoader
 from ups.settings import CONFIG_LOADER_ARGS
@@ -248,3 +249,11 @@ def test_a_run_says_which_texts_it_has_written(tmp_path: Path):
     catalog = DataCatalog(texts | {"scores": Records(filepath=str(tmp_path / "scores.json"))})
     steps = [node(lambda: 1, None, ["draft", "scores"], name="first"), node(len, "draft", "final", name="last")]
     assert texts_of(Pipeline(steps), catalog) == [tmp_path / "final.md"]
+
+
+def test_runs_to_compare_with_are_looked_up_first(tmp_path: Path):
+    """A data root without scores is refused before any work, not by the report at the end of it."""
+    write_json(tmp_path / "08_reporting" / "metrics.json", [])
+    check_inputs(None, [str(tmp_path)])
+    with pytest.raises(DataFault, match=r"missing/08_reporting/metrics.json does not exist: .*report.compare"):
+        check_inputs(None, [str(tmp_path), str(tmp_path / "missing")])

@@ -358,8 +358,9 @@ def test_a_failed_gate_fails_the_run_last(data_root: Path, tmp_path: Path):
         ("operator.steps=many", "parameter operator.steps = 'many'"),
         ("operator.learning_rate=-1", "parameter operator.learning_rate = -1"),
         ("source=pdebench,download.families=[advektion_1d]", "advektion_1d"),
+        ("evaluation.folder=nowhere", "evaluation.folder = nowhere: there is no such folder; name one"),
     ],
-    ids=["misspelt parameter", "misspelt section", "wrong type", "wrong value", "unknown family"],
+    ids=["misspelt parameter", "misspelt section", "wrong type", "wrong value", "unknown family", "missing folder"],
 )
 def test_a_wrong_parameter_stops_before_any_work(tmp_path: Path, params: str, culprit: str):
     """A wrong parameter ends with exit code 2 and one line that names it; no run is opened, nothing is written."""

@@ -60,11 +60,12 @@ def test_strides_are_planned(tmp_path: Path):
 
 
 def test_plan_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The plan of the base configuration, nothing of which exists yet, has a row per dataset and stage."""
+    """The plan of the base configuration, nothing of which exists yet, has a row per dataset, whole name, and stage."""
     sizes = sizes_in(tmp_path / "01_raw", source="simulate")
     result, text = shown(sizes, tmp_path, monkeypatch)
     assert len(sizes["sizes"]) == 11 and all(size["missing_bytes"] > 0 for size in sizes["sizes"])
     assert all(len(line) <= 80 for line in text.splitlines()) and "128 x 21" in text and "16x16x16" in text
+    assert all(size["name"] in text for size in sizes["sizes"])
     assert list(result["stages"]) == ["codec", "operator", "steady", "diffusion", "consistency"]
     assert text.count("not known") == 10 and not (tmp_path / "01_raw").exists()
 

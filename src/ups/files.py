@@ -181,6 +181,12 @@ def is_digest(value: Any) -> bool:
     return isinstance(value, str) and DIGEST.fullmatch(value) is not None
 
 
+def from_here(path: Path) -> Path:
+    """The path from the working folder, if it lies below it: short enough for a line of a terminal."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def place_of(root: Path, receipt: Any) -> Path:
     """The folder below `root` that a receipt names in `path`.
 

@@ -22,7 +22,7 @@ from ups.config import LaunchConfig, Parameters, families_of, fields_at, masked,
 from ups.data.pdebench import FAMILIES
 from ups.datasets import Text
 from ups.errors import ConfigFault, Fault, GateFailed, OutOfMemory, Preempted, StorageFault, nearest
-from ups.files import REMEDY, UNUSABLE, read_json, storage_faults
+from ups.files import REMEDY, UNUSABLE, from_here, read_json, storage_faults
 from ups.runs import tracking
 from ups.runs.agent import FirstNode
 from ups.runs.machine import describe_machine, refuse_under_torchrun
@@ -64,6 +64,7 @@ class ParameterHooks:
                 FAMILIES.read(context.project_path / parameters["data_root"])
             check_parameters(parameters)
             check_data_root(parameters["data_root"], context.config_loader["catalog"])
+            check_inputs(parameters["evaluation"]["folder"], parameters["report"]["compare"])
         except Fault as fault:
             raise FaultExit(fault) from None
         context.config_loader["parameters"] = parameters | places(parameters, context.project_path)
@@ -111,7 +112,7 @@ class TrackingHooks:
         self._tell_agents(None)
         if not any(node.name == "require_pass" for node in pipeline.nodes):  # that says itself where its report is
             for path in texts_of(pipeline, catalog):
-                log.info("written: %s", path)
+                log.info("written: %s", from_here(path))
 
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
@@ -226,6 +227,22 @@ def check_data_root(data_root: str, catalog: dict[str, Any]) -> None:
             f"data_root = {data_root} does not reach the catalog, which has {used}: set it by --params "
             f"data_root={data_root}, or in globals.yml of the environment, not in its parameters"
         )
+
+
+def check_inputs(folder: str | None, compared: list[str]) -> None:
+    """Check what a run reads last: the files of `evaluation.folder`, and the scores of the runs in `report.compare`.
+
+    Raises:
+        ConfigFault: there is no such folder.
+        DataFault: a run has no scores.
+    """
+    if folder is not None and not Path(folder).is_dir():
+        raise ConfigFault(f"evaluation.folder = {folder}: there is no such folder; name one with files to score")
+    if compared:
+        from ups.evaluation.report import scores_of
+
+        for root in compared:
+            scores_of(Path(root))
 
 
 def _explain(problem: dict[str, Any]) -> str:

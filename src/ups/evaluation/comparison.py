@@ -126,7 +126,7 @@ def draw_comparison(errors: Errors, titles: dict[str, str]) -> Figure:
         panel.grid(axis="y", which="both", color="#e4e4e4", linewidth=0.6)
         tidy(panel)
     log_axes(panels, np.array([value for (_, method, _), value in errors.items() if method in methods]), 0.0)
-    labels = [wrapped(titles[name].replace(" = ", "\u00a0=\u00a0"), LABEL_CHARACTERS) for name in datasets]
+    labels = [wrapped(titles[name], LABEL_CHARACTERS) for name in datasets]
     panels[-1].set_xticks(range(len(datasets)), labels, fontsize=SMALL)
     common_legend(figure, "test split; squares: baselines, circles: ours")
     return figure

@@ -35,7 +35,7 @@ from ups.evaluation.figures import (
     symmetric_limits,
 )
 from ups.evaluation.predictions import plain_method
-from ups.evaluation.report_tables import ReportTable, Scores
+from ups.evaluation.report_tables import Scores
 from ups.evaluation.styles import svg
 from ups.evaluation.tables import STRONG, number
 from ups.files import place_of, read_json
@@ -100,7 +100,8 @@ def render(results: Results, advance: Callable[[int], None]) -> str:
         tables.record_rows([*results.metrics, *results.baseline_metrics]),
     ]
     if results.others:
-        further.insert(0, _runs(results, scores, titles))
+        runs = {"this run": scores} | {str(root): scores_of(root) for root in results.others}
+        further.insert(0, tables.run_rows(runs, titles))
     return environment.get_template("report.html.jinja").render(
         overview=overview,
         names=names,
@@ -250,19 +251,16 @@ def _resource(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-def _runs(results: Results, scores: Scores, titles: dict[str, str]) -> ReportTable:
-    """This run beside those of other data roots.
+def scores_of(root: Path) -> Scores:
+    """The scores of the run in a data root.
 
     Raises:
-        DataFault: a data root has no scores.
+        DataFault: it has none.
     """
-    runs = {"this run": scores}
-    for root in results.others:
-        path = root / "08_reporting" / "metrics.json"
-        if not path.is_file():
-            raise DataFault(f"{path} does not exist: name data roots of finished runs in report.compare")
-        runs[str(root)] = Scores(read_json(path), [])
-    return tables.run_rows(runs, titles)
+    path = root / "08_reporting" / "metrics.json"
+    if not path.is_file():
+        raise DataFault(f"{path} does not exist: name data roots of finished runs in report.compare")
+    return Scores(read_json(path), [])
 
 
 def _limits(results: Results, scores: Scores, titles: dict[str, str]) -> Iterator[str]:

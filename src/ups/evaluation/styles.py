@@ -38,6 +38,7 @@ DASHES = {  # on and off, in line widths; methods without an entry have a solid 
 GRID = "#80808050"
 SMALL, NORMAL = 8, 9  # font sizes in points
 DPI = 110
+KEPT = "\u00a0=\u00a0"  # an equals sign between spaces at which no line is broken
 
 
 def colour_of(method: str) -> str:
@@ -104,10 +105,10 @@ def positive(values: np.ndarray) -> np.ndarray:
 
 
 def wrapped(words: str, width: int) -> str:
-    """Words in lines of at most `width` characters; names are broken after an underscore."""
-    return "\n".join(
-        line for text in words.split("\n") for line in textwrap.wrap(text.replace("_", "_ "), width)
-    ).replace("_ ", "_")
+    """Words in lines of at most `width` characters; names are broken after an underscore, "nu = 0.01" is not."""
+    breakable = words.replace("_", "_ ").replace(" = ", KEPT)
+    lines = [line for text in breakable.split("\n") for line in textwrap.wrap(text, width)]
+    return "\n".join(lines).replace("_ ", "_").replace(KEPT, " = ")
 
 
 def png(figure: Figure) -> bytes:

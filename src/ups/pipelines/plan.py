@@ -9,6 +9,7 @@ from typing import Any
 from kedro.pipeline import Pipeline
 from rich import box, get_console
 from rich.table import Table
+from rich.text import Text
 
 from ups.config import (
     CodecConfig,
@@ -48,6 +49,7 @@ from ups.runs.stage_cache import Receipt
 log = logging.getLogger(__name__)
 
 SHARDS = "04_feature/latents/*/*.zarr/*/c/*/*/0/0"
+NAME_WIDTH, WIDTHS = 30, (15, 13, 10, 10)  # of the lines of sizes, together at most 80
 STAGES = ("codec", "operator", "steady", "diffusion", "consistency")
 # Options that do not change how long a training step takes.
 ANY_LENGTH = ("steps", "warmup_steps", "seed", "learning_rate", "validate_every", "log_every", "patience")
@@ -118,7 +120,7 @@ def show_plan(
     for stage, section in sections.items():
         rate = seconds_per_step(data_root / "06_models" / stage, section, launch, where)
         stages[stage] = {"steps": section.steps, "seconds_per_step": rate}
-    get_console().print(_table_of_sizes(datasets), _table_of_stages(stages))
+    get_console().print(_lines_of_sizes(datasets), _table_of_stages(stages))
     for name in sizes["unknown"]:
         log.warning("%s is left out of this plan: its sizes are known only after the download", name)
     if datasets:
@@ -185,19 +187,24 @@ def _expect_room(sizes: list[Size], launch: LaunchConfig, raw: Path, data_root: 
     log.info("memory: at most %s per process; one snapshot needs up to %s", readable(budget), readable(largest))
 
 
-def _table_of_sizes(sizes: list[Size]) -> Table:
-    shown = Table(title="Data that is used; raw: size of the whole files", title_justify="left", box=box.SIMPLE_HEAD)
-    shown.add_column("dataset", overflow="fold")
-    for name in ("trajectories\nx snapshots", "grid", "raw", "latents"):
-        shown.add_column(name, justify="right", no_wrap=True)
+def _lines_of_sizes(sizes: list[Size]) -> Text:
+    """A line per dataset; a long name has a line of its own, because tables of rich would break it."""
+    shown = Text().append("Data that is used; raw: size of the whole files\n", style="italic")
+    shown.append(_line("", ("trajectories", "", "", "")), style="bold")
+    shown.append(_line("dataset", ("x snapshots", "grid", "raw", "latents")), style="bold")
     for size in sizes:
         counts = f"{size.num_trajectories} x {size.num_snapshots}"
-        sizes_of_bytes = (readable(size.raw_bytes), readable(size.latent_bytes))
-        shown.add_row(size.name, counts, "x".join(map(str, size.grid)), *sizes_of_bytes)
+        bytes_used = (readable(size.raw_bytes), readable(size.latent_bytes))
+        shown.append(_line(size.name, (counts, "x".join(map(str, size.grid)), *bytes_used)))
     raw, latents = sum(size.raw_bytes for size in sizes), sum(size.latent_bytes for size in sizes)
-    shown.add_section()
-    shown.add_row("all", "", "", readable(raw), readable(latents))
+    shown.append(_line("all", ("", "", readable(raw), readable(latents))))
+    shown.no_wrap, shown.overflow = True, "ignore"
     return shown
+
+
+def _line(name: str, cells: tuple[str, ...]) -> str:
+    numbers = "".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
+    return f"{name}\n{'':{NAME_WIDTH}}{numbers}\n" if len(name) > NAME_WIDTH else f"{name:<{NAME_WIDTH}}{numbers}\n"
 
 
 def _table_of_stages(stages: dict[str, dict[str, Any]]) -> Table:

@@ -12,7 +12,7 @@ from ups.config import EvaluationConfig, JudgeConfig, LaunchConfig, ReportConfig
 from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.errors import GateFailed
-from ups.files import place_of
+from ups.files import from_here, place_of
 from ups.pipelines import STAGES, step
 from ups.runs.machine import describe_machine, device
 from ups.runs.progress import ProgressBar
@@ -167,7 +167,7 @@ def require_pass(
     num_gates = len(verdict["gates"])
     held = num_gates - len(missed)
     log.info("passed; datasets: %s; %d of %d gates hold; figures: %d", summary, held, num_gates, len(figures))
-    log.info("report, %.1f MB: %s", len(report) / 1e6, page)
+    log.info("report, %.1f MB: %s", len(report) / 1e6, from_here(page))
 
 
 def some_of(reasons: list[str]) -> str:
