@@ -270,7 +270,7 @@ def _limits(results: Results, scores: Scores, titles: dict[str, str]) -> Iterato
         "training, from other initial conditions. Nothing is said of others, nor of longer rollouts."
         if results.folder is None
         else "The scores hold for these files, whose parameters, grids and times may be others than those of training. "
-        "Nothing is said of longer rollouts. Correctors are shown as they were chosen on the data of training."
+        "Nothing is said of longer rollouts. Correctors take part with `evaluation.folder_correctors=true` alone."
     )
     yield (
         "Intervals resample the trajectories that were scored; data, split and training were not repeated. "
