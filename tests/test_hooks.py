@@ -4,6 +4,7 @@ import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from kedro.io import DataCatalog, DatasetError
 from kedro.pipeline import Pipeline, node
 
 from ups.datasets import Records, Text
-from ups.errors import DataFault, Preempted
+from ups.errors import DataFault, Fault, Preempted
 from ups.files import write_json
 from ups.hooks import FaultExit, TrackingHooks, check_inputs, data_parameters, texts_of
 from ups.runs import tracking
@@ -58,6 +59,24 @@ def test_a_full_disk_is_no_defect(name: str | None, monkeypatch: pytest.MonkeyPa
         ending = end(error, monkeypatch)
         assert ending.exit_code == 6
         assert ending.message.startswith(f"FAULT 6 storage: {name or 'a file'}: No space left on device; ")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(DataFault("gone"), (DataFault, "gone")), (KeyError("x"), (Fault, "KeyError: 'x' (test_hooks.py:"))],
+)
+def test_agents_learn_how_a_run_ends(
+    error: Exception, told: tuple[type[Fault], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """With several nodes the fault that ends a command is announced to their agents, its end without one as well."""
+    monkeypatch.setattr(tracking, "close_run", lambda _: None)
+    hooks, closed = TrackingHooks(), []
+    hooks._first_node = SimpleNamespace(close=closed.append)
+    with pytest.raises(FaultExit):
+        hooks.on_pipeline_error(raised(error))
+    hooks._data_root = tmp_path
+    hooks.after_pipeline_run()
+    assert type(closed[0]) is told[0] and told[1] in str(closed[0]) and closed[1] is None
 
 
 def refuse(_: int) -> None:

@@ -340,6 +340,28 @@ def test_two_nodes(root: Path, undisturbed: Undisturbed):
     assert_same_training(folder, undisturbed(2))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_agent_that_is_started_again(root: Path, undisturbed: Undisturbed, inject: Inject, number: signal.Signals):
+    """R37: an agent ends with code 75 at Ctrl-C, and leaves nothing when it is killed; its successor goes on."""
+    inject(SLOW + ",slow:rank1:step10")
+    with free_port() as port:
+        launch = {"num_nodes": 2, "num_processes": 1, "rendezvous": f"127.0.0.1:{port}"}
+    first = FirstNode(root, launched(**launch))
+    agents = [start_agent(root, OMP_NUM_THREADS="1")]
+
+    def replace() -> None:
+        agents[0].send_signal(number)
+        agents[0].wait(SECONDS_TO_VANISH)
+        agents.append(start_agent(root, OMP_NUM_THREADS="1"))
+
+    with at_most(2 * SECONDS_PER_JOB), meanwhile(in_slow_step(root), replace):
+        folder = train(root, launch=launch)
+    first.close(None)
+    assert [finish(agent)[0] for agent in agents] == [75 if number == signal.SIGINT else -number, 0]
+    assert_same_training(folder, undisturbed(2))
+    assert len(status_of(root)["restarts"]) == 1
+
+
 def test_a_node_that_does_not_come(root: Path):
     """R37: a node that is waited for in vain ends the job with code 9 within the time-out."""
     with free_port() as port:

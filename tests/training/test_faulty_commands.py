@@ -20,6 +20,7 @@ from tests.training.jobs import (
     has_reached,
     lines_of,
     processes_of,
+    start_agent,
     start_kedro,
     status_of,
     wait_until,
@@ -76,6 +77,21 @@ def test_a_killed_command(root: Path, start: Callable[..., Kedro], expected: Pat
     assert finish(start()) == (0, "")
     assert_same_training(folder_of(root), expected)
     assert status_of(root)["resumed_at_step"] == 8
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_first_node_that_is_stopped(root: Path, start: Callable[..., Kedro], expected: Path, number: signal.Signals):
+    """R37: an agent outlives a killed or interrupted `kedro run`, joins the same command again and ends with it."""
+    with free_port() as port:
+        nodes = ("launch.num_processes=1", "launch.num_nodes=2", f"launch.rendezvous=127.0.0.1:{port}")
+    process, agent = start(root, *nodes, **SLOW), start_agent(root, OMP_NUM_THREADS="1", **SLOW)
+    assert in_slow_step(root)
+    process.send_signal(number)
+    assert finish(process)[0] == (75 if number == signal.SIGTERM else -number)
+    assert finish(start(root, *nodes)) == (0, "")
+    code, told = finish(agent)
+    assert code == 0 and told.count("operator: joined") == 2, told
+    assert_same_training(folder_of(root), expected)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
