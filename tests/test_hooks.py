@@ -75,7 +75,7 @@ def test_agents_learn_how_a_run_ends(
     with pytest.raises(FaultExit):
         hooks.on_pipeline_error(raised(error))
     hooks._data_root = tmp_path
-    hooks.after_pipeline_run()
+    hooks.after_pipeline_run(Pipeline([]), DataCatalog())
     assert type(closed[0]) is told[0] and told[1] in str(closed[0]) and closed[1] is None
 
 
