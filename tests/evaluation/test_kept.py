@@ -14,7 +14,7 @@ from tests.evaluation.test_external import CORRECTOR, LAUNCH, config, stages
 from tests.untrained import receipt
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader, inspect_file
-from ups.errors import DataFault
+from ups.errors import ConfigFault, DataFault
 from ups.evaluation.external import score_predictions
 from ups.evaluation.predictions import Compute
 from ups.pipelines.evaluation import evaluate
@@ -42,6 +42,12 @@ def error_of(records: list[dict[str, Any]]) -> dict[str, Any]:
     """The only record of this metric."""
     (record,) = (record for record in records if record["metric"] == "nRMSE")
     return record
+
+
+def test_the_family_is_said_once(tmp_path: Path):
+    """A data root knows the family of its files: naming another one beside it is refused before a file is read."""
+    with pytest.raises(ConfigFault, match=f"{tmp_path} knows the family of waves.hdf5"):
+        score(tmp_path / "absent.npz", tmp_path / "waves.hdf5", family="burgers_1d", test_split_of=tmp_path)
 
 
 def test_records_of_kept_rollouts_are_those_of_the_evaluation(trained: Path, evaluated: tuple):

@@ -20,6 +20,7 @@ from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
 from ups.data.trajectories import TrajectoryReader
+from ups.errors import ConfigFault
 from ups.evaluation.entries import Described, scored_trajectories
 from ups.evaluation.kept import Origin
 from ups.evaluation.predictions import Batch, Compute, Predicted, Slab, plain_method
@@ -127,9 +128,12 @@ def score_predictions(
         `scored_trajectories`) and `records`, as in metrics.json.
 
     Raises:
+        ConfigFault: both `family` and `test_split_of` are given.
         DataFault: a file is damaged, or the predictions have other shapes than the truth; or `truth` is no file of
             `test_split_of`.
     """
+    if family is not None and test_split_of is not None:
+        raise ConfigFault(f"{test_split_of} knows the family of {truth.name}: leave out --family")
     if test_split_of is None:
         dataset = Dataset.from_json(inspect("describe_file", path=truth, family=family))
         indices = list(range(dataset.num_trajectories))
