@@ -61,6 +61,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     made = {f"{name}.md": notebook_page(name) for name in NOTEBOOKS} | {"parameters.md": parameters_page()}
     made |= {page: text_page(Path(source)) for source, page in TEXTS.items()}
     made["results.md"] += published_tables()
+    made |= {path.name: path.read_text(encoding="utf-8") for path in (ROOT / PUBLISHED).glob("*/*.svg")}
     made["pygments.css"] = HtmlFormatter().get_style_defs(".highlight")
     return Files([*files, *(File.generated(config, name, content=text) for name, text in made.items())])
 
@@ -78,8 +79,9 @@ def text_page(source: Path) -> str:
 
     def target(found: re.Match[str]) -> str:
         place = source.parent / found[1]
-        inside = f"results.md#{place.stem}" if place.is_relative_to(PUBLISHED) else None
-        page = (TEXTS | {"notebooks": "quickstart.md"}).get(str(place), inside)
+        inside = place.name if place.suffix == ".svg" else f"results.md#{place.stem}"
+        known = TEXTS | {"notebooks": "quickstart.md"}
+        page = known.get(str(place), inside if place.is_relative_to(PUBLISHED) else None)
         return f"]({page or place.relative_to('notebooks').with_suffix('.md')})"
 
     return LOCAL_LINK.sub(target, (ROOT / source).read_text(encoding="utf-8"))

@@ -296,6 +296,8 @@ def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path: Path):
         text, loaded = page.read_text(encoding="utf-8"), Loaded()
         loaded.feed(text)
         assert [each for each in loaded.addresses if re.match(r"(https?:)?//", each)] == [], page
+        local = [each.partition("?")[0].lstrip("/") for each in loaded.addresses if not each.startswith("data:")]
+        assert [each for each in local if not (page.parent / each).is_file()] == [], page
         assert "arithmatex" not in text
     assert (tmp_path / "method.html").read_text(encoding="utf-8").count("<math") > 50
     for style in tmp_path.rglob("*.css"):
