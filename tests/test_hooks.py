@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from kedro.config import MissingConfigException
 from kedro.io import DataCatalog, DatasetError
 from kedro.pipeline import Pipeline, node
 
@@ -212,6 +213,14 @@ def test_files_that_are_no_configuration_are_one_line(conf: Path, tmp_path: Path
     (conf / "local" / f"{name}.yml").write_text(text.replace("MARKER", str(tmp_path / "marker")))
     assert f"{name}*.yml of base or local" in refusal(conf, key=name)
     assert not (tmp_path / "marker").exists()
+
+
+def test_plugins_may_ask_for_configuration_that_is_not_there(conf: Path):
+    """A plugin, kedro-airflow for example, goes on by Kedro's own error where nobody has written its file."""
+    patterns = {"config_patterns": {"airflow": ["airflow*"]}}
+    loader = ConfigLoader(str(conf), "local", **(CONFIG_LOADER_ARGS | patterns))
+    with pytest.raises(MissingConfigException):
+        loader["airflow"]
 
 
 def bomb(depth: int) -> str:

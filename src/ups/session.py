@@ -117,10 +117,10 @@ class ConfigLoader(OmegaConfigLoader):
         try:
             content = super().__getitem__(key)
         except MissingConfigException:
-            if key in ("globals", "credentials"):  # Kedro can do without
-                raise
             if key == "families":
                 return {}
+            if key not in ("catalog", "parameters"):  # what else Kedro and its plugins ask for, they can do without
+                raise
             raise FaultExit(ConfigFault(f"{self.conf_source}: has no {key}*.yml; restore conf/base")) from None
         except UNREADABLE as error:
             what = f"{self.conf_source}, {key}*.yml of {self.base_env} or {self.env or self.default_run_env}"
