@@ -66,7 +66,7 @@ def test_check_needs_the_definition(project: Path):
         (("check",), 2, "Missing argument 'FILE'"),
         (("chek", "a.hdf5"), 2, "No such command 'chek'"),
         (("agent", "--data-root", "none"), 3, "none is no folder of this node; mount the disk"),
-        (("agent", "--data-root", "conf", "--wait", "0"), 9, "no `kedro run` with launch.num_nodes > 1 is at work in"),
+        (("agent", "--data-root", "conf", "--wait", "0"), 9, "no `kedro run` with launch.num_nodes > 1 works in"),
     ],
 )
 def test_mistakes_are_one_line(project: Path, arguments: tuple[str, ...], code: int, message: str):

@@ -15,8 +15,9 @@ from kedro.config import MissingConfigException
 from kedro.io import DataCatalog, DatasetError
 from kedro.pipeline import Pipeline, node
 
+from tests.training.jobs import launched
 from ups.datasets import Records, Text
-from ups.errors import DataFault, Fault, Preempted
+from ups.errors import DataFault, Fault, Preempted, StorageFault
 from ups.files import write_json
 from ups.hooks import FaultExit, TrackingHooks, check_inputs, data_parameters, texts_of
 from ups.runs import tracking
@@ -78,6 +79,30 @@ def test_agents_learn_how_a_run_ends(
     hooks._data_root = tmp_path
     hooks.after_pipeline_run(Pipeline([]), DataCatalog())
     assert type(closed[0]) is told[0] and told[1] in str(closed[0]) and closed[1] is None
+
+
+def test_agents_that_cannot_be_told_hide_no_fault(monkeypatch: pytest.MonkeyPatch):
+    """The command ends with the exit code of its own fault where the disk of the announcement is full."""
+
+    def close(_: Fault) -> None:
+        raise StorageFault("full")
+
+    monkeypatch.setattr(tracking, "close_run", lambda _: None)
+    hooks = TrackingHooks()
+    hooks._first_node = SimpleNamespace(close=close)
+    with pytest.raises(FaultExit) as ended:
+        hooks.on_pipeline_error(raised(DataFault("gone")))
+    assert ended.value.exit_code == DataFault.exit_code
+
+
+def test_several_nodes_train_one_stage_at_a_time(tmp_path: Path):
+    """Agents follow one job: runners that start several are refused before any work."""
+    hooks = TrackingHooks()
+    launch = launched(num_nodes=2, rendezvous="127.0.0.1:29500").model_dump()
+    hooks._data_root, hooks._parameters = tmp_path, {"launch": launch}
+    with pytest.raises(FaultExit, match="leave out --runner"):
+        hooks.before_pipeline_run({"pipeline_names": None, "env": None, "runner": "ThreadRunner"})
+    assert list(tmp_path.iterdir()) == []
 
 
 def refuse(_: int) -> None:

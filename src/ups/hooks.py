@@ -1,6 +1,7 @@
 """Kedro hooks: parameters are checked before any work, a fault ends a run with one line, MLflow tracks every run."""
 
 import atexit
+import contextlib
 import logging
 import os
 import signal
@@ -93,6 +94,9 @@ class TrackingHooks:
         self._started, launch = time.time(), LaunchConfig(**self._parameters["launch"])
         try:
             if launch.num_nodes > 1:
+                if run_params["runner"] != "SequentialRunner":
+                    raise ConfigFault("several nodes train one stage at a time: leave out --runner")
+                self._tell_agents(Preempted("interrupted"))  # of an earlier run in this process
                 self._first_node = FirstNode(self._data_root, launch)
                 atexit.register(self._tell_agents, Preempted("interrupted"))
             with storage_faults(self._data_root):
@@ -100,6 +104,7 @@ class TrackingHooks:
                 FAMILIES.write(self._data_root)
                 tracking.open_run(",".join(names), self._data_root, tags, data_parameters(self._parameters))
         except Fault as fault:
+            self._tell_agents(fault)
             raise FaultExit(fault) from None
         atexit.register(tracking.close_run, "KILLED")
         signal.signal(signal.SIGTERM, _stop)
@@ -107,7 +112,11 @@ class TrackingHooks:
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        self._log_results()
+        try:
+            self._log_results()
+        except Fault as fault:
+            self._tell_agents(fault)
+            raise FaultExit(fault) from None
         tracking.close_run("FINISHED")
         self._tell_agents(None)
         if not any(node.name == "require_pass" for node in pipeline.nodes):  # that says itself where its report is
@@ -127,7 +136,8 @@ class TrackingHooks:
     def _tell_agents(self, fault: Fault | None) -> None:
         """Tell the agents of the other nodes how the run has ended."""
         if self._first_node is not None:
-            self._first_node.close(fault)
+            with contextlib.suppress(StorageFault, OSError):  # then agents miss that this node is alive
+                self._first_node.close(fault)
 
     def _log_results(self) -> None:
         """Track scores, grades and reports of a run that has written a verdict."""

@@ -20,7 +20,7 @@ from ups.files import digest_of, read_json, write_json
 from ups.runs import agent as module
 from ups.runs.agent import ANNOUNCEMENT, Agent, Announcement, FirstNode, check_rendezvous, hold, source_digest
 from ups.runs.run import Run
-from ups.runs.torchrun import JOB, NODES, Job
+from ups.runs.torchrun import JOB, NODES, Job, private_folder
 
 HOST = os.uname().nodename
 WORKER = "ups.training.worker"
@@ -115,7 +115,7 @@ def test_an_interrupted_run_is_waited_for(tmp_path: Path, serving: Future[None],
 def test_no_agent_waits_for_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """Without a run an agent says what it waits for, and ends with code 9 when its time is over."""
     caplog.set_level(logging.INFO)
-    with pytest.raises(LostWorker, match="waited 0.01 minutes: no `kedro run` with launch.num_nodes > 1 is at work"):
+    with pytest.raises(LostWorker, match="waited 0.01 minutes: no `kedro run` with launch.num_nodes > 1 works in"):
         Agent(tmp_path, wait_minutes=0.01).serve()
     assert "waiting, minute 0 of 0.01: no `kedro run`" in caplog.text and str(tmp_path) in caplog.text
 
@@ -123,12 +123,19 @@ def test_no_agent_waits_for_ever(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("ended", [True, False])
 def test_an_earlier_run_is_no_run(tmp_path: Path, job: Job, joined: list[list[str]], ended: bool):
     """What a run left that has ended, or was killed, is neither joined nor taken for the end."""
-    agent = Agent(tmp_path, wait_minutes=0.02)
-    write_json(tmp_path / NODES / ANNOUNCEMENT, asdict(announcement(ended=ended)))
+    write_json(private_folder(tmp_path / NODES) / ANNOUNCEMENT, asdict(announcement(ended=ended)))
     announce(tmp_path, job)
     with pytest.raises(LostWorker, match="no `kedro run`"):
-        agent.serve()
+        Agent(tmp_path, wait_minutes=0.02).serve()
     assert joined == []
+
+
+def test_a_run_that_ends_before_it_is_joined_ends_the_agent(tmp_path: Path):
+    """An agent that has waited for a run ends like it, however short it was."""
+    agent = Agent(tmp_path, wait_minutes=0.5)
+    run_in(tmp_path).close(GateFailed("rollouts"))
+    with pytest.raises(GateFailed, match="has failed: rollouts"):
+        agent.serve()
 
 
 def test_a_killed_run_is_missed(tmp_path: Path):

@@ -111,8 +111,10 @@ class FirstNode:
         if not self._closed.is_set():
             self._closed.set()
             kind = type(fault).__name__ if fault else None
-            write_json(self._path, asdict(replace(self._run, ended=True, fault=kind, what=str(fault or ""))))
-            self._lock.release()
+            try:
+                write_json(self._path, asdict(replace(self._run, ended=True, fault=kind, what=str(fault or ""))))
+            finally:
+                self._lock.release()
 
 
 def check_rendezvous(rendezvous: str) -> None:
@@ -163,7 +165,7 @@ class Agent:
         self._lock, self._place = hold(self._record.with_suffix(".lock"), refusal), None
         self._joined = _read(self._record, Joined) or Joined()  # by a predecessor that was killed
         self._admitted = self._left = ""  # the run that this process has joined, and its job that has ended here
-        self._touched, self._alive = 0, -math.inf  # time of the first node's last touch, and ours when we saw it
+        self._touched, self._alive = self._touch(), -math.inf  # of the first node, and when we saw a later one
         self._idle, self._told = time.monotonic(), -1  # since when there is no run, and the minute of the last line
 
     def serve(self) -> None:
@@ -174,7 +176,7 @@ class Agent:
         """
         while True:
             run = self._announced()
-            if run is not None and run.is_over and run.id == self._joined.run:
+            if run is not None and run.is_over and (run.id == self._joined.run or self._alive > -math.inf):
                 return self._end(run)
             if run is None or run.ended or time.monotonic() - self._alive > LOST_SECONDS:
                 self._wait(run)
@@ -184,21 +186,23 @@ class Agent:
                 self._join_job(run)
             time.sleep(POLL_SECONDS)
 
+    def _touch(self) -> int:
+        """Time of the first node's last touch, in its clock; 0 without an announcement."""
+        with contextlib.suppress(OSError):  # there is none, or a network disk has replaced it
+            return (self._folder / ANNOUNCEMENT).stat().st_mtime_ns
+        return 0
+
     def _announced(self) -> Announcement | None:
         """The latest announcement; that of a killed run is never touched again."""
-        run = _read(self._folder / ANNOUNCEMENT, Announcement)
-        if run is not None and (touched := (self._folder / ANNOUNCEMENT).stat().st_mtime_ns) != self._touched:
-            self._alive = time.monotonic() if self._touched else -math.inf
-            self._touched = touched
-        return run
+        touched = self._touch()  # before reading: the touch of a new run must not vouch for old content
+        if touched not in (0, self._touched):
+            self._touched, self._alive = touched, time.monotonic()
+        return _read(self._folder / ANNOUNCEMENT, Announcement)
 
     def _wait(self, run: Announcement | None) -> None:
         """Say once a minute what is waited for; raises `LostWorker` after `wait_minutes`."""
         if run is None or run.id != self._joined.run:
-            why = (
-                f"no `kedro run` with launch.num_nodes > 1 is at work in {self._root}; start it on the first node, or "
-                "see whether the nodes share this disk"
-            )
+            why = f"no `kedro run` with launch.num_nodes > 1 works in {self._root}; start it, or mount its disk here"
         else:
             why = f"the run on {run.host} {'was interrupted' if run.ended else 'is silent'}; start it there again"
         minutes = (time.monotonic() - self._idle) / 60
@@ -220,8 +224,8 @@ class Agent:
             raise ConfigFault(f"{self._host} has other source code than {run.host}; check out the same commit on both")
         if run.torch != version("torch"):
             raise ConfigFault(f"torch is {version('torch')} on {self._host}, {run.torch} on {run.host}; use the same")
-        address = socket.gethostbyname(run.rendezvous.rpartition(":")[0])
-        if run.host == self._host and not ip_address(address).is_loopback:
+        host = run.rendezvous.rpartition(":")[0]
+        if run.host == self._host and not ip_address(socket.gethostbyname(host)).is_loopback:
             raise ConfigFault(f"`kedro run` itself starts the processes of {self._host}; agents are for other nodes")
         self._place = self._free_place(run)
         self._admitted = run.id
@@ -244,8 +248,9 @@ class Agent:
             return
         folder = place_of(self._root, {"path": job.path})
         if job.id == self._joined.job:  # other nodes may wait for the processes of a predecessor
-            log.info("%s: the first node starts it again, because the agent was killed", folder.parent.name)
-            (self._folder / JOB).unlink(missing_ok=True)
+            if _read(self._folder / JOB, Job | None) == job:
+                log.info("%s: the first node starts it again, because the agent was killed", folder.parent.name)
+                (self._folder / JOB).unlink(missing_ok=True)
             return
         self._check(Run.read(folder), run)
         self._keep(Joined(run.id, job.id))
@@ -270,7 +275,7 @@ class Agent:
         write_json(self._record, asdict(joined))
 
     def _end(self, run: Announcement) -> None:
-        self._record.unlink()
+        self._record.unlink(missing_ok=True)
         if run.fault is not None:
             raise KINDS[run.fault](f"the run on {run.host} has failed: {run.what}")
         log.info("the run on %s has finished", run.host)
@@ -278,15 +283,18 @@ class Agent:
 
 def _read(path: Path, kind: Any) -> Any:
     """The content of a file that is replaced and removed while this node reads; None if there is none."""
+    damaged = False
     while True:
         try:
             return read_json(path, kind)
         except FileNotFoundError:
             return None
         except DataFault:
-            if path.exists():
+            if not path.exists():
+                return None
+            if damaged:
                 raise
-            return None
+            damaged = True  # or it has just appeared: read once more
         except OSError as error:
             if error.errno != errno.ESTALE:  # of a network disk: replaced
                 raise
