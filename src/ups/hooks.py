@@ -94,7 +94,7 @@ class TrackingHooks:
         self._started, launch = time.time(), LaunchConfig(**self._parameters["launch"])
         try:
             if launch.num_nodes > 1:
-                if run_params["runner"] != "SequentialRunner":
+                if any(name in run_params["runner"] for name in ("ThreadRunner", "ParallelRunner")):
                     raise ConfigFault("several nodes train one stage at a time: leave out --runner")
                 self._tell_agents(Preempted("interrupted"))  # of an earlier run in this process
                 self._first_node = FirstNode(self._data_root, launch)
