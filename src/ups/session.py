@@ -4,22 +4,19 @@ import math
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from kedro.config import MissingConfigException, OmegaConfigLoader
-from kedro.framework.cli.utils import split_string
 from kedro.framework.session import KedroSession
 from kedro.pipeline import Pipeline
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ups.commands import FaultExit
-from ups.config import LaunchConfig, SubmitConfig, families_of
-from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, nearest
-from ups.hooks import check_parameters, places
-from ups.runs.submission import Job
+
+if TYPE_CHECKING:
+    from ups.runs.submission import Job
 
 # Values that an entry of the catalog may have. A type is imported and called, and so are some arguments, such as
 # `validator` and Matplotlib's `backend`: a catalog with others could run code.
@@ -47,13 +44,21 @@ class Session(KedroSession):
         return super().run(**options)
 
 
-def job_of(project: Path, env: str, pipeline: str, params: str) -> Job:
+def job_of(project: Path, env: str, pipeline: str, params: str) -> "Job":
     """The job of `kedro run` with these options in the folder of a project; all of them are checked.
 
     Raises:
         ConfigFault: a parameter, the pipeline or the environment is wrong, or the folder is no project.
     """
+    # Every command imports this module, and this function alone needs all of these.
+    from kedro.framework.cli.utils import split_string
+    from omegaconf import OmegaConf
+
+    from ups.config import LaunchConfig, SubmitConfig, families_of
+    from ups.data.pdebench import FAMILIES
+    from ups.hooks import check_parameters, places
     from ups.pipeline_registry import register_pipelines
+    from ups.runs.submission import Job
     from ups.settings import CONFIG_LOADER_ARGS
 
     if not (project / "conf" / "base").is_dir():
