@@ -196,9 +196,9 @@ def rank_models(config: LeaderboardConfig, registration: RegistrationConfig, dat
     roots = {str(root): root for root in _paths(config.data_roots)} or {data_root.name: data_root}
     entries = [entry for name, root in roots.items() for entry in entries_in(name, root)]
     errors = registry.versions(registration.name)
-    champion = registry.champion(registration.name, registration.alias) if errors else None
+    champion = registry.version_of(registration.name, registration.alias) if errors else None
     for version, of_version in errors.items():
-        mark = f" ({registration.alias})" * (champion is not None and champion[0] == version)
+        mark = f" ({registration.alias})" if version == champion else ""
         entries += entries_of_version(f"{registration.name} version {version}{mark}", of_version)
     entries += [entry_of_scores(path, entries) for path in _paths(config.scores)]
     board = ranked(entries)

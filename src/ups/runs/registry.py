@@ -82,13 +82,17 @@ def champion(name: str, alias: str) -> tuple[str, dict[str, Any]] | None:
     Raises:
         DataFault: the version has no errors.
     """
-    client = tracking.client()
+    if (found := version_of(name, alias)) is None:
+        return None
     with _registry_may_fail(f"{name}@{alias} cannot be read", DataFault):
-        model = client.get_registered_model(name)
-        if alias not in model.aliases:
-            return None
-        found = str(model.aliases[alias])
         return found, _errors_of(name, found)
+
+
+def version_of(name: str, alias: str) -> str | None:
+    """The version that an alias names, None before the first registration; raises `DataFault` without a store."""
+    with _registry_may_fail(f"{name}@{alias} cannot be read", DataFault):
+        aliases = tracking.client().get_registered_model(name).aliases
+    return str(aliases[alias]) if alias in aliases else None
 
 
 def _errors_of(name: str, found: str) -> dict[str, Any]:
