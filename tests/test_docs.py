@@ -21,7 +21,7 @@ from kedro.pipeline import Pipeline
 from pydantic import TypeAdapter
 
 import ups
-from notebooks import hooks
+from notebooks import hooks, parameter_page
 from tests.test_parameters import base, load
 from tests.untrained import make_loadable
 from ups.commands import _parameters, main
@@ -208,7 +208,7 @@ def paths(section: dict[str, Any], prefix: str = "") -> list[str]:
 
 def test_every_parameter_is_explained_once():
     """Each value of `conf/base` belongs to exactly one line of the page, which has default, type and meaning."""
-    lines = re.findall(r"^\| `([\w.]+)` \| (.+) \| (.+) \| (.+) \|$", hooks.parameters_page(), re.MULTILINE)
+    lines = re.findall(r"^\| `([\w.]+)` \| (.+) \| (.+) \| (.+) \|$", parameter_page.parameters_page(), re.MULTILINE)
     rows, expected = [name for name, *_ in lines], paths(base())
     assert len(rows) == len(set(rows)) > 300
     for path in expected:
@@ -222,8 +222,8 @@ def test_every_parameter_is_explained_once():
 def test_comments_belong_to_their_line():
     """A comment above, at the end of a line or continued below it; keys of an alias have those of its anchor."""
     text = "_a: &a\n  # above\n  x: 1  # end\n        # more\n  y: 2\nb:  # whole\n  <<: *a\n  z: {v: 3}  # flow\n"
-    found = hooks.places(yaml.compose(text, Loader=yaml.SafeLoader), "")
-    comments = {name: hooks.comment_at(text.splitlines(), line) for name, line, _ in found}
+    found = parameter_page.places(yaml.compose(text, Loader=yaml.SafeLoader), "")
+    comments = {name: parameter_page.comment_at(text.splitlines(), line) for name, line, _ in found}
     assert comments == {
         "_a": "", "_a.x": "above end more", "_a.y": "", "b": "whole", "b.x": "above end more", "b.y": "", "b.z": "flow",
         "b.z.v": "flow",
@@ -242,7 +242,7 @@ def test_comments_belong_to_their_line():
 )
 def test_types_in_words(kind: Any, text: str):
     """Bounds, lists and null are named."""
-    assert hooks.words(TypeAdapter(kind).json_schema()) == text
+    assert parameter_page.words(TypeAdapter(kind).json_schema()) == text
 
 
 @pytest.mark.parametrize("name", hooks.NOTEBOOKS)
