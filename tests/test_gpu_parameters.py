@@ -1,6 +1,5 @@
 """The parameters for GPUs, `--env pdebench`: all eleven families, or two of them, on 1, 2, 4 and 8 processes."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.data.conftest import write_file
 from tests.test_parameters import load
 from ups.config import Parameters
 from ups.data.published import find_file
@@ -17,8 +17,7 @@ from ups.hooks import check_parameters
 
 PROJECT = Path(__file__).parents[1]
 TWO_FAMILIES = {"source": "folder", "raw_root": "files"}
-FILES = ("1D_Burgers_Sols_Nu0.01.hdf5", "2D_DarcyFlow_beta1.0_Train.hdf5")
-SAMPLE = os.environ.get("UPS_SAMPLE_DATA", "")
+FILES = {"burgers_1d": "1D_Burgers_Sols_Nu0.01.hdf5", "darcy_2d": "2D_DarcyFlow_beta1.0_Train.hdf5"}
 MODEL = {"hidden_channels": [16, 16, 16], "num_layers": 3, "modes": [4, 4, 4]}
 STEPS = {"steps": 4, "batch_tokens": 2048, "warmup_steps": 1, "validate_every": 4}
 
@@ -42,12 +41,11 @@ def test_the_listed_files_are_those_of_eleven_families():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path(SAMPLE, FILES[0]).is_file(), reason="UPS_SAMPLE_DATA names no folder of PDEBench files")
 def test_two_families_are_trained_on_two_processes(tmp_path: Path):
     """A folder with the files of two families is trained on with the parameters for GPUs, here on two CPU processes."""
     (tmp_path / "raw").mkdir()
-    for name in FILES:
-        (tmp_path / "raw" / name).symlink_to(Path(SAMPLE, name))
+    for family, name in FILES.items():
+        write_file(tmp_path / "raw", family, name, count=8)
     places = {"source": "folder", "raw_root": str(tmp_path / "raw"), "data_root": str(tmp_path / "data")}
     stages = {"codec": STEPS, "operator": STEPS | {"model": MODEL}, "steady": STEPS | {"model": MODEL}}
     launch = {"num_processes": 2, "device": "cpu", "compile": False, "threads_per_process": 1}
