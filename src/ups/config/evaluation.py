@@ -167,8 +167,8 @@ class SeedsConfig(Section):
 class LeaderboardConfig(Section):
     """`--pipeline leaderboard`: finished runs, by default that of this data root alone, and scores of other models.
 
-    `data_roots` are compared in this order: errors are relative to those of the first. `scores` are files that
-    `ups score --output` wrote. Both may be patterns such as `data/accuracy*`.
+    `data_roots` are compared in this order: errors are relative to those of the first that never diverged. `scores` are
+    files that `ups score --output` wrote. Both may be patterns such as `data/accuracy*`.
     """
 
     data_roots: list[Annotated[str, Field(min_length=1)]]

@@ -177,8 +177,8 @@ def draw_seeds(ratios: dict[str, list[float | None]]) -> Figure:
         known = [value for value in found if value is not None]
         style = {"color": colour_of("operator"), "marker": "o", "markersize": 5, "alpha": 0.6, "linestyle": "none"}
         panel.plot(known, [place] * len(known), gid=f"ratios {place}", **style)
-        if (mean := geometric_mean(found)) is not None:
-            panel.plot([mean], [place], color="black", marker="|", markersize=12, linestyle="none")
+        if (centre := geometric_mean(found)) is not None:
+            panel.plot([centre], [place], color="black", marker="|", markersize=12, linestyle="none")
     panel.set(xscale="log", ylim=(len(ratios) - 0.4, -0.6), yticks=range(len(ratios)))
     panel.set_yticklabels([wrapped(name, 34) for name in ratios])
     panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
