@@ -159,7 +159,7 @@ def test_versions_and_their_champion(roots: list[Path], tmp_path: Path, monkeypa
         "2": {"flow": {"family": "burgers_1d", "trajectories": "other", "nRMSE": [0.01, 0.01, 0.01]}},
     }
     monkeypatch.setattr(registry, "versions", lambda name: versions)
-    monkeypatch.setattr(registry, "champion", lambda name, alias: ("1", versions["1"]))
+    monkeypatch.setattr(registry, "version_of", lambda name, alias: "1")
     config = LeaderboardConfig(data_roots=[str(roots[0])], scores=[])
     text, _ = rank_models(config, REGISTRATION, tmp_path)
     lines = unpadded(text)
