@@ -82,6 +82,15 @@ def test_a_wrong_definition_is_named(project: Path):
     assert result.exit_code == 2 and "families.yml, kdv_1d: equation is missing" in result.output
 
 
+def test_other_libraries_only_warn():
+    """A command shows what this project says, and warnings of others, not every step of an export."""
+    code = "import click, logging; from ups.commands import main; main(['info', 'absent'], standalone_mode=False)"
+    levels = "[logging.getLogger(name).isEnabledFor(logging.INFO) for name in ('ups.runs', 'onnx_ir')]"
+    code = code.replace("; main", "\ntry: main") + f"\nexcept click.ClickException: print({levels})"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert printed.stdout.strip() == "[True, False]"
+
+
 def test_the_start_imports_little():
     """`import ups` and `ups --help` need neither torch nor Kedro, and the names of the package are found lazily."""
     code = "import sys, ups, ups.commands; print({'torch', 'kedro', 'h5py', 'numpy', 'pydantic'} & set(sys.modules))"

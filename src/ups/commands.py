@@ -36,7 +36,8 @@ class Commands(click.Group):
     """A group of commands in which a fault, or a wrong option, ends with one line and its exit code."""
 
     def invoke(self, context: click.Context) -> Any:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("ups").setLevel(logging.INFO)  # other libraries warn only
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without the place in the code
         try:
