@@ -126,7 +126,8 @@ def _headline(results: Results, names: list[str], grades: dict[str, str], titles
     folders = [place_of(results.data_root, receipt) for receipt in trained_receipts(results.stages).values()]
     seconds = sum(map(training_seconds, folders))
     duration = f"{number(seconds)} seconds" if seconds < 120 else f"{number(seconds / 60)} minutes"
-    return f"{len(names)} datasets: {graded}. Worst: {titles[names[0]]}. Training took {duration}."
+    worst = f"{len(names)} datasets: {graded}. Worst: {titles[names[0]]}" if len(names) > 1 else f"1 dataset: {graded}"
+    return f"{worst}. Training took {duration}."
 
 
 def _section(results: Results, scores: Scores, name: str, film_bytes: int) -> dict[str, Any]:
