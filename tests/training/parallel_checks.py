@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tests.backbones import small
+from tests.training.jobs import section
 from ups.data.samples import LatentBatch
 from ups.errors import Unsynchronised
 from ups.models.operator import Operator
 from ups.models.sizes import Domain, Sizes
 from ups.training.distributed import Ranks
+from ups.training.optimizers import make_optimizer
 from ups.training.parallel import (
     Sharding,
     check_gradients_agree,
@@ -185,7 +187,7 @@ def gap_after_giving_up(setup: Setup, failing: tuple[int, ...], where: str, exch
 
 
 class Training:
-    """Steps of AdamW with clipping and a moving average; all of it can be saved and continued elsewhere."""
+    """Steps of AdamW and Muon with clipping and a moving average; all of it can be saved and continued elsewhere."""
 
     def __init__(self, ranks: Ranks, sharding: Sharding) -> None:
         start = operator().state_dict()
@@ -193,18 +195,15 @@ class Training:
         self.setup, self.average = spread(ranks, sharding), average
         parallelize(average, ranks, sharding)
         load_full_state(self.setup.operator, start)
-        matrices = [p for p in self.setup.operator.parameters() if p.ndim >= 2]
-        vectors = [p for p in self.setup.operator.parameters() if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.98), fused=True)
+        self.optimizer = make_optimizer(self.setup.operator, section(optimizer="muon", weight_decay=0.1))
 
     def run(self, steps: range) -> None:
         """Train on the batches of `steps`."""
         for step in steps:
             self.setup.backward(step)
             clip_gradients(self.setup.operator.parameters(), max_norm=1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.step(0.01, torch.tensor(0.0))
+            self.optimizer.zero_grad()
             with torch.no_grad():
                 torch._foreach_lerp_(
                     local_shards(self.average.parameters()), local_shards(self.setup.operator.parameters()), 0.1
@@ -214,7 +213,9 @@ class Training:
         """The state as a file holds it."""
         parts = {"model": full_state(self.setup.operator), "average": full_state(self.average)}
         file = io.BytesIO()
-        torch.save(parts | {"optimizer": full_optimizer_state(self.setup.operator, self.optimizer)}, file)
+        for name, part in self.optimizer.parts.items():
+            parts[name] = full_optimizer_state(self.setup.operator, part)
+        torch.save(parts, file)
         return file.getvalue()
 
     def load(self, file: bytes) -> None:
@@ -222,12 +223,15 @@ class Training:
         state = torch.load(io.BytesIO(file), weights_only=True)
         load_full_state(self.setup.operator, state["model"])
         load_full_state(self.average, state["average"])
-        load_full_optimizer_state(self.setup.operator, self.optimizer, state["optimizer"])
+        for name, part in self.optimizer.parts.items():
+            load_full_optimizer_state(self.setup.operator, part, state[name])
 
     def tensors(self) -> State:
         """Every tensor of the state."""
         state = torch.load(io.BytesIO(self.save()), weights_only=True)
-        parts = {part: state[part] for part in ("model", "average")} | state["optimizer"]["state"]
+        parts = {part: state[part] for part in ("model", "average")}
+        for name in self.optimizer.parts:
+            parts |= {f"{name}/{parameter}": moments for parameter, moments in state[name]["state"].items()}
         return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
 
 

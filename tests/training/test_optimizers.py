@@ -11,7 +11,7 @@ from tests.training.jobs import section
 from ups.config.training import TrainingSection
 from ups.models.backbone import TokenMixer
 from ups.models.sizes import Sizes
-from ups.training.optimizers import Optimizer, learning_rate, make_optimizer, num_plateaus
+from ups.training.optimizers import Optimizer, learning_rate, make_optimizer, num_plateaus, orthogonalized
 
 torch.set_num_threads(1)
 
@@ -73,17 +73,39 @@ def test_first_step_of_adamw_by_hand():
 
 
 def test_muon_takes_the_matrices_of_the_blocks():
-    """Stem, summary, head, condition, Fourier matrices and all vectors are left to AdamW; nothing is left out."""
+    """Stem, summary, head, condition, 3-point convolutions and vectors are left to AdamW; nothing is left out."""
     model = token_mixer()
     optimizer = make_optimizer(model, configured("muon"))
     names = {p: name for name, p in model.named_parameters()}
-    muon = {names[p] for p in optimizer.muon.param_groups[0]["params"]}
-    adamw = [names[p] for group in optimizer.adamw.param_groups for p in group["params"]]
-    inside = ("mlp.first.weight", "mlp.second.weight", "modulation.weight")
+    muon = {names[p] for p in optimizer.parts["muon"].param_groups[0]["params"]}
+    adamw = [names[p] for group in optimizer.parts["adamw"].param_groups for p in group["params"]]
+    inside = ("mlp.first.weight", "mlp.second.weight", "modulation.weight", "mixing.weights.0", "mixing.weights.1")
     assert muon == {
         f"trunks.{family}.blocks.{block}.{name}" for family in (0, 1) for block in (0, 1) for name in inside
     }
     assert sorted([*adamw, *muon]) == sorted(names.values())
+
+
+def test_orthogonalized_against_singular_value_decomposition():
+    """Tall and wide matrices and stacks become U V^T of U S V^T within a third, times 0.2 sqrt(longest edge)."""
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(size, generator=generator) for size in ((6, 24), (24, 6), (3, 2, 9, 6), (24, 6))]
+    for matrix, found in zip(given, orthogonalized(given), strict=True):
+        stack = matrix.flatten(1, -2) if matrix.ndim > 2 else matrix.unsqueeze(0)
+        u, _, v = torch.linalg.svd(stack, full_matrices=False)
+        inner = u.mT @ found.reshape(stack.shape) @ v.mT / (0.2 * max(stack.shape[1:]) ** 0.5)
+        assert (inner - torch.eye(6)).abs().max() < 0.33
+
+
+def test_first_step_of_muon_by_hand():
+    """A diagonal gradient moves each diagonal entry by about 0.2 sqrt(2) learning rates, whatever its size."""
+    model = nn.ModuleDict({"blocks": nn.Linear(2, 2)})
+    with torch.no_grad():
+        model["blocks"].weight.zero_()
+    model["blocks"].weight.grad, model["blocks"].bias.grad = torch.diag(torch.tensor([5.0, -2.0])), torch.zeros(2)
+    make_optimizer(model, configured("muon")).step(0.01, GO)
+    step = 0.01 * 0.2 * 2**0.5
+    assert torch.allclose(model["blocks"].weight, torch.diag(torch.tensor([-step, step])), atol=0.33 * step)
 
 
 @pytest.mark.parametrize("kind", KINDS)

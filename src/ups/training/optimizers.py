@@ -7,6 +7,74 @@ import torch
 from torch import Tensor, nn
 
 from ups.config.training import TrainingSection
+from ups.models.backbone import FourierMixing
+from ups.training import parallel
+
+MOMENTUM = 0.9
+NEWTON_SCHULZ, ITERATIONS = (3.4445, -4.7750, 2.0315), 3
+
+
+class Muon(torch.optim.Optimizer):
+    """p <- (1 - r d) p - 0.2 r sqrt(longest edge) O(n) for matrices p, learning rate r and weight decay d.
+
+    n = g + 0.9 (m - g) of the gradient g and its running mean m (Nesterov), and O makes all singular values about 1
+    (Jordan et al. 2024), so that no direction of a matrix learns faster than another. The factor gives updates the RMS
+    of AdamW's (Liu et al. 2025, arXiv:2502.16982): both take the same learning rate. A parameter with more than two
+    axes is a stack: (M, 2, C, C) are M matrices (2 C, C), real above imaginary part of a Fourier mode.
+
+    `found_inf` is the `skip` of `Optimizer.step`. A matrix that is sharded over ranks is gathered on each of them.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": 0.0, "weight_decay": weight_decay})
+        self.found_inf = torch.tensor(0.0)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Update all parameters that have a gradient."""
+        for group in self.param_groups:
+            if parameters := [p for p in group["params"] if p.grad is not None]:
+                self._update(parameters, group["lr"], group["weight_decay"])
+
+    def _update(self, parameters: list[nn.Parameter], learning_rate: float, weight_decay: float) -> None:
+        for p in parameters:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        means = [self.state[p]["momentum_buffer"] for p in parameters]
+        own, own_means = parallel.local_shards(parameters), parallel.local_shards(means)
+        gradients = parallel.local_shards(p.grad for p in parameters)
+        # Where the step is skipped the gradient, which may not be finite, is replaced by its mean.
+        known = [torch.where(self.found_inf > 0, m, g) for m, g in zip(own_means, gradients, strict=True)]
+        torch._foreach_lerp_(own_means, known, 1 - MOMENTUM)
+        ahead = torch._foreach_lerp(known, own_means, MOMENTUM)
+        whole = [parallel.gathered(n, like) for n, like in zip(ahead, parameters, strict=True)]
+        updates = [parallel.shard_of(u, like) for u, like in zip(orthogonalized(whole), parameters, strict=True)]
+        rate = learning_rate * (1 - self.found_inf)
+        torch._foreach_mul_(own, 1 - rate * weight_decay)
+        torch._foreach_sub_(own, torch._foreach_mul(updates, rate))
+
+
+def orthogonalized(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Each matrix of the parameters with all singular values about 1, times 0.2 sqrt(its longest edge).
+
+    Newton-Schulz iterations X <- a X + (b A + c A^2) X with A = X X^T of all matrices of the same size at once, from
+    X / |X|. They bring singular values above 0.03 |X| to between 0.68 and 1.2; smaller ones stay smaller.
+    """
+    stacks = [p.flatten(1, -2) if p.ndim > 2 else p.unsqueeze(0) for p in parameters]
+    flat = [x.mT if x.shape[1] > x.shape[2] else x for x in stacks]
+    found: list[Tensor] = [*flat]
+    for shape in {x.shape[1:] for x in flat}:
+        places = [place for place, x in enumerate(flat) if x.shape[1:] == shape]
+        x = torch.cat([flat[place] for place in places])
+        x = x / x.flatten(1).norm(dim=1).add(torch.finfo(x.dtype).tiny).view(-1, 1, 1)
+        a, b, c = NEWTON_SCHULZ
+        for _ in range(ITERATIONS):
+            gram = torch.bmm(x, x.mT)
+            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        for place, part in zip(places, x.split([len(flat[place]) for place in places]), strict=True):
+            found[place] = part * (0.2 * max(shape) ** 0.5)
+    tall = [x.shape[1] > x.shape[2] for x in stacks]
+    return [(x.mT if t else x).reshape(p.shape) for x, t, p in zip(found, tall, parameters, strict=True)]
 
 
 class Optimizer:
@@ -16,19 +84,18 @@ class Optimizer:
     0 otherwise. The host never reads it, so that no step waits for the device.
     """
 
-    def __init__(self, adamw: torch.optim.AdamW, muon: torch.optim.Muon | None) -> None:
-        self.adamw, self.muon = adamw, muon
-        self.parts = {"adamw": adamw} if muon is None else {"adamw": adamw, "muon": muon}
+    def __init__(self, adamw: torch.optim.AdamW, muon: Muon | None) -> None:
+        self.parts: dict[str, torch.optim.AdamW | Muon] = (
+            {"adamw": adamw} if muon is None else {"adamw": adamw, "muon": muon}
+        )
 
-    @torch.no_grad()
     def step(self, learning_rate: float, skip: Tensor) -> None:
         """Update all parameters that have a gradient; the others, with their moments, stay as they are."""
-        for group in (group for part in self.parts.values() for group in part.param_groups):
-            group["lr"] = learning_rate
-        self.adamw.found_inf = skip  # how torch.amp.GradScaler has fused optimizers skip a step
-        self.adamw.step()
-        if self.muon is not None:
-            _step_unless(self.muon, skip)
+        for part in self.parts.values():
+            for group in part.param_groups:
+                group["lr"] = learning_rate
+            part.found_inf = skip  # how torch.amp.GradScaler has fused optimizers skip a step
+            part.step()
 
     def zero_grad(self) -> None:
         """Set all gradients to None."""
@@ -39,31 +106,19 @@ class Optimizer:
 def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
     """AdamW for all parameters, or Muon for the matrices inside the blocks and AdamW for the rest.
 
-    Muon (Jordan et al. 2024) orthogonalizes the update of a matrix. Its updates are scaled to the RMS of AdamW's (Liu
-    et al. 2025, arXiv:2502.16982), so that both have the same learning rate. It is made for matrices that map hidden
-    channels to hidden channels: stems, heads and embeddings are left to AdamW, as are the Fourier weights, which are
-    stacks of matrices. Parameters with one axis (biases, gains) have no weight decay.
+    Inside the blocks are the linear maps and the Fourier modes, which hold nearly all weights. Muon is made for maps
+    of hidden channels to hidden channels: stems, heads and embeddings are left to AdamW. Parameters with one axis
+    (biases, gains) have no weight decay.
     """
-    inside = (module for name, module in model.named_modules() if "blocks" in name.split("."))
-    hidden = [module.weight for module in inside if isinstance(module, nn.Linear) and config.optimizer == "muon"]
+    inside = [module for name, module in model.named_modules() if "blocks" in name.split(".")]
+    linear = [module.weight for module in inside if isinstance(module, nn.Linear)]
+    modes = [weight for module in inside if isinstance(module, FourierMixing) for weight in module.weights]
+    hidden = [*linear, *modes] if config.optimizer == "muon" else []
     rest = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
     matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
-    options = {"weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-    return Optimizer(adamw, torch.optim.Muon(hidden, **options) if hidden else None)
-
-
-def _step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
-    """A step of an optimizer without `found_inf`: if `skip` is 1, parameters and momentum are restored after it."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    for p in parameters:
-        optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
-    changed = [*parameters, *(optimizer.state[p]["momentum_buffer"] for p in parameters)]
-    before = [tensor.clone() for tensor in changed]
-    optimizer.step()
-    for tensor, old in zip(changed, before, strict=True):
-        tensor.copy_(torch.where(skip.bool(), old, tensor))
+    return Optimizer(adamw, Muon(hidden, config.weight_decay) if hidden else None)
 
 
 def learning_rate(config: TrainingSection, step: int, valid_losses: Sequence[float] = (), patience: int = 1) -> float:

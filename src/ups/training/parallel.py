@@ -111,6 +111,22 @@ def local_shards(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
+def gathered(shard: Tensor, like: Tensor) -> Tensor:
+    """The whole tensor of which every rank has the shard that it has of `like` (collective); replicas have all."""
+    if not isinstance(like, DTensor):
+        return shard
+    return DTensor.from_local(
+        shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    ).full_tensor()
+
+
+def shard_of(whole: Tensor, like: Tensor) -> Tensor:
+    """This rank's shard of a tensor that is sharded like `like`."""
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+
+
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
     """Scale the gradients g by min(1, max_norm / |g|) in place; returns |g|, their norm over all ranks."""
