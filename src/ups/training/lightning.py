@@ -39,7 +39,7 @@ def trainer_options(config: TrainingSection) -> dict[str, Any]:
 
 
 class CountedSteps(torch.optim.Optimizer):
-    """What Lightning counts steps by and reads the learning rate from; `Update`, called in a step, has the optimizers."""
+    """What Lightning counts steps by and reads the learning rate from; `Update`, called in a step, has the moments."""
 
     def __init__(self, parameters: Iterator[torch.nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.0})
