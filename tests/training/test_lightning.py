@@ -46,7 +46,7 @@ def fit(module: StageModule, **options: Any) -> Any:
     """Train with Lightning; returns the Trainer."""
     path = options.pop("ckpt_path", None)
     trainer = L.Trainer(**trainer_options(module.config) | {"enable_checkpointing": False} | QUIET | options)
-    trainer.fit(module, StageData(module), ckpt_path=path, weights_only=False)
+    trainer.fit(module, StageData(module), ckpt_path=path)
     return trainer
 
 

@@ -47,7 +47,8 @@ def file_fault(path: Path | str, what: str, remedy: str = "download or generate 
         path = path.with_name(path.name[1:].removesuffix(COPY_SUFFIX))
     if len(what) > MAX_REASON_LENGTH:  # names and types in a file may be megabytes long
         what = f"{what[:MAX_REASON_LENGTH]}..."
-    return DataFault(" ".join(f"{path}: {what}; {remedy}".split()))
+    shown = str(path).replace("s3:/", "s3://", 1) if is_remote(Path(path)) else path
+    return DataFault(" ".join(f"{shown}: {what}; {remedy}".split()))
 
 
 @contextmanager
