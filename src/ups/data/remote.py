@@ -23,24 +23,26 @@ RUN_AGAIN = "run the same command again"
 
 @contextmanager
 def _storage_faults(path: Path) -> Iterator[None]:
-    """Turn what s3fs raises into a fault of one line, without its text, which may name the account."""
-    from botocore.exceptions import BotoCoreError, NoCredentialsError, PartialCredentialsError
+    """Turn what s3fs raises into a fault of one line, without text and trace: the address may have a password in it."""
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
     from s3fs.utils import FileExpired
 
     keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     try:
         yield
-    except (NoCredentialsError, PartialCredentialsError) as error:
-        raise file_fault(path, "there are no credentials for the storage", f"set {keys}") from error
-    except FileNotFoundError as error:
-        raise file_fault(path, "no such bucket, folder or file", "check raw_root and AWS_ENDPOINT_URL") from error
-    except PermissionError as error:
-        raise file_fault(path, "the storage denies access", f"check {keys}, and what they may read") from error
-    except FileExpired as error:
-        raise file_fault(path, "has changed while it was read", RUN_AGAIN) from error
+    except (NoCredentialsError, PartialCredentialsError):
+        raise file_fault(path, "there are no credentials for the storage", f"set {keys}") from None
+    except FileNotFoundError:
+        raise file_fault(path, "no such bucket, folder or file", "check raw_root and AWS_ENDPOINT_URL") from None
+    except PermissionError:
+        raise file_fault(path, "the storage denies access", f"check {keys}, and what they may read") from None
+    except FileExpired:
+        raise file_fault(path, "has changed while it was read", RUN_AGAIN) from None
     except (BotoCoreError, OSError) as error:  # a time-out is an OSError
-        what = f"the storage does not answer as expected ({type(error).__name__})"
-        raise file_fault(path, what, f"check AWS_ENDPOINT_URL and the network, then {RUN_AGAIN}") from error
+        cause = error.__cause__
+        kind = cause.response["Error"]["Code"] if isinstance(cause, ClientError) else type(error).__name__
+        what = f"the storage does not answer as expected ({kind})"
+        raise file_fault(path, what, f"check AWS_ENDPOINT_URL and the network, then {RUN_AGAIN}") from None
 
 
 def _storage() -> Any:
