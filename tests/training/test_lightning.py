@@ -1,3 +1,5 @@
+import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, multiprocessing
 
-from tests.training.jobs import lines_of, section
+from tests.training.jobs import PROJECT, lines_of, section
 from tests.training.toys import CPU, toy_run, toy_stage
 from ups.files import WEIGHTS
 from ups.models.weights import load
@@ -93,3 +95,16 @@ def test_training_ends_with_patience(tmp_path: Path):
     config = section(steps=STEPS, learning_rate=1e-30, validate_every=2, patience=2)
     stage = replace(toy_stage(), loss=lambda model, batch, draw: model(batch.x).square().mean(1))
     assert fit(StageModule(stage, config, toy_run(tmp_path))).global_step == 6
+
+
+def test_the_page_has_a_program_that_runs(
+    undisturbed: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The program on the page about GPUs trains the operator of a data root to the weights of the loop."""
+    (tmp_path / "data").symlink_to(undisturbed(1).parents[2])
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"```python\n(.*?)```", (PROJECT / "notebooks/gpus.md").read_text(), re.DOTALL)
+    known: dict[str, Any] = {}
+    exec(program, known)
+    assert same(tmp_path / "lightning/operator", undisturbed(1))
+    assert known["trainer"].checkpoint_callback.best_model_score < math.inf
