@@ -1,3 +1,4 @@
+import gc
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,6 +123,21 @@ def test_a_wrong_place_is_one_line(
         monkeypatch.setenv(name, value)
     with one_line(message):
         list_files(Path(place), tmp_path / "checksums.json")
+
+
+def test_collection_of_garbage_does_not_hang(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """No garbage is collected while h5py waits for bytes: in the thread of s3fs that would wait for h5py itself."""
+    states: list[bool] = []
+    fetch = fsspec.get_filesystem_class("s3")._call_s3
+
+    async def watched(*asked: Any, **options: Any) -> Any:
+        states.append(gc.isenabled())
+        return await fetch(*asked, **options)
+
+    with open_file(folder / NAME) as file:
+        monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "_call_s3", watched)
+        read_array(open_array(file, "tensor", 3), 3, (slice(0, 9),))
+    assert gc.isenabled() and states != [] and not any(states)
 
 
 def test_wrong_credentials_are_one_line(folder: Path, server: Any, tmp_path: Path):

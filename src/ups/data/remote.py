@@ -4,6 +4,7 @@ Address and credentials come from where AWS's own programs have them, never from
 `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, or a profile in `~/.aws`. Retries and requests are those of s3fs.
 """
 
+import gc
 import hashlib
 import io
 import re
@@ -43,6 +44,21 @@ def _storage_faults(path: Path) -> Iterator[None]:
         kind = cause.response["Error"]["Code"] if isinstance(cause, ClientError) else type(error).__name__
         what = f"the storage does not answer as expected ({kind})"
         raise file_fault(path, what, f"check AWS_ENDPOINT_URL and the network, then {RUN_AGAIN}") from None
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep garbage collection out of the thread of s3fs: to free an object of h5py it would wait for the lock of h5py.
+
+    That lock is held by the thread which waits for the bytes, so that both would wait for ever.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _storage() -> Any:
@@ -101,7 +117,7 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         source = self._blocks if len(buffer) < BLOCK_BYTES else self._values
-        with _storage_faults(self._path):
+        with _without_collection(), _storage_faults(self._path):
             source.seek(self._position)
             block = source.read(len(buffer))
         buffer[: len(block)] = block
