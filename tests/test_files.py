@@ -192,3 +192,10 @@ def test_paths_are_shown_from_the_working_folder(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     assert from_here(tmp_path / "data" / "report.html") == Path("data/report.html")
     assert from_here(tmp_path.parent / "report.html") == tmp_path.parent / "report.html"
+
+
+def test_a_place_on_s3_survives_a_move(tmp_path: Path):
+    """A place on S3 is the same from every folder; one on a disk is found from its folder."""
+    for place in (Path("s3://bucket/raw"), tmp_path / "raw"):
+        assert files.resolved(files.relative(place, tmp_path / "a/b"), tmp_path / "a/b") == place
+    assert files.relative(tmp_path / "raw", tmp_path / "a") == "../raw"

@@ -548,3 +548,12 @@ def test_a_job_has_the_processes_of_all_nodes():
     assert LaunchConfig(**launch | {"rendezvous": "10.0.0.1:29500"}).world_size == 8
     with pytest.raises(ValidationError, match="several nodes need launch.rendezvous"):
         LaunchConfig(**launch | {"rendezvous": None})
+
+
+def test_a_place_on_s3_is_checked():
+    """Credentials within `raw_root`, and a source that would write there, are refused without showing them."""
+    for place, message in (("s3://me:hidden@bucket/raw", "credentials"), ("s3://bucket/raw", "writes raw files")):
+        with pytest.raises(ConfigFault, match=message) as caught:
+            check_parameters(base() | {"raw_root": place})
+        assert "hidden" not in str(caught.value)
+    check_parameters(base() | {"raw_root": "s3://bucket/raw", "source": "folder"})

@@ -176,6 +176,21 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return content
 
 
+def is_remote(path: Path) -> bool:
+    """Whether a path is on S3: `s3://BUCKET/FOLDER`, which pathlib writes as `s3:/BUCKET/FOLDER`."""
+    return path.parts[:1] == ("s3:",)
+
+
+def relative(path: Path, folder: Path) -> str:
+    """A path as seen from `folder`, for a file that may be moved along with it; one on S3 as it is."""
+    return str(path) if is_remote(path) else os.path.relpath(path, folder)
+
+
+def resolved(path: str, folder: Path) -> Path:
+    """The absolute path that is `path` as seen from `folder`; one on S3 as it is."""
+    return Path(path) if is_remote(Path(path)) else (folder / path).resolve()
+
+
 def is_digest(value: Any) -> bool:
     """Whether a value from JSON is a SHA-256."""
     return isinstance(value, str) and DIGEST.fullmatch(value) is not None

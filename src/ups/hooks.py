@@ -23,7 +23,7 @@ from ups.config import LaunchConfig, Parameters, families_of, fields_at, masked,
 from ups.data.pdebench import FAMILIES
 from ups.datasets import Text
 from ups.errors import ConfigFault, Fault, GateFailed, OutOfMemory, Preempted, StorageFault, nearest
-from ups.files import REMEDY, UNUSABLE, from_here, read_json, storage_faults
+from ups.files import REMEDY, UNUSABLE, from_here, read_json, resolved, storage_faults
 from ups.runs import tracking
 from ups.runs.agent import FirstNode
 from ups.runs.machine import describe_machine, refuse_under_torchrun
@@ -221,8 +221,8 @@ def check_parameters(parameters: dict[str, Any]) -> None:
 def places(parameters: dict[str, Any], project: Path) -> dict[str, Path]:
     """`data_root` and `raw_root` as absolute paths; relative ones start at the project folder, as in the catalog."""
     data_root = (project / parameters["data_root"]).resolve()
-    raw_root = data_root / "01_raw" if parameters["raw_root"] is None else (project / parameters["raw_root"]).resolve()
-    return {"data_root": data_root, "raw_root": raw_root}
+    raw_root = parameters["raw_root"]
+    return {"data_root": data_root, "raw_root": resolved(raw_root, project) if raw_root else data_root / "01_raw"}
 
 
 def check_data_root(data_root: str, catalog: dict[str, Any]) -> None:

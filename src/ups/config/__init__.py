@@ -102,6 +102,8 @@ class Parameters(Section):
     def _check_sections_together(self) -> "Parameters":
         if self.source == "folder" and self.raw_root is None:
             raise ValueError("source = folder needs the folder of PDEBench files: --params raw_root=DIR")
+        if (self.raw_root or "").startswith("s3:"):
+            self._check_remote(self.raw_root)
         if self.split.valid_fraction + self.split.test_fraction >= 1:
             raise ValueError("split.valid_fraction + split.test_fraction must stay below 1: the rest is for training")
         if self.seed not in (self.simulate.seed, self.split.seed, self.operator.seed):
@@ -111,6 +113,14 @@ class Parameters(Section):
         for variant in self.ablation.variants:
             self._check_variant(variant)
         return self
+
+    def _check_remote(self, place: str) -> None:
+        if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/[\w+.-]+)*/?", place, re.ASCII):
+            raise ValueError("raw_root on S3 is s3://BUCKET/FOLDER; credentials belong into the environment alone")
+        if self.source != "folder":
+            raise ValueError(
+                f"source = {self.source} writes raw files, which raw_root on S3 does not take: name a folder"
+            )
 
     def _check_variant(self, variant: Variant) -> None:
         try:

@@ -17,6 +17,7 @@ import numpy as np
 from h5py import h5z
 
 from ups.errors import DataFault
+from ups.files import is_remote
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MAX_ELEMENTS = 2**40  # of a dataset
@@ -46,7 +47,8 @@ def file_fault(path: Path | str, what: str, remedy: str = "download or generate 
         path = path.with_name(path.name[1:].removesuffix(COPY_SUFFIX))
     if len(what) > MAX_REASON_LENGTH:  # names and types in a file may be megabytes long
         what = f"{what[:MAX_REASON_LENGTH]}..."
-    return DataFault(" ".join(f"{path}: {what}; {remedy}".split()))
+    shown = str(path).replace("s3:/", "s3://", 1) if is_remote(Path(path)) else path
+    return DataFault(" ".join(f"{shown}: {what}; {remedy}".split()))
 
 
 @contextmanager
@@ -64,21 +66,33 @@ def _corruption_faults(stored: h5py.File | h5py.Dataset, what: str) -> Iterator[
 
 def open_file(path: Path) -> h5py.File:
     """Open an HDF5 file for reading; a file with another signature is refused before h5py opens it."""
-    if not path.is_file():
+    if not is_remote(path) and not path.is_file():
         what = "is no regular file" if path.exists() else "no such file"
         raise file_fault(path, what, "check the folder and the name, or download it")
     before_access(str(path))
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(80)
-    except OSError as error:
-        raise file_fault(path, f"cannot be read ({error.strerror})", "check its permissions") from error
+    if is_remote(path):
+        from ups.data.remote import RemoteFile  # which imports this module
+
+        source = RemoteFile(path)
+        head = source.read(80)
+    else:
+        source, head = path, _head_of(path)
     if not head.startswith(SIGNATURE):
         raise file_fault(path, f"is {describe_content(head)}, not an HDF5 file")
     try:
-        return h5py.File(path, "r", locking="best-effort")
+        return h5py.File(source, "r", locking="best-effort")
+    except DataFault:  # a ValueError as well
+        raise
     except CORRUPTION as error:
         raise file_fault(path, f"cannot be opened, probably truncated ({error})") from error
+
+
+def _head_of(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(80)
+    except OSError as error:
+        raise file_fault(path, f"cannot be read ({error.strerror})", "check its permissions") from error
 
 
 def describe_content(head: bytes) -> str:

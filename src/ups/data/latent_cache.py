@@ -6,7 +6,6 @@ latents were made. Reading imports neither zarr nor h5py, so that training proce
 """
 
 import copy
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -20,7 +19,7 @@ from ups.data.families import Dataset, condition_features
 from ups.data.latent_shards import LatentArray, Layout
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
-from ups.files import NAME, read_json, write_json
+from ups.files import NAME, read_json, relative, resolved, write_json
 from ups.models.state_statistics import SMALLEST_FLUCTUATION, UNLIMITED
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def write_manifest(
             "statistics": summarize(partial(encoding.statistics, name, train)),
         }
     families = FAMILIES.in_order(dataset.family for dataset in datasets.values())
-    place = {"on_disk": encoding.on_disk, "raw": os.path.relpath(raw, folder)}
+    place = {"on_disk": encoding.on_disk, "raw": relative(raw, folder)}
     write_json(folder / MANIFEST, {"key": key, "families": families, "datasets": entries} | place)
 
 
@@ -172,7 +171,7 @@ class LatentCache:
         from ups.data.encoding import EncodedArray  # imports h5py
         from ups.data.trajectories import TrajectoryReader
 
-        cache, raw = copy.copy(self), (self.folder / self.manifest["raw"]).resolve()
+        cache, raw = copy.copy(self), resolved(self.manifest["raw"], self.folder)
         datasets = {name: Dataset.from_json(entry["dataset"]) for name, entry in self.datasets.items()}
         readers = {name: TrajectoryReader(raw, dataset) for name, dataset in datasets.items()}
         cache._arrays = {

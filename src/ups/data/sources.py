@@ -17,9 +17,10 @@ from ups.data.partial import fetch_trajectories
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import DownloadPlan, PlannedFile
 from ups.data.published import refuse_outdated_md5
+from ups.data.remote import identify
 from ups.data.trajectories import find_files
 from ups.errors import ConfigFault, DataFault
-from ups.files import digest_of, read_json, write_json
+from ups.files import digest_of, is_remote, read_json, write_json
 
 Files = dict[str, dict[str, Any]]
 """File name relative to the raw folder -> {"bytes", "md5", "family"}."""
@@ -158,17 +159,20 @@ def _entry(num_bytes: int, md5: str, family: str) -> dict[str, Any]:
 
 
 def list_files(folder: Path, checksum_file: Path) -> Files:
-    """All files of data in a folder; their MD5 are kept in `checksum_file`, because the folder may be read-only."""
+    """All files of data in a folder; their MD5 are kept in `checksum_file`, because the folder may be read-only.
+
+    Of a file on S3, `remote.identify` says it.
+    """
     checksums = ChecksumCache(checksum_file)
     files: Files = {}
     for name, family in find_families(folder, FAMILIES.given).items():
         path = folder / name
-        md5 = checksums.find(path)
+        num_bytes, md5 = identify(path) if is_remote(path) else (stamp(path)[0], checksums.find(path))
         if md5 is None:
             md5 = _md5_of(path)
             checksums.add(path, md5)
         refuse_outdated_md5(path, md5)
-        files[name] = _entry(stamp(path)[0], md5, family)
+        files[name] = _entry(num_bytes, md5, family)
     return files
 
 

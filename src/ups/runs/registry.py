@@ -29,7 +29,8 @@ def _registry_may_fail(what: str, kind: type[DataFault | StorageFault]) -> Itera
         yield
     except MlflowException as error:
         uri, why = mlflow.get_tracking_uri(), str(error).partition("\n")[0]
-        raise kind(f"{what}: {why}; the MLflow store is {uri}, MLFLOW_TRACKING_URI names another") from error
+        where = f"the MLflow store is {uri}, MLFLOW_TRACKING_URI names another"
+        raise kind(tracking.shown(f"{what}: {why}; {where}")) from error
 
 
 def register(name: str, bundle: Path, errors: dict[str, Any], example: dict[str, Any], weights: str) -> str:

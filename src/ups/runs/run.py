@@ -4,7 +4,6 @@ Training code imports this module, so that a change here, or in a module importe
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import LaunchConfig
-from ups.files import plain, read_json, storage_faults, write_json
+from ups.files import plain, read_json, relative, resolved, storage_faults, write_json
 
 RUN, STATUS, METRICS, LOG, CHECKPOINTS = "run.json", "status.json", "metrics.jsonl", "train.log", "checkpoints"
 ALIVE, FAULTS, STARTED, SAMPLING = "alive.rank*", "fault.rank*.json", "started.json", "sampling.json"
@@ -51,13 +50,13 @@ class Run:
     def read(cls, folder: Path) -> "Run":
         """Read `folder/run.json`."""
         run: Run = read_json(folder / RUN, cls)
-        raw = None if run.raw is None else (folder / run.raw).resolve()
+        raw = None if run.raw is None else resolved(str(run.raw), folder)
         return replace(run, folder=folder, data_root=(folder / run.data_root).resolve(), raw=raw)
 
     def write(self) -> None:
         """Write `run.json`."""
         content = asdict(self) | {"launch": self.launch.model_dump(mode="json")}
-        content |= {name: os.path.relpath(content[name], self.folder) for name in PATHS if content[name] is not None}
+        content |= {name: relative(content[name], self.folder) for name in PATHS if content[name] is not None}
         write_json(self.folder / RUN, content)
 
     def alive(self, rank: int) -> Path:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ CLIENT_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # which may have a password in it
     "GIT_PYTHON_REFRESH": "quiet",
 }
 
@@ -55,8 +57,13 @@ def _store_may_fail(what: str) -> Iterator[None]:
 
     try:
         yield
-    except MlflowException as error:
-        log.warning("%s is not tracked: %s", what, str(error).splitlines()[0])
+    except (MlflowException, OSError) as error:  # OSError: artifacts that a server or a disk does not take
+        log.warning("%s is not tracked: %s", what, shown(str(error).splitlines()[0]))
+
+
+def shown(text: str) -> str:
+    """Text with addresses without user and password."""
+    return re.sub(r"//[^\s/@]*@", "//***@", text)
 
 
 def open_run(name: str, data_root: Path, tags: dict[str, str], params: dict[str, str]) -> None:
@@ -69,7 +76,9 @@ def open_run(name: str, data_root: Path, tags: dict[str, str], params: dict[str,
     with _store_may_fail("this run"):
         tracker = client()
         experiment = tracker.get_experiment_by_name(EXPERIMENT)
-        folder = (data_root / "mlruns").as_uri()
+        # A server keeps artifacts where it was told to: it cannot show files of this machine.
+        is_server = os.environ["MLFLOW_TRACKING_URI"].startswith(("http://", "https://"))
+        folder = None if is_server else (data_root / "mlruns").as_uri()
         experiment_id = experiment.experiment_id if experiment else tracker.create_experiment(EXPERIMENT, folder)
         _close_orphans(tracker, experiment_id)
         run = tracker.create_run(experiment_id, run_name=name, tags=tags | _process_tags())
