@@ -311,7 +311,8 @@ def test_principal_errors_are_those_of_truncated_singular_value_decompositions()
     for field, k in product(range(2), range(7)):
         left, values, right = torch.linalg.svd(x[field], full_matrices=False)
         approximation = left[:, :k] * values[:k] @ right[:k]
-        assert errors[field, k].item() == pytest.approx((approximation - x[field]).square().mean().sqrt(), abs=1e-7)
+        expected = (approximation - x[field]).square().mean().sqrt()
+        assert errors[field, k].item() == pytest.approx(expected.item(), abs=1e-7)
 
 
 def test_larger_patches_divide_every_axis():
