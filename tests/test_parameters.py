@@ -463,6 +463,11 @@ def test_a_variant_that_is_no_operator_is_refused(overrides: dict[str, Any], rea
     assert reason in refusal(changed("ablation.variants.1.overrides", overrides))
 
 
+def test_compression_begins_with_what_is_not_compressed():
+    """The first variant, with which the others are compared, has no tolerance."""
+    assert "the first of compression.variants" in refusal(changed("compression.variants.0.latents", 0.1))
+
+
 def test_the_ablation_has_a_base():
     """Variants have different names, and one of them is what the others are held against."""
     assert "one of them is base" in refusal(changed("ablation.variants.0.name", "flat"))

@@ -58,6 +58,7 @@ def register_pipelines() -> dict[str, Pipeline]:
         "predict": deployment.create_predict(),
         "baselines": baselines.create_pipeline(),
         "ablation": studies.create_ablation(),
+        "compression": studies.create_compression(),
         "adapt": adaptation.create_pipeline(),
         "tune": performance.create_tune(),
         "profile": performance.create_profile(),

@@ -13,7 +13,7 @@ from tests.evaluation.conftest import unpadded
 from tests.performance.conftest import kedro_run
 from tests.training.jobs import launched
 from ups.evaluation import studies
-from ups.evaluation.studies import ablation_text, compare
+from ups.evaluation.studies import ablation_text, compare, compression_text
 from ups.files import read_json
 
 
@@ -64,6 +64,21 @@ def test_table_has_every_row_and_family():
     assert "| u_shape | model.levels=2 | 1 | 0.5 | not finite | 12,345 | 6.79 |" in lines
     assert "| u_shape | 1 | 0.1 / not finite | 0.2 / 0.5 |" in lines
     assert sum(line.startswith(("| base |", "| u_shape |")) for line in lines) == 2 * len(ROWS)
+
+
+def test_compression_is_relative_to_the_first_variant_of_the_same_family():
+    """Errors have the ratio to those of the first variant in brackets; a tolerance that is not set is left out."""
+    first = {"name": "float32", "codec": None, "latents": None, "ratio": 1.0, "codec_error": 1e-7}
+    rounded = first | {"name": "rounded", "latents": 0.003, "ratio": 4.0, "codec_error": 0.003}
+    errors = {"a": (0.1, 0.4), "b": (0.2, 0.5)}
+    rows = [
+        row | {"family": family, "one_step": factor * one, "rollout": factor * all_, "decoded_megabytes_per_second": 9}
+        for row, factor in ((first, 1.0), (rounded, 1.5))
+        for family, (one, all_) in errors.items()
+    ]
+    lines = unpadded(compression_text(rows))
+    assert "| a | rounded | | 0.003 | 4 | 0.003 | 0.15 (1.5) | 0.6 (1.5) | 9 |" in lines
+    assert "| b | float32 | | | 1 | 1e-07 | 0.2 (1) | 0.5 (1) | 9 |" in lines
 
 
 @pytest.mark.slow

@@ -66,7 +66,18 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     statistics = {"fields": {"u": STATISTIC}, "coefficients": {}}
     sources = {name: {"bytes": 1, "md5": ""} for name in ("a.h5", "b.h5")}
     cards = {name: Card(each, {"test": [1]}, statistics, sources, ("<simulated>",)) for name, each in DATASETS.items()}
-    return Results(METRICS, VERDICT, {}, folder, cards, [], None, {}, {}, folder, {"git": "abc"}, [], None)
+    return Results(METRICS, VERDICT, {}, folder, cards, [], None, {}, {}, folder, {"git": "abc"}, [], None, None)
+
+
+def test_curves_of_the_codec_are_shown_where_they_chose_its_sizes(results: Results, page: str):
+    """With curves every section has their figure, with a line per patch and the choice; without there is none."""
+    errors = {"2": [1.0, 0.1, 0.0], "4": [1.0, 0.3, 0.05, 0.01, 0.0]}
+    names = ("burgers_1d/fields", "darcy_2d/fields", "darcy_2d/coefficients")
+    chosen = dict.fromkeys(names, {"patch": 4, "components": 2})
+    rates = {"errors": dict.fromkeys(names, errors), "chosen": chosen}
+    shown = render(replace(results, rates=rates), lambda _: None)
+    assert shown.count("Codec: error over latents kept") == len(DATASETS) and "patch of 16 points" in shown
+    assert "Codec: error over latents kept" not in page
 
 
 class Reader(HTMLParser):

@@ -1,6 +1,7 @@
 """The codec: exact where all components are kept, the best linear one where they are not."""
 
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,16 @@ from torch import Tensor
 from ups.errors import ConfigFault
 from ups.files import WEIGHTS, digest_of
 from ups.models import codec as codec_module
-from ups.models.codec import Codec, FieldGroup, choose_patch, codec_from, from_patches, normalized_patches
+from ups.models.codec import (
+    Codec,
+    FieldGroup,
+    choose_patch,
+    codec_from,
+    from_patches,
+    larger_patches,
+    normalized_patches,
+    principal_errors,
+)
 from ups.models.weights import load_model, tensor_bytes
 
 torch.set_num_threads(1)
@@ -292,3 +302,21 @@ def test_codec_is_rebuilt_from_its_file(tmp_path: Path):
     assert rebuilt.groups == GROUPS
     assert all(torch.equal(rebuilt.skew[name], codec.skew[name]) for name in GROUPS)
     assert not any(parameter.requires_grad for parameter in rebuilt.parameters())
+
+
+def test_principal_errors_are_those_of_truncated_singular_value_decompositions():
+    """The error with k components is that of the best approximation of the patches of rank k (Eckart and Young)."""
+    x = torch.randn(2, 50, 6, generator=seeded(), dtype=torch.float64) * torch.arange(1, 7)
+    errors = principal_errors(x.mT @ x / 50)
+    for field, k in product(range(2), range(7)):
+        left, values, right = torch.linalg.svd(x[field], full_matrices=False)
+        approximation = left[:, :k] * values[:k] @ right[:k]
+        expected = (approximation - x[field]).square().mean().sqrt()
+        assert errors[field, k].item() == pytest.approx(expected.item(), abs=1e-7)
+
+
+def test_larger_patches_divide_every_axis():
+    """Candidates are the given edge and the larger divisors of all axes with few enough points, below an axis."""
+    assert larger_patches((24, 36), 2, 64) == [2, 3, 4, 6]
+    assert larger_patches((24,), 3, 64) == [3, 4, 6, 8, 12]
+    assert larger_patches((64, 64), 16, 64) == [16]

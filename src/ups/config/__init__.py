@@ -26,7 +26,7 @@ from ups.config.evaluation import (
 )
 from ups.config.launch import BenchmarkConfig, LaunchConfig, ProfileConfig, SubmitConfig
 from ups.config.sections import Section, Seed
-from ups.config.studies import AblationConfig, AdaptConfig, Variant
+from ups.config.studies import AblationConfig, AdaptConfig, CompressionConfig, Variant
 from ups.config.training import (
     CodecConfig,
     ConsistencyConfig,
@@ -82,6 +82,7 @@ class Parameters(Section):
     steady: SteadyConfig
     baselines: BaselinesConfig
     ablation: AblationConfig
+    compression: CompressionConfig
     adapt: AdaptConfig
     launch: LaunchConfig
     submit: SubmitConfig

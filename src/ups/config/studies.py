@@ -55,6 +55,26 @@ class AblationConfig(Section):
         return self
 
 
+class CompressionVariant(Section):
+    """A row of the table: `codec` is `codec.model.tolerance`, `latents` is `latents.tolerance`."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
+    codec: PositiveFloat | None
+    latents: PositiveFloat | None
+
+
+class CompressionConfig(Section):
+    """`--pipeline compression`: codec, latents and models of every variant; the first one is not compressed."""
+
+    variants: Annotated[list[CompressionVariant], Field(min_length=2)]
+
+    @model_validator(mode="after")
+    def _check_first(self) -> Self:
+        if (self.variants[0].codec, self.variants[0].latents) != (None, None):
+            raise ValueError("the first of compression.variants is the one to compare with: codec and latents null")
+        return self
+
+
 def _merged(section: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """`section` with `overrides`, merged recursively: an override of one key keeps the others of its section."""
     inner = {

@@ -15,12 +15,15 @@ class Backbone(section_of(sizes.Backbone)):
 class CodecModel(Section):
     """Square patches with an edge of at least `patch_size` points, larger until a snapshot has at most `max_tokens`.
 
-    Both are for 1D, 2D and 3D grids. `components`: the largest number of latent channels per field.
+    Both are for 1D, 2D and 3D grids. `components`: the largest number of latent channels per field. With a `tolerance`
+    each family gets the patch and the numbers of components, up to this one, with the fewest latents that keep it: it
+    limits the RMS error of every field on the training split, in units of the field's standard deviation.
     """
 
     patch_size: PerDimension
     max_tokens: PerDimension
     components: PositiveInt
+    tolerance: PositiveFloat | None
 
 
 class Noise(Section):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -231,6 +232,27 @@ def plot_parity(family: str, arrays: Arrays) -> Figure:
         panel.set_ylabel("prediction" * (channel % num_columns == 0), fontsize=SMALL)
     title = f"{', '.join(roles)} trajectory, predicted times; dark: many points"
     figure.suptitle(wrapped(title, int(16 * figure.get_figwidth())), fontsize=SMALL)
+    return figure
+
+
+def plot_rates(family: str, rates: dict[str, Any]) -> Figure:
+    """Plot the least error of the codec over latents per grid point: a panel per field group, a line per patch.
+
+    `rates` is what `ups.training.stages.codec.measure_rates` returns; a dot marks what it has chosen.
+    """
+    groups = [name for name in rates["errors"] if name.split("/")[0] == family]
+    figure, panels = panel_grid({name: name for name in groups}, "latents per grid point", "RMS error / std")
+    for name, panel in panels.items():
+        chosen = rates["chosen"][name]
+        for patch, errors in rates["errors"][name].items():
+            points = int(patch) ** len(FAMILIES[family].axes)
+            panel.plot(np.arange(len(errors)) / points, positive(np.array(errors)), label=f"patch of {points} points")
+            if int(patch) == chosen["patch"]:
+                kept = chosen["components"]
+                panel.plot([kept / points], positive(np.array([errors[kept]])), "ko", label="chosen")
+    curves = [np.array(errors) for name in groups for errors in rates["errors"][name].values()]
+    log_axes(list(panels.values()), np.concatenate(curves), SMALLEST_ERROR)
+    common_legend(figure, "principal components of the training split")
     return figure
 
 

@@ -29,6 +29,7 @@ from ups.evaluation.figures import (
     plane_of,
     plot_errors,
     plot_parity,
+    plot_rates,
     plot_spectra,
     plot_trajectories,
     read_arrays,
@@ -52,7 +53,8 @@ class Results:
 
     `arrays` is the folder of arrays for figures, `cards` the data card of each dataset, `stages` the receipts of the
     trained stages, `machine` the environment, `others` the data roots of the runs to compare with. `folder` is that of
-    `evaluation.folder`, if its files were scored instead of the test split.
+    `evaluation.folder`, if its files were scored instead of the test split; `rates` are the curves by which the sizes
+    of the codec were chosen, if it has a tolerance.
     """
 
     metrics: list[dict[str, Any]]
@@ -68,6 +70,7 @@ class Results:
     machine: dict[str, Any]
     others: list[Path]
     folder: Path | None
+    rates: dict[str, Any] | None
 
     @property
     def scored(self) -> str:
@@ -138,6 +141,8 @@ def _section(results: Results, scores: Scores, name: str, film_bytes: int) -> di
         arrays |= _curves_of(kind, plain_method(family), results.baseline_arrays / kind / f"{name}.npz")
     figures: dict[str, Figure] = {} if card.family.steady else {"Error over time": plot_errors({name: arrays})}
     figures["Energy spectrum"] = plot_spectra({name: arrays})
+    if results.rates is not None:
+        figures["Codec: error over latents kept"] = plot_rates(family, results.rates)
     film = None
     if "median/truth" in arrays:
         figures["Predicted over true values"] = plot_parity(family, arrays)

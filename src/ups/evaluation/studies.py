@@ -1,26 +1,33 @@
-"""Reports of studies: variants of the operator relative to the base variant, and one comparison over several seeds."""
+"""Reports of studies: variants of the operator, compressed latents, and one comparison over several seeds."""
 
 import json
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import combinations
+from math import inf
 from pathlib import Path
 from statistics import fmean, mean, stdev
+from time import perf_counter
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from ups.config import EvaluationConfig, LaunchConfig
 from ups.config.studies import BASE
+from ups.data.estimate import raw_bytes
+from ups.data.families import Dataset
+from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation.comparison import HORIZON_TITLES, Errors, best, errors_of
-from ups.evaluation.predictions import HORIZONS, Compute
+from ups.evaluation.predictions import HORIZONS, Compute, plain_method
 from ups.evaluation.scores import held_out, score_sets
 from ups.evaluation.styles import GRID, NORMAL, colour_of, new_figure, tidy, wrapped
 from ups.evaluation.tables import STRONG, WITHOUT_SAMPLING, geometric_mean, number, ratio, table
 from ups.files import read_json
+from ups.models.codec import Codec, group_name
 from ups.surrogate.trained import Trained
 
 ABLATION_NOTE = (
@@ -28,6 +35,15 @@ ABLATION_NOTE = (
     "variant base with the same seed, below 1 is better; milliseconds per training step, mean over a run, all variants "
     "measured alternately. Second table: nRMSE of one step / of the rollout."
 )
+
+
+COMPRESSION_NOTE = (
+    "Ratio: bytes of the fields as float32 / bytes of the latents on disk. Errors: nRMSE on the validation split, of "
+    "the codec (with the rounding of the latents), and of the operator or steady model trained on them, one step and "
+    "rollout; in brackets relative to that of the first variant. Decoding: megabytes of fields per second from latents "
+    "on disk that the system has in memory."
+)
+DECODED_TRAJECTORIES, DECODED_ROUNDS = 4, 5
 
 
 def score_variant(
@@ -39,18 +55,65 @@ def score_variant(
     surrogate = trained.surrogate(compute.device)
     assert surrogate.operator is not None
     records = score_sets(folder, surrogate, transient, config, compute)
-    row: dict[str, Any] = {horizon: _by_family(records, horizon) for horizon in HORIZONS}
+    row: dict[str, Any] = {horizon: _by_family(records, horizon, "operator") for horizon in HORIZONS}
     row["parameters"] = sum(parameter.numel() for parameter in surrogate.operator.parameters())
     return {"row": row}
 
 
-def _by_family(records: list[dict[str, Any]], horizon: str) -> dict[str, float | None]:
+def _by_family(records: list[dict[str, Any]], horizon: str, method: str) -> dict[str, float | None]:
     """Mean nRMSE over the datasets of each family; None where one is not finite."""
     values = defaultdict(list)
     for record in records:
-        if (record["method"], record["metric"], record["horizon"]) == ("operator", "nRMSE", horizon):
+        if (record["method"], record["metric"], record["horizon"]) == (method, "nRMSE", horizon):
             values[record["family"]].append(record["value"])
     return {family: None if None in found else fmean(found) for family, found in values.items()}
+
+
+def score_compression(
+    folder: Path, trained: Trained, config: EvaluationConfig, launch: LaunchConfig, raw: Path
+) -> dict[str, Any]:
+    """{"rows": [{"family", "ratio", "decoded_megabytes_per_second", "codec_error", "one_step", "rollout"}]}."""
+    compute, cache = Compute.of(launch), trained.cache()
+    surrogate = trained.surrogate(compute.device)
+    records = score_sets(folder, surrogate, held_out(cache, raw, "valid"), config, compute)
+    rows = []
+    for family in cache.families:
+        datasets = [Dataset.from_json(entry["dataset"]) for entry in cache.only(family).datasets.values()]
+        row = {"family": family, "ratio": sum(map(raw_bytes, datasets)) / cache.only(family).num_bytes}
+        row["decoded_megabytes_per_second"] = _decoding_speed(cache, surrogate.codec, datasets[0])
+        row["codec_error"] = _by_family(records, "one_step", "codec")[family]
+        rows.append(row | {h: _by_family(records, h, plain_method(family))[family] for h in HORIZONS})
+    return {"rows": rows}
+
+
+def _decoding_speed(cache: LatentCache, codec: Codec, dataset: Dataset) -> float:
+    """Megabytes of fields per second read and decoded from the cache on the codec's device, the best of some rounds."""
+    group, count = group_name(dataset.family, "fields"), min(dataset.num_trajectories, DECODED_TRAJECTORIES)
+    best_seconds, num_bytes = inf, 0
+    device = next(codec.parameters()).device
+    for _ in range(DECODED_ROUNDS):
+        started = perf_counter()
+        with torch.no_grad():
+            z = (torch.from_numpy(cache.read(dataset.name, "fields", index)) for index in range(count))
+            num_bytes = sum(codec.decode(each.to(device), group).cpu().nbytes for each in z)
+        best_seconds = min(best_seconds, perf_counter() - started)
+    return num_bytes / best_seconds / 1e6
+
+
+def compression_text(rows: list[dict[str, Any]]) -> str:
+    """Markdown: a row per family and variant."""
+    first = {row["family"]: row for row in rows if row["name"] == rows[0]["name"]}
+    columns = ["family", "variant", "codec.model. tolerance", "latents. tolerance", "ratio", "codec"]
+    cells = (_compression_cells(row, first[row["family"]]) for row in sorted(rows, key=lambda row: row["family"]))
+    columns += ["one step", "rollout", "MB / s"]
+    return "\n\n".join(["# Compression of latents", COMPRESSION_NOTE, table(columns, cells, num_names=2)]) + "\n"
+
+
+def _compression_cells(row: dict[str, Any], base: dict[str, Any]) -> list[str]:
+    tolerances = ["" if row[name] is None else f"{row[name]:g}" for name in ("codec", "latents")]
+    errors = [f"{number(row[h])} ({number(ratio(row[h], base[h]))})" for h in HORIZONS]
+    speed = number(row["decoded_megabytes_per_second"])
+    return [row["family"], row["name"], *tolerances, number(row["ratio"]), number(row["codec_error"]), *errors, speed]
 
 
 def compare(rows: list[dict[str, Any]], seconds_per_step: dict[str, float]) -> list[dict[str, Any]]:

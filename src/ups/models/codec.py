@@ -73,6 +73,23 @@ def choose_patch(grid: tuple[int, ...], patch_size: int, max_tokens: int) -> int
     return min(fitting) if fitting else max(divisors)
 
 
+def larger_patches(grid: tuple[int, ...], patch: int, max_points: int) -> list[int]:
+    """`patch`, and the larger edges below the shortest axis that divide every axis and have at most `max_points`."""
+    edges = range(patch + 1, min(grid))
+    return [patch] + [p for p in edges if all(n % p == 0 for n in grid) and p ** len(grid) <= max_points]
+
+
+def principal_errors(moments: Tensor) -> Tensor:
+    """Least RMS errors (fields, P + 1) of patches reconstructed from k = 0, ..., P components.
+
+    `moments` (fields, P, P) are the second moments E[x x^T] of normalized patches x. The principal components have the
+    least error; its square is the sum of the P - k smallest eigenvalues over P.
+    """
+    smallest_first = torch.linalg.eigvalsh(moments).clamp(min=0.0).cumsum(-1)
+    lost = nn.functional.pad(smallest_first, (1, 0)).flip(-1)
+    return (lost / moments.shape[-1]).sqrt()
+
+
 class Codec(nn.Module):
     """Encoder and decoder of every field group, by `group_name`; the decoder is the transpose of the encoder.
 

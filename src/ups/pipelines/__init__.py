@@ -7,7 +7,7 @@
 `deployment`: predict, for initial states in files; register.
 `baselines`: FNO, U-Net and linear models at equal cost, and the comparison with them.
 `adaptation`: learning from a few trajectories of new files.
-`studies`: ablation, selection by physics, warnings of shifts, seeds, leaderboard.
+`studies`: ablation, compression, selection by physics, warnings of shifts, seeds, leaderboard.
 `performance`: tune, profile, benchmark.
 
 The lists of nodes do not repeat `launch` and the two folders of a run, `data_root` and `raw_root`: `step` adds them

@@ -24,7 +24,7 @@ from ups.config.training import TrainingSection
 from ups.files import read_json
 from ups.pipelines import step
 from ups.pipelines.data import describe_datasets, fit_normalization, simulate_pdebench
-from ups.pipelines.training import encode_latents, no_datasets, train_codec
+from ups.pipelines.training import codec_rates, encode_latents, no_datasets, train_codec
 from ups.runs import machine
 from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, trained_receipts
@@ -76,6 +76,9 @@ def tune_codec(
     config: CodecConfig, launch: LaunchConfig, raw: Path, data_root: Path, **inputs: Inputs
 ) -> dict[str, Any]:
     """Find the largest micro-batch of the codec that fits into memory."""
+    present = {name: receipt for name, receipt in inputs.items() if receipt is not None}
+    if len(present) == len(inputs):
+        inputs |= codec_rates(config, present, raw, data_root)
     return _tune("codec", config, launch, data_root, inputs, raw)
 
 

@@ -167,7 +167,7 @@ def _tokens(codec: CodecConfig, latents: LatentsConfig) -> Tokens:
     from ups.data.latent_shards import bytes_per_value  # not at the start of every command
 
     value_bytes = bytes_per_value(latents.tolerance) if latents.on_disk else 0.0
-    return Tokens(**codec.model.model_dump(), value_bytes=value_bytes)
+    return Tokens(**codec.model.model_dump(exclude={"tolerance"}), value_bytes=value_bytes)
 
 
 def _budget(launch: LaunchConfig) -> int:

@@ -16,6 +16,7 @@ from ups.files import from_here, place_of
 from ups.pipelines import STAGES, step
 from ups.runs.machine import describe_machine, device
 from ups.runs.progress import ProgressBar
+from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt
 
 EXTERNAL = ("external_verdict", "external_metrics", "external_report")
@@ -117,6 +118,7 @@ def _render(launch: LaunchConfig, seed: int, data_root: Path, inputs: dict[str, 
         corrector=inputs["corrector_report"],
         arrays=place_of(data_root, inputs["rollouts"]),
         stages={name: inputs[name] for name in STAGES},
+        rates=Run.read(place_of(data_root, inputs["codec"])).inputs.get("rates"),
         data_root=data_root,
         machine=describe_machine(device(launch), launch.threads_per_process or 0, seed),
         **own,

@@ -1,4 +1,4 @@
-"""Pipelines `ablation`, `selection`, `coverage`, `seeds` and `leaderboard`: effects of choices and shifts; ranks."""
+"""Pipelines `ablation`, `compression`, `selection`, `coverage`, `seeds`, `leaderboard`: effects of choices; ranks."""
 
 from itertools import product
 from pathlib import Path
@@ -9,7 +9,10 @@ from rich import get_console
 
 from ups.config import (
     AblationConfig,
+    CodecConfig,
+    CompressionConfig,
     EvaluationConfig,
+    LatentsConfig,
     LaunchConfig,
     LeaderboardConfig,
     OperatorConfig,
@@ -17,13 +20,17 @@ from ups.config import (
     SeedsConfig,
     SelectionConfig,
     ShiftsConfig,
+    SteadyConfig,
 )
 from ups.data.families import Dataset
 from ups.errors import ConfigFault
 from ups.pipelines import cached, step
 from ups.pipelines.evaluation import PLAIN, SURROGATE, trained_stages
+from ups.pipelines.training import encode_latents, train_codec, train_operator, train_steady
 from ups.runs.launcher import train_stage
 from ups.runs.stage_cache import Receipt
+
+EVALUATION = "ups.evaluation.studies"
 
 
 def create_ablation() -> Pipeline:
@@ -37,6 +44,17 @@ def create_ablation() -> Pipeline:
         step(compare_variants, ["ablation_scores", "ablation_pace"], ["ablation", "ablation_text"]),
     ]
     return Pipeline(steps, tags="ablation")
+
+
+def create_compression() -> Pipeline:
+    """Needs `kedro run --pipeline data`; each variant has codec, latents and models of its own."""
+    sections = ["codec", "operator", "steady", "evaluation"]
+    inputs = {name: name for name in ("datasets", "normalization")} | {name: f"params:{name}" for name in sections}
+    steps = [
+        step(score_compressed, inputs | {"config": "params:compression"}, "compression"),
+        step(report_compression, ["compression"], "compression_text"),
+    ]
+    return Pipeline(steps, tags="compression")
 
 
 def create_selection() -> Pipeline:
@@ -108,7 +126,7 @@ def score_variants(
     for variant in variants:
         name, inputs = f"score_{variant['variant']}", shared | {"operator": variant["operator"]}
         trained = trained_stages(inputs, launch, data_root)
-        scored = cached(name, data_root, "07_model_output/ablation", "ups.evaluation.studies", config, inputs)
+        scored = cached(name, data_root, "07_model_output/ablation", EVALUATION, config, inputs)
         receipt = scored(lambda folder, trained=trained: score_variant(folder, trained, config, launch, raw))
         rows.append({key: variant[key] for key in ("variant", "seed", "overrides")} | receipt["row"])
     return rows
@@ -120,6 +138,44 @@ def compare_variants(scores: list[dict[str, Any]], pace: Receipt) -> tuple[list[
 
     rows = compare(scores, pace["seconds_per_step"])
     return rows, ablation_text(rows)
+
+
+def score_compressed(
+    datasets: Receipt,
+    normalization: Receipt,
+    codec: CodecConfig,
+    operator: OperatorConfig,
+    steady: SteadyConfig,
+    evaluation: EvaluationConfig,
+    config: CompressionConfig,
+    launch: LaunchConfig,
+    raw: Path,
+    data_root: Path,
+) -> list[dict[str, Any]]:
+    """Train on the latents of every variant; bytes, decoding speed and errors on the validation split, by family."""
+    from ups.evaluation.studies import score_compression
+
+    rows = []
+    for variant in config.variants:
+        section = codec.model_copy(update={"model": codec.model.model_copy(update={"tolerance": variant.codec})})
+        latents = LatentsConfig(tolerance=variant.latents, on_disk=True)
+        trained = train_codec(datasets, normalization, section, launch, raw, data_root)
+        cache = encode_latents(datasets, trained, latents, launch, raw, data_root)
+        inputs = {"latent_cache": cache, "codec": trained}
+        inputs["operator"] = train_operator(operator, launch, data_root, latent_cache=cache)
+        inputs["steady"] = train_steady(steady, launch, data_root, latent_cache=cache)
+        models, place, module = trained_stages(inputs, launch, data_root), "07_model_output/compression", EVALUATION
+        scored = cached(f"score_{variant.name}", data_root, place, module, evaluation, inputs)
+        receipt = scored(lambda folder, models=models: score_compression(folder, models, evaluation, launch, raw))
+        rows += [variant.model_dump() | row for row in receipt["rows"]]
+    return rows
+
+
+def report_compression(compression: list[dict[str, Any]]) -> str:
+    """The table of all variants and families."""
+    from ups.evaluation.studies import compression_text
+
+    return compression_text(compression)
 
 
 def select(

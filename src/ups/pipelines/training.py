@@ -42,9 +42,24 @@ def create_pipeline() -> Pipeline:
 def train_codec(
     datasets: Receipt, normalization: Receipt, config: CodecConfig, launch: LaunchConfig, raw: Path, data_root: Path
 ) -> Receipt:
-    """Train the codec between fields and latents."""
+    """Train the codec between fields and latents; with a tolerance its sizes are chosen before."""
     inputs = {"datasets": datasets, "normalization": normalization}
-    return train_stage("codec", config, inputs, launch, data_root, raw)
+    return train_stage("codec", config, inputs | codec_rates(config, inputs, raw, data_root), launch, data_root, raw)
+
+
+def codec_rates(config: CodecConfig, inputs: dict[str, Receipt], raw: Path, data_root: Path) -> dict[str, Receipt]:
+    """The input `rates` of a codec with a tolerance: curves of the training split, and the sizes chosen by them."""
+    if config.model.tolerance is None:
+        return {}
+    module = "ups.training.stages.codec"
+    measured = cached("measure_rates", data_root, "04_feature/rates", module, config.model, inputs)
+
+    def measure(_: Path) -> Receipt:
+        from ups.training.stages.codec import measure_rates  # imports torch
+
+        return measure_rates(config.model, inputs["datasets"], inputs["normalization"], raw)
+
+    return {"rates": measured(measure)}
 
 
 def encode_latents(

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from tests.training.jobs import section, train
+from ups.config.training import CodecModel
+from ups.errors import ConfigFault
 from ups.files import read_json
 from ups.models.weights import load
 from ups.runs.run import Run
@@ -64,3 +66,30 @@ def test_a_sample_is_estimated_to_need_twelve_times_its_size(root: Path):
     gigabytes = 2 * 5.5 * stage.sample_bytes["darcy_2d/fields"] / 1e9
     run = replace(run, launch=run.launch.model_copy(update={"memory_gigabytes": gigabytes}))
     assert micro_batch_size(stage, "darcy_2d/fields", run) == 5
+
+
+def waves(tolerance: float) -> CodecModel:
+    """Options for patches of 1 to 16 points in one dimension."""
+    return CodecModel(patch_size=(1, 1, 1), max_tokens=(64, 64, 64), components=16, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("tolerance", [0.3, 0.1, 0.03])
+def test_chosen_sizes_have_the_fewest_latents_that_keep_the_tolerance(root: Path, tolerance: float):
+    """No patch keeps the tolerance with fewer latents, one component less misses it, and coefficients share a patch."""
+    run = Run.read(train(root, "codec", launch=ALONE))
+    assert run.raw is not None
+    found = codec.measure_rates(waves(tolerance), run.inputs["datasets"], run.inputs["normalization"], run.raw)
+    curves, chosen = found["errors"]["advection_1d/fields"], found["chosen"]["advection_1d/fields"]
+    needed = {int(patch): sum(error > tolerance for error in curve) for patch, curve in curves.items()}
+    assert chosen["components"] == needed[chosen["patch"]] <= chosen["patch"]
+    assert chosen["components"] / chosen["patch"] == min(k / patch for patch, k in needed.items())
+    assert found["chosen"]["darcy_2d/fields"]["patch"] == found["chosen"]["darcy_2d/coefficients"]["patch"]
+
+
+def test_a_tolerance_out_of_reach_is_refused(root: Path):
+    """Where even the largest number of components misses the tolerance the family is named, and what to change."""
+    run = Run.read(train(root, "codec", launch=ALONE))
+    assert run.raw is not None
+    model = waves(1e-3).model_copy(update={"patch_size": (4, 4, 4), "components": 1})
+    with pytest.raises(ConfigFault, match=r"advection_1d/fields.*raise it or codec.model.components"):
+        codec.measure_rates(model, run.inputs["datasets"], run.inputs["normalization"], run.raw)
