@@ -73,7 +73,7 @@ class TrainingHistory:
         return [fmean(losses.values()) for losses in self.validations]
 
     def add_validation(self, losses: dict[str, float], update: Update, *, keep_best: bool) -> None:
-        """Record validation losses, with `keep_best` the weights of the lowest mean; `Diverged` if one is not finite."""
+        """Record validation losses, with `keep_best` the weights of the lowest mean; `Diverged` if not finite."""
         loss = fmean(losses.values())
         if not math.isfinite(loss):
             raise Diverged(f"{self.stage}: validation loss {loss} at step {self.step}; {self.remedy}")
