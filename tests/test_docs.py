@@ -259,7 +259,7 @@ def test_numbers_on_the_pages_are_those_of_the_code():
     """Limits, constants and the format of bundles that the pages name."""
     method, formats = ((PROJECT / f"notebooks/{name}.md").read_text(encoding="utf-8") for name in ("method", "formats"))
     limits = CorrectorConfig.model_validate(packaged("corrector"))
-    assert limits.max_nrmse == limits.max_high_band and limits.min_trajectories == 4
+    assert limits.max_nrmse == limits.max_high_band and limits.min_trajectories == 8
     assert f"at most {limits.max_crps:g} times the MAE" in method
     assert f"at most {limits.max_nrmse:g} times" in method
     assert f"between 1/{limits.max_miscalibration:g} and {limits.max_miscalibration:g}" in method

@@ -42,7 +42,7 @@ def make_root(root: Path, stages: tuple[str, ...] = STAGE_NAMES[1:]) -> Path:
     cache = encode_latents(receipt(root, "datasets"), receipt(root, "codec"), *options)
     write_json(root / "receipts/latent_cache.json", cache)
     for stage in STAGE_NAMES[1:]:
-        write_json(root / f"receipts/{stage}.json", untrained_receipt(stage, "suitable"))
+        write_json(root / f"receipts/{stage}.json", untrained_receipt(stage, "there is no suitable dataset"))
     for stage in stages:
         make_stage(root, stage)
     return root

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.data.latents import write_cache
+from tests.training.jobs import section
 from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache
 from ups.data.samples import FieldSamples, LatentSamples
@@ -31,7 +32,7 @@ class Numbers:
 
 
 def _sampler(seed: int = 0) -> BatchSampler:
-    return BatchSampler(Numbers(NUM_SAMPLES), BATCH_SIZES, NUM_SAMPLES, seed)
+    return BatchSampler(Numbers(NUM_SAMPLES), BATCH_SIZES, NUM_SAMPLES, section(seed=seed))
 
 
 def test_batch_depends_on_seed_and_step_alone():
@@ -48,7 +49,7 @@ def test_batch_depends_on_seed_and_step_alone():
 def test_keys_come_in_proportion_to_their_weights():
     """A key of four times the weight makes four times as many batches."""
     sampler = BatchSampler(
-        Numbers(NUM_SAMPLES), BATCH_SIZES, {"burgers_1d": 4.0, "darcy_2d": 1.0, "advection_1d": 0.0}, 0
+        Numbers(NUM_SAMPLES), BATCH_SIZES, {"burgers_1d": 4.0, "darcy_2d": 1.0, "advection_1d": 0.0}, section()
     )
     counts = Counter(sampler.draw(step)[0] for step in range(3000))
     assert counts["burgers_1d"] / counts["darcy_2d"] == pytest.approx(4.0, rel=0.1)

@@ -254,6 +254,6 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytes
 
 def test_untrained_stages_are_left_out():
     """A stage without datasets says which kind it lacks, and is not among the trained ones."""
-    untrained, trained = untrained_receipt("steady", "steady"), {"stage": "operator"}
+    untrained, trained = untrained_receipt("steady", "there is no steady dataset"), {"stage": "operator"}
     assert untrained == {"stage": "steady", "untrained": "there is no steady dataset"}
     assert trained_receipts({"steady": untrained, "operator": trained}) == {"operator": trained}

@@ -54,6 +54,7 @@ LOOP = {
     "batch_multiple": 12,
     "balance": 0.5,
     "family_weights_by_dimension": [1.0, 1.0, 1.0],
+    "max_difficulty": 2.0,  # so that exact resume is shown with it
 }
 LOOP |= {"optimizer": "adamw", "learning_rate": 0.003, "schedule": "cosine", "warmup_steps": 4, "weight_decay": 0.01}
 LOOP |= {"clip_norm": 1.0, "spike_factor": 100.0, "max_skipped_steps": 2, "ema_decay": 0.9, "precision": "float32"}
@@ -73,7 +74,8 @@ LAUNCH |= {
 LAUNCH |= {"restarts": 3, "timeout_seconds": 30, "force": False}
 
 NO_TERMS: dict[str, dict[str, Any]] = {
-    name: {"weight": 0.0} | ({"num_points": 16, "every": 1, "warmup_steps": 0} if name == "query" else {})
+    name: {"weight": 0.0, "phase": [0.0, 1.0]}
+    | ({"num_points": 16, "every": 1, "warmup_steps": 0} if name == "query" else {})
     for name in Terms.model_fields
 }
 ONE_STEP = {"horizon": 1, "pushforward": False, "start": 0.5}

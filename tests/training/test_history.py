@@ -34,7 +34,7 @@ def outcome(loss: float | None, taken: float = 1.0) -> StepResult:
 def test_patience(losses: list[float], is_exhausted: bool):
     """Training is over when the best validation is as many validations old as patience allows, and never without."""
     run = history()
-    run.valid_losses = losses
+    run.validations = [{"a": loss} for loss in losses]
     assert run.is_exhausted(2) == is_exhausted
     assert not run.is_exhausted(None)
 
@@ -42,11 +42,11 @@ def test_patience(losses: list[float], is_exhausted: bool):
 def test_best_weights_are_kept_with_patience(tmp_path: Path):
     """With patience the weights of the best validation are kept, not those of a later one."""
     run, update = history(), toy_update(tmp_path, section())
-    run.add_validation(1.0, update, keep_best=True)
+    run.add_validation({"a": 1.0}, update, keep_best=True)
     best = {name: value.clone() for name, value in run.best.items()}
     for parameter in update.average.parameters():
         parameter.zero_()
-    run.add_validation(2.0, update, keep_best=True)
+    run.add_validation({"a": 2.0}, update, keep_best=True)
     assert all(torch.equal(run.best[name], value) for name, value in best.items())
 
 
@@ -85,18 +85,20 @@ def test_too_many_steps_without_memory_end_the_run(tmp_path: Path):
 def test_validation_that_is_not_finite_ends_the_run(tmp_path: Path, loss: float):
     """A validation loss of NaN or infinity is told with step and remedy."""
     with pytest.raises(Diverged, match=r"validation loss \w+ at step 0; lower operator.learning_rate"):
-        history().add_validation(loss, toy_update(tmp_path, section()), keep_best=False)
+        history().add_validation({"a": loss}, toy_update(tmp_path, section()), keep_best=False)
 
 
 def test_a_baseline_that_diverges_names_its_own_parameter(tmp_path: Path):
     """The learning rates of baselines are a list, of the section `baselines`."""
     with pytest.raises(Diverged, match=r"lower baselines.learning_rates"):
-        TrainingHistory("baseline", CPU).add_validation(math.nan, toy_update(tmp_path, section()), keep_best=False)
+        TrainingHistory("baseline", CPU).add_validation(
+            {"a": math.nan}, toy_update(tmp_path, section()), keep_best=False
+        )
 
 
 def saved(owners: list[dict[str, Any]]) -> dict[str, Any]:
     """What a checkpoint of so many ranks holds."""
-    common = {"step": 8, "num_skipped_for_memory": 1, "valid_losses": [0.5], "best": None, "num_losses": 2.0}
+    common = {"step": 8, "num_skipped_for_memory": 1, "validations": [{"a": 0.5}], "best": None, "num_losses": 2.0}
     return common | {"ranks": owners}
 
 

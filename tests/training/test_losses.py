@@ -30,6 +30,7 @@ from ups.training.losses import (
     positivity_error,
     query_error,
     spectral_error,
+    term_weight,
 )
 from ups.training.stages import operator as stage_operator
 from ups.training.stages.operator import step_loss
@@ -188,7 +189,7 @@ def operator_of(batch: LatentBatch) -> Operator:
 
 def gradient(name: str, model: Operator, known: Codec, batch: LatentBatch) -> float:
     """The norm of the gradient that one term adds to the loss, with respect to the operator's parameters."""
-    terms = TermSum(weighted(**{name: 1.0}), known)
+    terms = TermSum(weighted(**{name: 1.0}), known, 8)
     gradients = []
     for chosen in (terms, None):
         values = step_loss(model.statistics, section(noise=noisy(0.0)), chosen)(model, batch, drawn())
@@ -243,19 +244,19 @@ def test_the_loss_is_the_weighted_sum():
     plain = loss_with(None, 0)
     total = torch.zeros(B)
     for name in ("query", "spectral", "boundary", "divergence"):
-        terms = TermSum(weighted(**{name: 0.5}), known)
+        terms = TermSum(weighted(**{name: 0.5}), known, 8)
         added = loss_with(terms, 0) - plain
         torch.testing.assert_close(added.mean(), 0.5 * terms.values[name])
         assert torch.equal(loss_with(terms, None), loss_with(None, None))
         total = total + added
-    terms = TermSum(weighted(**dict.fromkeys(NAMES, 0.5)), known)
+    terms = TermSum(weighted(**dict.fromkeys(NAMES, 0.5)), known, 8)
     torch.testing.assert_close(loss_with(terms, 0), plain + total)
     assert sorted(terms.values) == ["boundary", "divergence", "query", "spectral"]
 
 
 def test_shares_meet_the_same_points():
     """The losses of two ranks, put together, are those of one."""
-    terms = TermSum(weighted(query=1.0), codec("incompressible_ns_2d"))
+    terms = TermSum(weighted(query=1.0), codec("incompressible_ns_2d"), 8)
     parts = [loss_with(terms, 3, share) for share in (slice(0, 1), slice(1, B))]
     torch.testing.assert_close(torch.cat(parts), loss_with(terms, 3))
 
@@ -264,7 +265,7 @@ def test_queries_come_every_so_often_and_warm_up():
     """With `every` 2 and 4 steps of warm-up the term counts by 1/4, 0, 3/4, 0, 1, 0 of its value."""
     known = codec("incompressible_ns_2d")
     query = NO_TERMS["query"] | {"weight": 1.0, "every": 2, "warmup_steps": 4}
-    warm, full = (TermSum(Terms(**NO_TERMS | {"query": q}), known) for q in (query, query | {"warmup_steps": 0}))
+    warm, full = (TermSum(Terms(**NO_TERMS | {"query": q}), known, 8) for q in (query, query | {"warmup_steps": 0}))
     shares = []
     for step in range(6):
         added, whole = (loss_with(terms, step) - loss_with(None, step) for terms in (warm, full))
@@ -298,3 +299,9 @@ def test_two_ranks_learn_terms_as_one_does(root: Path):
     lines = [line for line in lines_of(root / "06_models" / "one" / one.name) if "term/query" in line]
     assert lines[0]["step"] == 1 and min(lines[0]["term/query"], lines[0]["term/spectral"]) > 0
     assert "term/conservation" in json.dumps(lines[-1])
+
+
+def test_a_term_counts_in_its_phase_alone():
+    """With phase [0.25, 0.75] of 8 steps a term has its weight in steps 2 to 5, and none before and after."""
+    term = Terms(**NO_TERMS | {"spectral": {"weight": 0.5, "phase": [0.25, 0.75]}}).spectral
+    assert [term_weight(term, step, 8) for step in range(8)] == [0.0, 0.0, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0]

@@ -53,7 +53,7 @@ class CorrectorConfig(Section):
     highest band of wavenumbers `max_high_band`; and the spread-skill ratio is in [1 / m, m], m = `max_miscalibration`.
 
     Each dataset gives as many whole trajectories as have `num_tokens` tokens together, but at least `min_trajectories`;
-    for a family with fewer the corrector is off. A trajectory with more tokens gives its first snapshots.
+    for a family with fewer it is off, and not trained. A trajectory with more tokens gives its first snapshots.
     """
 
     seed: Seed

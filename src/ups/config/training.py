@@ -50,13 +50,24 @@ class Unroll(Section):
 
 
 class Term(Section):
-    """A further term of the training loss with its weight; with weight 0 it is not computed."""
+    """A further term of the training loss with its weight; with weight 0 it is not computed.
+
+    `phase`: the fractions of the training between which it is computed.
+    """
 
     weight: NonNegative
+    phase: Annotated[list[Annotated[float, Field(ge=0.0, le=1.0)]], Field(min_length=2, max_length=2)]
+
+    @model_validator(mode="after")
+    def _check_phase(self) -> Self:
+        start, end = self.phase
+        if start >= end:
+            raise ValueError(f"a term's phase must end after its start, got [{start}, {end}]")
+        return self
 
 
 class Query(Term):
-    """Error at `num_points` random points in every `every`-th step; the weight grows over `warmup_steps` steps."""
+    """Error at `num_points` random points in every `every`-th step; the weight grows over the first `warmup_steps`."""
 
     num_points: PositiveInt
     every: PositiveInt
@@ -83,7 +94,9 @@ class Recipe(Section):
 
     A batch of one optimizer step, over all processes, holds about `batch_tokens` tokens: a multiple of `batch_multiple`
     snapshots of one family, divided equally among the processes. A family is sampled with a probability proportional to
-    (its number of samples)^`balance` times the entry of `family_weights_by_dimension` for 1D, 2D or 3D grids.
+    (its number of samples)^`balance` times the entry of `family_weights_by_dimension` for 1D, 2D or 3D grids; after the
+    first validation also to its validation loss over the geometric mean of all families, between 1 / m and m with
+    m = `max_difficulty`.
 
     A step is skipped if its gradient norm is not finite or exceeds `spike_factor` times the running mean; more than
     `max_skipped_steps` skipped steps end the training. After `patience` validations without a new best loss training
@@ -95,6 +108,7 @@ class Recipe(Section):
     batch_multiple: PositiveInt
     balance: Annotated[float, Field(ge=0.0, le=1.0)]
     family_weights_by_dimension: PerDimensionFloat
+    max_difficulty: Annotated[float, Field(ge=1.0)]
     optimizer: Literal["adamw", "muon"]
     schedule: Literal["cosine", "step", "plateau", "constant"]
     weight_decay: NonNegative

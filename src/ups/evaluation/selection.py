@@ -41,14 +41,17 @@ DatasetErrors = tuple[list[InitialCondition], dict[Key, Tensor]]  # N initial co
 def select_all(trained: Trained, config: SelectionConfig, launch: LaunchConfig, raw: Path) -> dict[str, Any]:
     """Error over cost of every search method, the decision of every family, and the test of each decision to search.
 
-    Left out are families without a residual of their equation, and steady ones, whose solution is no rollout.
+    Left out are families without a residual of their equation, steady ones, whose solution is no rollout, and those for
+    which the sampler was not trained.
 
     Returns:
         {"families": {family: decision}, "datasets": {dataset: quality of the score}, "records": [...]}
     """
     compute, cache = Compute.of(launch), trained.cache()
     surrogate = compute.limited(trained.surrogate(compute.device))
-    valid, test = (_transient(held_out(cache, raw, split), config.max_trajectories) for split in ("valid", "test"))
+    sampler = {"diffusion": surrogate.denoiser, "consistency": surrogate.student}[config.sampler]
+    known = set(sampler.rows) if sampler is not None else set()
+    valid, test = (_searched(held_out(cache, raw, split), config, known) for split in ("valid", "test"))
     errors, test_errors = defaultdict(list), defaultdict(list)
     scores, datasets, records = {}, {}, []
     with ProgressBar("select", len(valid) + len(test), "datasets") as bar:
@@ -147,10 +150,11 @@ def _interval(values: Tensor, seed: int) -> dict[str, float]:
     return {} if ends is None else dict(zip(("low", "high"), ends, strict=True))
 
 
-def _transient(sets: list[TrajectorySet], max_trajectories: int) -> list[TrajectorySet]:
-    transient = [each for each in sets if not FAMILIES[each.dataset.family].steady]
-    known = [each for each in transient if base_of(each.dataset.family) in SIMULATED_FAMILIES]
-    return [replace(each, indices=each.indices[:max_trajectories]) for each in known]
+def _searched(sets: list[TrajectorySet], config: SelectionConfig, known: set[str]) -> list[TrajectorySet]:
+    """The sets of transient families that are `known` to the sampler and whose equation has a residual."""
+    transient = [each for each in sets if not FAMILIES[each.dataset.family].steady and each.dataset.family in known]
+    chosen = [each for each in transient if base_of(each.dataset.family) in SIMULATED_FAMILIES]
+    return [replace(each, indices=each.indices[: config.max_trajectories]) for each in chosen]
 
 
 def _search(

@@ -1,5 +1,8 @@
 """Pipeline `training`: codec, latents, then operator and steady model, diffusion, consistency."""
 
+import logging
+import math
+from collections import Counter
 from pathlib import Path
 
 from kedro.pipeline import Pipeline
@@ -7,6 +10,7 @@ from kedro.pipeline import Pipeline
 from ups.config import (
     CodecConfig,
     ConsistencyConfig,
+    CorrectorConfig,
     DiffusionConfig,
     LatentsConfig,
     LaunchConfig,
@@ -14,6 +18,7 @@ from ups.config import (
     SteadyConfig,
 )
 from ups.config.training import TrainingSection
+from ups.files import place_of
 from ups.pipelines import cached, step
 from ups.runs.launcher import train_stage
 from ups.runs.machine import device, limit_threads
@@ -22,19 +27,22 @@ from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, trained_receipts, untrained_receipt
 from ups.runs.torchrun import run_query
 
+log = logging.getLogger(__name__)
+
 
 def create_pipeline() -> Pipeline:
     """Every stage is trained in processes of torchrun, unless its parameters, inputs and code are unchanged."""
     cache = {"latent_cache": "latent_cache"}
     operators = cache | {"operator": "operator_receipt", "steady": "steady_receipt"}
-    denoiser = operators | {"diffusion": "diffusion_receipt"}
+    correctors = operators | {"limits": "params:corrector"}
+    student = correctors | {"diffusion": "diffusion_receipt", "config": "params:consistency"}
     steps = [
         step(train_codec, ["datasets", "normalization", "params:codec"], "codec_receipt", tags="codec"),
         step(encode_latents, ["datasets", "codec_receipt", "params:latents"], "latent_cache", tags="latents"),
         step(train_operator, cache | {"config": "params:operator"}, "operator_receipt", tags="operator"),
         step(train_steady, cache | {"config": "params:steady"}, "steady_receipt", tags="steady"),
-        step(train_diffusion, operators | {"config": "params:diffusion"}, "diffusion_receipt", tags="diffusion"),
-        step(train_consistency, denoiser | {"config": "params:consistency"}, "consistency_receipt", tags="consistency"),
+        step(train_diffusion, correctors | {"config": "params:diffusion"}, "diffusion_receipt", tags="diffusion"),
+        step(train_consistency, student, "consistency_receipt", tags="consistency"),
     ]
     return Pipeline(steps, tags="training")
 
@@ -99,22 +107,66 @@ def train_steady(config: SteadyConfig, launch: LaunchConfig, data_root: Path, **
     return _train("steady", config, launch, data_root, inputs)
 
 
-def train_diffusion(config: DiffusionConfig, launch: LaunchConfig, data_root: Path, **inputs: Receipt) -> Receipt:
+def train_diffusion(
+    config: DiffusionConfig, limits: CorrectorConfig, launch: LaunchConfig, data_root: Path, **inputs: Receipt
+) -> Receipt:
     """Train the denoiser of the residuals (truth minus prediction of the trained operator or steady model)."""
-    return _train("diffusion", config, launch, data_root, inputs)
+    return _train_corrector("diffusion", config, limits, launch, data_root, inputs)
 
 
-def train_consistency(config: ConsistencyConfig, launch: LaunchConfig, data_root: Path, **inputs: Receipt) -> Receipt:
+def train_consistency(
+    config: ConsistencyConfig, limits: CorrectorConfig, launch: LaunchConfig, data_root: Path, **inputs: Receipt
+) -> Receipt:
     """Distil the denoiser into a copy that samples in one or two steps."""
-    return _train("consistency", config, launch, data_root, inputs)
+    return _train_corrector("consistency", config, limits, launch, data_root, inputs)
+
+
+def _train_corrector(
+    stage: str,
+    config: DiffusionConfig | ConsistencyConfig,
+    limits: CorrectorConfig,
+    launch: LaunchConfig,
+    data_root: Path,
+    inputs: dict[str, Receipt],
+) -> Receipt:
+    """Train a stage on the families for which `choose_corrector` may use it, with the same steps for each of them.
+
+    Those with too few validation trajectories are left out of the lists of families in the receipt of the latent cache,
+    and named in its `too_few_validation_trajectories`: the run folder keeps it.
+    """
+    cache = inputs["latent_cache"]
+    few = few_validation_trajectories(cache, limits.min_trajectories, data_root)
+    kept = {kind: [family for family in cache[kind] if family not in few] for kind in ("transient", "steady")}
+    num_kept = sum(map(len, kept.values()))
+    if few:
+        named = ", ".join(f"{family} ({count})" for family, count in sorted(few.items()))
+        log.info("%s: fewer than %d validation trajectories, not trained: %s", stage, limits.min_trajectories, named)
+    if not num_kept:
+        return untrained_receipt(
+            stage, f"every family has fewer than {limits.min_trajectories} validation trajectories"
+        )
+    share = num_kept / (num_kept + len(few))
+    fewer = {name: math.ceil(share * getattr(config, name)) for name in ("steps", "warmup_steps")}
+    inputs = inputs | {"latent_cache": cache | kept | {"too_few_validation_trajectories": few}}
+    return _train(stage, config.model_copy(update=fewer), launch, data_root, inputs)
+
+
+def few_validation_trajectories(latent_cache: Receipt, min_trajectories: int, data_root: Path) -> dict[str, int]:
+    """Number of validation trajectories of the families that have fewer than `min_trajectories`."""
+    from ups.data.latent_cache import LatentCache  # imports torch, as below
+
+    counts: Counter[str] = Counter()
+    for entry in LatentCache.open(place_of(data_root, latent_cache), latent_cache["key"]).datasets.values():
+        counts[entry["dataset"]["family"]] += len(entry["split"]["valid"])
+    return {family: count for family, count in counts.items() if count < min_trajectories}
 
 
 def _train(
     stage: str, config: TrainingSection, launch: LaunchConfig, data_root: Path, inputs: dict[str, Receipt]
 ) -> Receipt:
     """Train a stage on the receipts of its inputs, if there are datasets of its families."""
-    if reason := no_datasets(stage, inputs["latent_cache"]):
-        return untrained_receipt(stage, reason)
+    if kind := no_datasets(stage, inputs["latent_cache"]):
+        return untrained_receipt(stage, f"there is no {kind} dataset")
     return train_stage(stage, config, trained_receipts(inputs), launch, data_root)
 
 

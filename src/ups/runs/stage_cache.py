@@ -117,9 +117,9 @@ def cached_step(
         return _without_sizes(read_json(step_folder / RECEIPT))
 
 
-def untrained_receipt(stage: str, kind: str) -> Receipt:
-    """The receipt of a stage that was not trained because no dataset is of its `kind` (transient or steady)."""
-    return {"stage": stage, "untrained": f"there is no {kind} dataset"}
+def untrained_receipt(stage: str, reason: str) -> Receipt:
+    """The receipt of a stage that was not trained, and why."""
+    return {"stage": stage, "untrained": reason}
 
 
 def trained_receipts(receipts: dict[str, Receipt]) -> dict[str, Receipt]:

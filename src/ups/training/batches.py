@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -27,6 +27,7 @@ from ups.training.stage import Samples, Stage
 
 Result = TypeVar("Result")
 NUM_READ_AHEAD = 2
+SMALLEST_LOSS = 1e-12  # of a key, in its difficulty
 MICRO_BATCH_SHARE, DATA_SHARE = 1 / 2, 1 / 4  # of the memory of a process; the rest is for model and optimizer
 
 
@@ -64,22 +65,43 @@ def cut(place: slice, count: int) -> list[slice]:
 
 
 class BatchSampler:
-    """The samples of batch `step`: one key per batch, sampled in proportion to `weights`; samples with replacement.
+    """The samples of batch `step`: one key per batch, sampled in proportion to its weight; samples with replacement.
 
-    Everything is a function of (seed, step), so that it is the same for any number of ranks and after a restart.
+    Everything is a function of (seed, step, validation losses before the batch was read), so that it is the same for
+    any number of ranks and after a restart. `validations`, the losses by key of each validation so far, is the list
+    that `TrainingHistory` extends and checkpoints.
     """
 
-    def __init__(self, samples: Samples, batch_sizes: dict[str, int], weights: dict[str, float], seed: int) -> None:
-        self.samples, self.batch_sizes, self.seed = samples, batch_sizes, seed
+    def __init__(
+        self,
+        samples: Samples,
+        batch_sizes: dict[str, int],
+        weights: dict[str, float],
+        config: TrainingSection,
+        validations: Sequence[dict[str, float]] = (),
+    ) -> None:
+        self.samples, self.batch_sizes, self.config, self.validations = samples, batch_sizes, config, validations
         self.keys = sorted(samples.num_samples)
-        total = sum(weights[key] for key in self.keys)
-        self.probabilities = np.array([weights[key] / total for key in self.keys])
+        self.weights = np.array([weights[key] for key in self.keys])
 
     def draw(self, step: int) -> tuple[str, np.ndarray]:
         """Key and sample indices (B,) of batch `step`."""
-        rng = np.random.default_rng((self.seed, step))
-        key = self.keys[rng.choice(len(self.keys), p=self.probabilities)]
+        rng = np.random.default_rng((self.config.seed, step))
+        weights = self.weights * self.difficulties(step)
+        key = self.keys[rng.choice(len(self.keys), p=weights / weights.sum())]
         return key, self.samples.draw(key, self.batch_sizes[key], rng)
+
+    def difficulties(self, step: int) -> np.ndarray:
+        """Each key's validation loss over the geometric mean of all, clipped to [1 / m, m], m = `max_difficulty`.
+
+        All are 1 before the first validation. Batches are read ahead: a validation counts `NUM_READ_AHEAD` steps later.
+        """
+        known = self.validations[: max(0, step - NUM_READ_AHEAD) // self.config.validate_every]
+        if not known:
+            return np.ones(len(self.keys))
+        logs = np.log([max(known[-1][key], SMALLEST_LOSS) for key in self.keys])
+        limit = math.log(self.config.max_difficulty)
+        return np.exp(np.clip(logs - logs.mean(), -limit, limit))
 
 
 @dataclass(frozen=True)
@@ -118,7 +140,15 @@ class Batches:
     read.
     """
 
-    def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks, inject: Injection) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        config: TrainingSection,
+        run: Run,
+        ranks: Ranks,
+        inject: Injection,
+        validations: Sequence[dict[str, float]] = (),
+    ) -> None:
         self.stage, self.run, self.ranks, self.inject = stage, run, ranks, inject
         sizes = stage.batch_sizes(config)
         for key, size in sizes.items():
@@ -127,7 +157,7 @@ class Batches:
                     f"a batch of {size} snapshots of {key} cannot be shared equally by {ranks.world_size} processes: "
                     f"make batch_multiple a multiple of {ranks.world_size}, or choose launch.num_processes to divide it"
                 )
-        self.sampler = BatchSampler(stage.train, sizes, stage.weights(config), config.seed)
+        self.sampler = BatchSampler(stage.train, sizes, stage.weights(config), config, validations)
         self.largest = {key: micro_batch_size(stage, key, run) for key in sizes}
         self.data_bytes = DATA_SHARE * memory_bytes(run.launch, ranks.device)
         self.next_step, self.last_step = 0, config.steps

@@ -4,6 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ups.training.parallel import full_state
 from ups.training.update import StepResult, Update
 
 MAX_SKIPPED_FOR_MEMORY = 3
-SAME_ON_ALL_RANKS = ("step", "num_skipped_for_memory", "valid_losses", "best")
+SAME_ON_ALL_RANKS = ("step", "num_skipped_for_memory", "validations", "best")
 
 
 class TrainingHistory:
@@ -25,7 +26,7 @@ class TrainingHistory:
 
     `step` is the number of finished steps. `loss_sum` over `num_losses` applied steps since the last log line is this
     rank's part of the global loss; `seen` counts the samples of each dataset on this rank. All else is the same on all
-    ranks: validation losses, and the weights `best` with the lowest of them.
+    ranks: validation losses by key, and the weights `best` with the lowest mean of them.
     """
 
     def __init__(self, stage: str, device: torch.device) -> None:
@@ -34,7 +35,7 @@ class TrainingHistory:
         self.remedy = f"lower {name}, the last checkpoint is good"
         self.loss_sum, self.num_losses = torch.zeros(2, device=device)
         self.seen: Counter[str] = Counter()
-        self.valid_losses: list[float] = []
+        self.validations: list[dict[str, float]] = []
         self.best: dict[str, Tensor] | None = None
 
     def add(self, outcome: StepResult, share: Share) -> None:
@@ -66,13 +67,19 @@ class TrainingHistory:
         self.loss_sum, self.num_losses = torch.zeros(2, device=self.loss_sum.device)
         return finite | {"skipped_steps": num_skipped + self.num_skipped_for_memory}
 
-    def add_validation(self, loss: float, update: Update, *, keep_best: bool) -> None:
-        """Record a validation loss, with `keep_best` the averaged weights of the lowest; `Diverged` if not finite."""
+    @property
+    def valid_losses(self) -> list[float]:
+        """The mean over keys of each validation."""
+        return [fmean(losses.values()) for losses in self.validations]
+
+    def add_validation(self, losses: dict[str, float], update: Update, *, keep_best: bool) -> None:
+        """Record validation losses, with `keep_best` the weights of the lowest mean; `Diverged` if not finite."""
+        loss = fmean(losses.values())
         if not math.isfinite(loss):
             raise Diverged(f"{self.stage}: validation loss {loss} at step {self.step}; {self.remedy}")
         if keep_best and loss < min(self.valid_losses, default=math.inf):
             self.best = full_state(update.average)
-        self.valid_losses.append(loss)
+        self.validations.append(losses)
 
     def is_exhausted(self, patience: int | None) -> bool:
         """Whether the last `patience` validations brought no new best loss; never if `patience` is None."""

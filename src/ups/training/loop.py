@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import signal
-from statistics import mean
+from statistics import fmean, mean
 
 import torch
 from torch import Tensor
@@ -37,9 +37,9 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
     """
     inject = Injection.read(run.folder, ranks.rank)
     update = Update(stage, config, run, ranks, inject)
-    batches = Batches(stage, config, run, ranks, inject)
     checkpoints = Checkpoints(run.folder / CHECKPOINTS, run.launch.keep_checkpoints, inject.at)
     history = _resume(update, checkpoints, run, ranks)
+    batches = Batches(stage, config, run, ranks, inject, history.validations)
     timer = StepTimer(run.launch.checkpoint_minutes)
     terminations: list[int] = []  # SIGTERMs of this process: batch systems send one before they end a job
     signal.signal(signal.SIGTERM, lambda number, frame: terminations.append(number))
@@ -73,13 +73,12 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             # Validate the averaged weights, which are the result of the training.
             if step % config.validate_every == 0 or is_last:
                 losses = validate(stage, update.average, config, run, ranks)
-                valid_loss = sum(losses.values()) / len(losses)
                 by_key = {f"valid_loss/{key}": loss for key, loss in losses.items()}
-                _record(run, ranks, step, {"valid_loss": valid_loss, **by_key})
+                _record(run, ranks, step, {"valid_loss": fmean(losses.values()), **by_key})
                 if stage.after_validation is not None:
                     for model in (update.model, update.average):
                         stage.after_validation(model, losses)
-                history.add_validation(valid_loss, update, keep_best=config.patience is not None)
+                history.add_validation(losses, update, keep_best=config.patience is not None)
                 timer.restart()
 
             # Save, and stop if some rank received SIGTERM. After the last step the weights are written instead.

@@ -206,9 +206,9 @@ class TermSum:
     `values` has the latest batch mean of each, without its weight, as 0-d tensors for logging.
     """
 
-    def __init__(self, config: Terms, codec: Codec) -> None:
+    def __init__(self, config: Terms, codec: Codec, steps: int) -> None:
         self.configs: dict[str, Term] = {name: term for name, term in config if term.weight > 0}
-        self.codec = codec
+        self.codec, self.steps = codec, steps
         self.values: dict[str, Tensor] = {}
 
     def __call__(self, transition: Transition, draw: Draw) -> Tensor:
@@ -218,7 +218,7 @@ class TermSum:
         # Fourier transforms and differences of nearly equal fields lose too many digits in bfloat16.
         with torch.autocast(transition.z.device.type, enabled=False):
             for name, config in self.configs.items():
-                weight = term_weight(config, draw.step)
+                weight = term_weight(config, draw.step, self.steps)
                 values = TERMS[name](transition, config, draw) if weight > 0 else None
                 if values is not None:
                     total = total + weight * values
@@ -226,8 +226,11 @@ class TermSum:
         return total
 
 
-def term_weight(config: Term, step: int) -> float:
-    """Weight of a term in training step `step`; that of `Query` is 0 in most steps and rises during its warm-up."""
+def term_weight(config: Term, step: int, steps: int) -> float:
+    """Weight of a term in step `step` of `steps`: 0 outside of its `phase`; `Query` has a warm-up and pauses too."""
+    start, end = config.phase
+    if not start <= step / steps < end:
+        return 0.0
     if not isinstance(config, Query):
         return config.weight
     if step % config.every:

@@ -33,7 +33,7 @@ def build(config: OperatorConfig, run: Run) -> Stage:
     codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
     if config.conserve:
         set_conserved(operator, cache, codec)
-    terms = TermSum(config.terms, codec)
+    terms = TermSum(config.terms, codec, config.steps)
     loss = step_loss(operator.statistics, config, terms)
     loss = augmented(loss, cache, run) if config.symmetries else loss
     train, valid = LatentSamples(cache, "train", horizon=config.unroll.horizon), LatentSamples(cache, "valid")
