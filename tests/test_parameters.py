@@ -287,6 +287,7 @@ WRONG = [
     ("launch.rendezvous", "somewhere"),
     ("launch.sharding", "zero"),
     ("launch.compile", "maybe"),
+    ("launch.deterministic", "mostly"),
     ("launch.micro_batch_tokens", 0),
     ("launch.memory_fraction", 1.0),
     ("launch.checkpoint_steps", 0),

@@ -76,3 +76,8 @@ def test_a_slow_first_call_is_no_part_of_the_time():
     calls = iter([0.2, 0.0])
     seconds = machine.in_turns({"compiled": lambda: time.sleep(next(calls))}, 1, torch.device("cpu"))
     assert seconds["compiled"] < 0.1
+
+
+def test_rate_of_a_matrix_product():
+    """The rate is that of 2 n^3 operations, which a core does at more than 100 million and less than 10^14 a second."""
+    assert 1e8 < machine.matmul_rate(torch.device("cpu"), "float32") < 1e14

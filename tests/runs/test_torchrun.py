@@ -66,6 +66,13 @@ def test_compiled_code_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert stat.S_IMODE((tmp_path / ".compiled" / folder).stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_deterministic_matrix_products(deterministic: bool, tmp_path: Path):
+    """A GPU library gets the fixed workspace without which torch refuses matrix products, only where it is asked for."""
+    variables = environment(launched(deterministic=deterministic), tmp_path, "lo")
+    assert ("CUBLAS_WORKSPACE_CONFIG" in variables) == deterministic
+
+
 def test_a_chosen_cache_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A cache that the user has named in the environment is used."""
     for name in CACHES:

@@ -61,7 +61,8 @@ LOOP |= {"clip_norm": 1.0, "spike_factor": 100.0, "max_skipped_steps": 2, "ema_d
 LOOP |= {"patience": None, "log_every": 1, "validate_every": 12}
 PATCHES = {"patch_size": [2, 2, 2], "max_tokens": [8, 16, 64], "components": 2, "tolerance": None}
 LAUNCH = {"num_processes": 2, "num_nodes": 1, "rendezvous": None, "threads_per_process": 1, "device": "cpu"}
-LAUNCH |= {"sharding": "ddp", "compile": False, "activation_checkpointing": False, "micro_batch_tokens": None}
+LAUNCH |= {"sharding": "ddp", "compile": False, "activation_checkpointing": False, "deterministic": False}
+LAUNCH |= {"micro_batch_tokens": None}
 LAUNCH |= {
     "bucket_megabytes": 25.0,
     "memory_gigabytes": None,

@@ -25,7 +25,7 @@ from ups.data.samples import LatentBatch
 from ups.errors import Unsynchronised
 from ups.models.operator import Operator
 from ups.models.sizes import Domain, Sizes
-from ups.training.distributed import Ranks
+from ups.training.distributed import MESSAGE_BYTES, Ranks, check_ranks
 from ups.training.optimizers import make_optimizer
 from ups.training.parallel import (
     Sharding,
@@ -295,6 +295,28 @@ def bypass(setup: Setup) -> None:
     setup.losses(1, setup.ranks.share(BATCH_SIZE)).sum().backward()
 
 
+def bandwidths(ranks: Ranks) -> dict[int, float]:
+    """Gigabytes per second of a sum over all ranks, by its bytes."""
+    return check_ranks(ranks, "float32")["all_reduce_gigabytes_per_second"]
+
+
+class Deaf(Ranks):
+    """The last rank does not add what it receives."""
+
+    def all_reduce(self, value: Tensor) -> Tensor:
+        total = super().all_reduce(value)
+        return value if self.rank == self.world_size - 1 else total
+
+
+def wrong_sum(ranks: Ranks) -> str:
+    """How `check_ranks` complains about a rank with a wrong sum."""
+    try:
+        check_ranks(Deaf(ranks.rank, ranks.world_size, ranks.device), "float32")
+    except Unsynchronised as error:
+        return str(error)
+    return "silent"
+
+
 def on_any_ranks(ranks: Ranks) -> dict[str, Check]:
     """What holds for both shardings on any number of ranks."""
     checks: dict[str, Check] = {}
@@ -330,6 +352,9 @@ def on_three_ranks(ranks: Ranks) -> dict[str, Check]:
     ddp, fsdp = functools.partial(spread, ranks, "ddp"), functools.partial(spread, ranks, "fsdp")
     everyone = tuple(range(ranks.world_size))
     return {
+        "rates": lambda: len(check_ranks(ranks, "float32")["matmul_rates"]),
+        "bandwidths": lambda: min(bandwidths(ranks)[size] for size in MESSAGE_BYTES),
+        "wrong sum": lambda: wrong_sum(ranks),
         "given up ddp": lambda: gap_after_giving_up(ddp(), (), "forward", exchange=True),
         "forward failed ddp": lambda: gap_after_giving_up(ddp(), (1,), "forward", exchange=True),
         "early forward failed ddp": lambda: gap_after_giving_up(ddp(), (1,), "forward", exchange=False),

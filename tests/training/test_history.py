@@ -141,10 +141,24 @@ def test_timer_asks_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch):
     """A checkpoint is due so many minutes after the last one."""
     times = iter([100.0, 100.0, 219.0, 221.0, 222.0, 223.0])
     monkeypatch.setattr("ups.training.history.time.monotonic", lambda: next(times))
-    timer = StepTimer(checkpoint_minutes=2.0)
+    timer = StepTimer(2.0, CPU, peak_rate=1.0)
     due = [timer.save_is_due(), timer.save_is_due()]
     timer.saved()
     assert [*due, timer.save_is_due()] == [False, True, False]
+
+
+def test_utilization(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Operations are those of this rank's half of the batch; utilization is their rate over the given peak."""
+    update, share = toy_update(tmp_path, section()), toy_batches(tmp_path).read(0)
+    timer = StepTimer(2.0, CPU, peak_rate=1000.0)
+    timer.count(share, update, world_size=2)
+    timer.count(share, update, world_size=2)
+    monkeypatch.setattr("ups.training.history.time.monotonic", lambda: timer.started + 4.0)
+    metrics = timer.metrics()
+    assert metrics["flops_per_second"] == update.flops_per_sample(share) * share.size / 4.0
+    assert metrics["flops_utilization"] == metrics["flops_per_second"] / 1000.0
+    assert 0.1 < metrics["peak_memory_gigabytes"] < 100.0
+    assert timer.flops == 0.0
 
 
 @pytest.mark.parametrize(("num_skipped", "goes_on"), [(2, True), (3, False)])

@@ -133,3 +133,10 @@ def test_small_gradients_are_not_clipped():
     assert parameter.grad.tolist() == [3.0, 4.0]
     clip_gradients([parameter], max_norm=2.5)
     assert torch.allclose(parameter.grad, torch.tensor([1.5, 2.0]))
+
+
+def test_ranks_are_checked_before_a_training(outcome: StepResult):
+    """Every rank knows the speed of all and of their sums; a rank on which a sum is wrong is named on all."""
+    assert outcome(3, "rates") == [3, 3, 3]
+    assert all(rate > 0 for rate in outcome(3, "bandwidths"))
+    assert outcome(3, "wrong sum") == ["a sum of 4096 bytes over 3 ranks is wrong on rank 2"] * 3

@@ -55,6 +55,16 @@ def model_of(update: Update) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in update.model.parameters()])
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_operations_of_a_sample(batch: int, tmp_path: Path):
+    """Counted are 2mn of both layers forward, for all weights backward and for the input of the second layer."""
+    update, share = toy_update(tmp_path, section()), toy_batches(tmp_path).read(batch)
+    before = moved(update)
+    assert update.flops_per_sample(share) == 2 * (4 * 8 + 8 * 4) * 2 + 2 * 8 * 4
+    assert_equal(before, moved(update))
+    assert all(parameter.grad is None for parameter in update.model.parameters())
+
+
 def test_a_step_moves_model_average_and_optimizer(tmp_path: Path):
     """A sound step changes all three and has a finite loss."""
     update = toy_update(tmp_path, section())

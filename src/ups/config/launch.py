@@ -21,6 +21,7 @@ class LaunchConfig(Section):
     - `device`: `auto` is CUDA if there is a GPU
     - `sharding`: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state
     - `bucket_megabytes`: size of the messages in which DDP reduces gradients
+    - `deterministic`: refuse operations whose result depends on the order of threads of a GPU
     - `micro_batch_tokens`: tokens per process and forward pass; None: what `--pipeline tune` found, or else what is
       estimated to fit into the memory of the process
     - `memory_gigabytes`: memory that the processes of a node may use together, on CUDA each of them on its GPU;
@@ -41,6 +42,7 @@ class LaunchConfig(Section):
     bucket_megabytes: PositiveFloat
     compile: bool
     activation_checkpointing: bool
+    deterministic: bool
     micro_batch_tokens: PositiveInt | None
     memory_gigabytes: PositiveFloat | None
     memory_fraction: Fraction

@@ -1,9 +1,11 @@
 """Ranks of a job: process group, share of a batch, collectives; random numbers independent of the number of ranks."""
 
+import logging
 import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ups.errors import Unsynchronised
+from ups.runs.machine import matmul_rate, now
 from ups.runs.run import RANK_STORE
+
+log = logging.getLogger(__name__)
+
+MESSAGE_BYTES = (2**12, 2**18, 2**24)
+SLOW_FACTOR = 3
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,38 @@ class Ranks:
         """Wait until every rank has called this."""
         if self.world_size > 1:
             dist.barrier(group=self.control)
+
+
+def check_ranks(ranks: Ranks, precision: str) -> dict[str, Any]:
+    """Check sums over all ranks, and measure how fast they compute and exchange; takes a fraction of a second.
+
+    Returns:
+        {"matmul_rates": operations per second of every rank in a matrix product, "all_reduce_gigabytes_per_second":
+        {bytes: rate of the slowest rank}}; a rank of less than the median rate by SLOW_FACTOR is named in the log.
+
+    Raises:
+        Unsynchronised: a sum over all ranks is wrong on some of them.
+    """
+    rates = ranks.all_gather(matmul_rate(ranks.device, precision))
+    slow = [f"rank {rank}" for rank, rate in enumerate(rates) if rate * SLOW_FACTOR < median(rates)]
+    if slow and ranks.rank == 0:
+        log.warning("%s computes less than 1/%d of the median of all ranks", ", ".join(slow), SLOW_FACTOR)
+    bandwidths = {}
+    for size in MESSAGE_BYTES if ranks.world_size > 1 else ():
+        value = torch.full((size // 4,), float(ranks.rank + 1), device=ranks.device)
+        ranks.all_reduce(value)  # connects the ranks
+        ranks.barrier()
+        started = now(ranks.device)
+        total = ranks.all_reduce(value)
+        seconds = now(ranks.device) - started
+        expected = ranks.world_size * (ranks.world_size + 1) / 2
+        found = ranks.all_gather((seconds, bool((total == expected).all())))
+        if wrong := [str(rank) for rank, (_, right) in enumerate(found) if not right]:
+            raise Unsynchronised(
+                f"a sum of {size} bytes over {ranks.world_size} ranks is wrong on rank {', '.join(wrong)}"
+            )
+        bandwidths[size] = size / 1e9 / max(seconds for seconds, _ in found)
+    return {"matmul_rates": rates, "all_reduce_gigabytes_per_second": bandwidths}
 
 
 def _store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:

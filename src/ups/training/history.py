@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ups.config.training import TrainingSection
 from ups.errors import Diverged
+from ups.runs.machine import peak_memory_gigabytes
 from ups.training.batches import Share
 from ups.training.distributed import Ranks
 from ups.training.parallel import full_state
@@ -106,16 +107,21 @@ class TrainingHistory:
 
 
 class StepTimer:
-    """Time of steps and of waiting for data since the last `restart`; time since the last checkpoint."""
+    """Time and operations of steps, and waiting for data, since the last `restart`; time since the last checkpoint.
 
-    def __init__(self, checkpoint_minutes: float) -> None:
+    `peak_rate`: operations per second that this rank's device reaches in a matrix product.
+    """
+
+    def __init__(self, checkpoint_minutes: float, device: torch.device, peak_rate: float) -> None:
         self.checkpoint_seconds, self.saved_at = 60 * checkpoint_minutes, time.monotonic()
+        self.device, self.peak_rate = device, peak_rate
+        self.flops_per_sample: dict[str, float] = {}
         self.restart()
 
     def restart(self) -> None:
         """Set all counters to zero."""
         self.started, self.cpu_started = time.monotonic(), time.process_time()
-        self.waited, self.num_steps = 0.0, 0
+        self.waited, self.num_steps, self.flops = 0.0, 0, 0.0
 
     def wait_for(self, get: Callable[[], Share]) -> Share:
         """Call `get` at the start of a step and return its result; its time counts as waiting for data."""
@@ -124,11 +130,24 @@ class StepTimer:
         self.waited, self.num_steps = self.waited + time.monotonic() - begin, self.num_steps + 1
         return share
 
+    def count(self, share: Share, update: Update, world_size: int) -> None:
+        """Add the floating-point operations of a step of this rank, counted for one sample when a key first appears."""
+        if share.key not in self.flops_per_sample:
+            self.flops_per_sample[share.key] = update.flops_per_sample(share)
+        self.flops += self.flops_per_sample[share.key] * share.size / world_size
+
     def metrics(self) -> dict[str, float]:
-        """Steps per second, share of time spent waiting for data and busy cores since the last `restart`; restarts."""
+        """What rank 0 did since the last `restart`, then restarts.
+
+        Steps per second, share of time spent waiting for data, busy cores, floating-point operations per second and
+        their share of what a matrix product reaches on this device, peak memory.
+        """
         seconds = time.monotonic() - self.started
         measured = {"steps_per_second": self.num_steps / seconds, "data_wait_fraction": self.waited / seconds}
         measured["cpu_cores"] = (time.process_time() - self.cpu_started) / seconds
+        measured["flops_per_second"] = self.flops / seconds
+        measured["flops_utilization"] = self.flops / seconds / self.peak_rate
+        measured["peak_memory_gigabytes"] = peak_memory_gigabytes(self.device)
         self.restart()
         return measured
 

@@ -8,6 +8,7 @@ stay unset. Loading of batches, learning rate, validation and the checks of loss
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import lightning as L
@@ -104,7 +105,7 @@ class StageModule(L.LightningModule):
     def validation_step(self, batch: int, batch_idx: int) -> None:
         """Score the averaged weights on the batches of the loop's validation; stop after `config.patience` of them."""
         losses = validate(self.stage, self.update.average, self.config, self.run, self.ranks)
-        valid_loss = sum(losses.values()) / len(losses)
+        valid_loss = fmean(losses.values())
         by_key = {f"valid_loss/{key}": loss for key, loss in losses.items()}
         self.log_dict({"valid_loss": valid_loss} | by_key, batch_size=1)
         if self.trainer.sanity_checking:
@@ -112,7 +113,7 @@ class StageModule(L.LightningModule):
         if self.stage.after_validation is not None:
             for model in (self.update.model, self.update.average):
                 self.stage.after_validation(model, losses)
-        self.history.add_validation(valid_loss, self.update, keep_best=self.config.patience is not None)
+        self.history.add_validation(losses, self.update, keep_best=self.config.patience is not None)
         self.trainer.should_stop |= self.history.is_exhausted(self.config.patience)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -141,7 +142,8 @@ class StageData(L.LightningDataModule):
 
     def __iter__(self) -> Iterator[Share]:
         module, first = self.module, self.module.history.step
-        batches = Batches(module.stage, module.config, module.run, module.ranks, module.inject)
+        validations = module.history.validations
+        batches = Batches(module.stage, module.config, module.run, module.ranks, module.inject, validations)
         with batches.from_step(first):
             for _ in range(first, module.config.steps):
                 yield batches.next()

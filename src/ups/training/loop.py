@@ -6,6 +6,7 @@ import logging
 import math
 import signal
 from statistics import fmean, mean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from ups.files import WEIGHTS, publish, write_json
 from ups.runs.run import CHECKPOINTS, METRICS, SAMPLING, STARTED, Run, append_metrics, metric_lines
 from ups.training.batches import Batches, cut, micro_batch_size
 from ups.training.checkpoints import Checkpoints, publish_tensors
-from ups.training.distributed import Draw, Ranks
+from ups.training.distributed import Draw, Ranks, check_ranks
 from ups.training.history import StepTimer, TrainingHistory
 from ups.training.injection import Injection
 from ups.training.optimizers import learning_rate
@@ -38,9 +39,10 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
     inject = Injection.read(run.folder, ranks.rank)
     update = Update(stage, config, run, ranks, inject)
     checkpoints = Checkpoints(run.folder / CHECKPOINTS, run.launch.keep_checkpoints, inject.at)
-    history = _resume(update, checkpoints, run, ranks)
+    speed = check_ranks(ranks, config.precision)
+    history = _resume(update, checkpoints, run, ranks, speed)
     batches = Batches(stage, config, run, ranks, inject, history.validations)
-    timer = StepTimer(run.launch.checkpoint_minutes)
+    timer = StepTimer(run.launch.checkpoint_minutes, ranks.device, speed["matmul_rates"][ranks.rank])
     terminations: list[int] = []  # SIGTERMs of this process: batch systems send one before they end a job
     signal.signal(signal.SIGTERM, lambda number, frame: terminations.append(number))
     half_patience = max(1, (config.patience or 0) // 2)
@@ -59,6 +61,7 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
             # Saving is collective, so `update` lets the ranks agree on it. After a failed save another one is due at
             # once: it waits for the failed one and raises its fault.
             save = checkpoints.failed() or (ranks.rank == 0 and timer.save_is_due())
+            timer.count(share, update, ranks.world_size)
             outcome = update(share, rate, stop=bool(terminations), save=save)
             history.add(outcome, share)
             step, is_last = history.step, history.step == config.steps
@@ -120,7 +123,7 @@ def validate(stage: Stage, model: torch.nn.Module, config: TrainingSection, run:
     return losses
 
 
-def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks) -> TrainingHistory:
+def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks, speed: dict[str, Any]) -> TrainingHistory:
     """Restore the newest intact checkpoint, chosen by rank 0 for all ranks, if there is one; returns its history."""
     history = TrainingHistory(run.stage, ranks.device)
     if ranks.rank == 0:
@@ -139,7 +142,7 @@ def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks) ->
         _drop_metrics_after(run, history.step)
         start = {"step": history.step, "refused": checkpoints.refused, "eager_because": update.eager_because}
         place = {"world_size": ranks.world_size, "device": run.device}
-        write_json(run.folder / STARTED, start | place | {"memory_gigabytes": run.launch.memory_gigabytes})
+        write_json(run.folder / STARTED, start | place | speed | {"memory_gigabytes": run.launch.memory_gigabytes})
     return history
 
 

@@ -5,12 +5,15 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
+from torch.utils.flop_counter import FlopCounterMode
 
 from ups.config.training import TrainingSection
 from ups.errors import OutOfMemory
@@ -119,6 +122,24 @@ class Update:
                 loss += values.detach().sum() / share.size
         taken = self._apply(share.step, learning_rate)
         return StepResult(torch.where(taken > 0, loss, 0.0), taken, stop, save)
+
+    def flops_per_sample(self, share: Share) -> float:
+        """Floating-point operations of forward and backward pass of one sample of `share.key` in step `share.step`.
+
+        Counts matrix products, convolutions and attention, as done without compilation. Under `fsdp` it is collective.
+        """
+        load = partial(self.stage.train.load, share.key, np.zeros(1, dtype=np.int64))
+        one = replace(share, size=1)
+        try:
+            with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+                self._loss(one, MicroBatch(slice(0, 1), load), position=0).sum().backward()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise share.too_large(f"{self.run.stage}: one sample of {share.key} does not fit into memory") from None
+        finally:
+            self.model.zero_grad(set_to_none=True)
+        return float(counter.get_total_flops())
 
     def state(self) -> dict[str, Any]:
         """The state that the next step depends on, unsharded and on the CPU, independent of the number of processes."""
