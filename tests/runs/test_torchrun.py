@@ -68,7 +68,7 @@ def test_compiled_code_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_deterministic_matrix_products(deterministic: bool, tmp_path: Path):
-    """A GPU library gets the fixed workspace without which torch refuses matrix products, if asked."""
+    """A GPU library gets the fixed workspace that deterministic matrix products need, only where it is asked for."""
     variables = environment(launched(deterministic=deterministic), tmp_path, "lo")
     assert ("CUBLAS_WORKSPACE_CONFIG" in variables) == deterministic
 
