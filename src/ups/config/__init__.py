@@ -18,6 +18,7 @@ from ups.config.evaluation import (
     JudgeConfig,
     LeaderboardConfig,
     PredictConfig,
+    ProtocolConfig,
     RegistrationConfig,
     ReportConfig,
     SeedsConfig,
@@ -92,6 +93,7 @@ class Parameters(Section):
     predict: PredictConfig
     selection: SelectionConfig
     shifts: ShiftsConfig
+    protocol: ProtocolConfig
     seeds: SeedsConfig
     leaderboard: LeaderboardConfig
     report: ReportConfig
