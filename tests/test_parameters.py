@@ -77,7 +77,9 @@ def test_sections_reach_other_processes():
     assert pickle.loads(pickle.dumps(typed())) == typed()
 
 
-@pytest.mark.parametrize("environment", ["base", "smoke", "sample", "pdebench", "accuracy", "conditions"])
+@pytest.mark.parametrize(
+    "environment", ["base", "smoke", "sample", "pdebench", "accuracy", "conditions", "protocol", "protocol_simulated"]
+)
 def test_shipped_parameters_are_valid(environment: str, monkeypatch: pytest.MonkeyPatch):
     """Every environment passes its own check."""
     monkeypatch.setenv("UPS_SAMPLE_DATA", "folder")
@@ -124,7 +126,9 @@ def test_sample_environment_asks_for_a_folder(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("given", [{}, {"data_root": "elsewhere"}, {"data_root": "elsewhere", "raw_root": "files"}])
-@pytest.mark.parametrize("environment", ["base", "smoke", "sample", "pdebench", "accuracy", "conditions"])
+@pytest.mark.parametrize(
+    "environment", ["base", "smoke", "sample", "pdebench", "accuracy", "conditions", "protocol", "protocol_simulated"]
+)
 @pytest.mark.parametrize("variable", [None, "folder"])
 def test_parameters_and_catalog_have_the_same_places(
     environment: str, given: dict[str, str], variable: str | None, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from ups.config.evaluation import (
     JudgeConfig,
     LeaderboardConfig,
     PredictConfig,
+    ProtocolConfig,
     RegistrationConfig,
     ReportConfig,
     SeedsConfig,
@@ -93,6 +94,7 @@ class Parameters(Section):
     predict: PredictConfig
     selection: SelectionConfig
     shifts: ShiftsConfig
+    protocol: ProtocolConfig
     seeds: SeedsConfig
     leaderboard: LeaderboardConfig
     report: ReportConfig

@@ -1,11 +1,11 @@
 """Parameters of the evaluation: corrector, scoring, search among members, shifts, gates, several seeds."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from ups.config.sections import PerDimension, Section, Seed, Steps
+from ups.config.sections import NonNegative, PerDimension, Section, Seed, Steps
 
 EnsembleSize = Annotated[int, Field(ge=4, multiple_of=2)]
 """Members of an ensemble, half of which have the noise of the others negated."""
@@ -192,6 +192,42 @@ class ShiftsConfig(Section):
     noises: list[PositiveFloat]
     time_steps: list[Factor]
     grids: list[Annotated[int, Field(ge=2)]]
+
+
+class ProtocolSizes(Section):
+    """What PDEBench chose by family: snapshots given, sizes of its FNO, snapshots trained on (None: all)."""
+
+    initial_step: PositiveInt
+    modes: PositiveInt
+    hidden_channels: PositiveInt
+    train_snapshots: Annotated[int, Field(ge=2)] | None
+
+    @model_validator(mode="after")
+    def _expect_targets(self) -> Self:
+        if self.train_snapshots is not None and self.train_snapshots <= self.initial_step:
+            raise ValueError(f"train_snapshots = {self.train_snapshots} must exceed initial_step = {self.initial_step}")
+        return self
+
+
+class ProtocolConfig(Section):
+    """`--pipeline protocol`: PDEBench's training of its FNO, and its sizes, `default` or by family.
+
+    The learning rate is halved every `halve_every` epochs; weights are tested every `select_every` epochs.
+    """
+
+    seed: Seed
+    epochs: PositiveInt
+    learning_rate: PositiveFloat
+    weight_decay: NonNegative
+    halve_every: PositiveInt
+    select_every: PositiveInt
+    num_layers: PositiveInt
+    default: ProtocolSizes
+    families: dict[str, ProtocolSizes]
+
+    def of(self, family: str) -> ProtocolSizes:
+        """The sizes of a family."""
+        return self.families.get(family, self.default)
 
 
 class ReportConfig(Section):
