@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import re
 from itertools import product
 from pathlib import Path
@@ -30,6 +31,7 @@ NAMES = {
         for model, batch, ranks, exchange in product(
             ("", "large_model_"), ("", "weak_"), (2, 4), ("", "_without_exchange")
         )
+        if not model or ranks <= (os.cpu_count() or 1)
     ),
     "first_step_over_import_torch",
     "resume_seconds",

@@ -128,17 +128,20 @@ def scaling_comparisons(families: list[str], world_size: int, config: dict[str, 
 
 
 def _scaling(run: Run, families: list[str], config: BenchmarkConfig, num_gpus: int) -> list[Record]:
-    """Two and four ranks against one, with the default and the large model; on GPUs at most as many ranks as GPUs."""
+    """Two and four ranks against one; on GPUs at most as many ranks as GPUs.
+
+    The large model, with its memory and time, is left out where ranks outnumber cores.
+    """
     large = {"model": config.large_model.model_dump(), "batch_tokens": config.large_batch_tokens}
     records = []
     for world_size in WORLD_SIZES:
         if run.device == "cpu" or world_size <= num_gpus:
             launch = run.launch.model_copy(update={"num_processes": world_size, "threads_per_process": 1})
             comparisons = scaling_comparisons(families, world_size, {"batch_tokens": run.config["batch_tokens"]})
-            for name, both in scaling_comparisons(families, world_size, large).items():
-                comparisons[f"large_model_{name}"] = both
-            timings = _time(replace(run, launch=launch), f"ranks{world_size}", config, comparisons)
             oversubscribed = run.device == "cpu" and world_size > (os.cpu_count() or 1)
+            wide = {} if oversubscribed else scaling_comparisons(families, world_size, large)
+            comparisons |= {f"large_model_{name}": both for name, both in wide.items()}
+            timings = _time(replace(run, launch=launch), f"ranks{world_size}", config, comparisons)
             remark = "oversubscribed" if oversubscribed else ""
             records += [throughput(name, both, remark) for name, both in timings.items()]
     return records
