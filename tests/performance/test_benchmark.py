@@ -1,6 +1,8 @@
 import json
 import math
+import os
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,13 @@ NAMES = {
     "step_seconds",
     "data_wait_fraction",
     "checkpoint_overhead",
-    "scaling_2_over_1",
-    "scaling_4_over_1",
-    "weak_scaling_2_over_1",
-    "weak_scaling_4_over_1",
+    *(
+        f"{model}{batch}scaling_{ranks}_over_1{exchange}"
+        for model, batch, ranks, exchange in product(
+            ("", "large_model_"), ("", "weak_"), (2, 4), ("", "_without_exchange")
+        )
+        if not model or ranks <= (os.cpu_count() or 1)
+    ),
     "first_step_over_import_torch",
     "resume_seconds",
     "cache_over_on_the_fly",
@@ -164,8 +169,17 @@ def test_bars_are_green_where_the_value_is_better():
 
 def test_weak_scaling_has_a_batch_for_each_rank():
     """On four ranks the same batch is shared, or each rank has as many tokens as rank 0 has alone."""
-    comparisons = scaling_comparisons(["burgers_1d"], 4, 100)
+    comparisons = scaling_comparisons(["burgers_1d"], 4, {"batch_tokens": 100})
     strong, weak = comparisons["scaling_4_over_1"], comparisons["weak_scaling_4_over_1"]
-    assert "batch_tokens" not in strong["value"]["config"] and weak["value"]["config"]["batch_tokens"] == 400
+    assert strong["value"]["config"]["batch_tokens"] == 100 and weak["value"]["config"]["batch_tokens"] == 400
     for both in (strong, weak):
-        assert both["baseline"]["rank_0_only"] and "batch_tokens" not in both["baseline"]["config"]
+        assert both["baseline"]["rank_0_only"] and both["baseline"]["config"]["batch_tokens"] == 100
+
+
+def test_the_bound_of_scaling_lacks_only_the_exchange():
+    """What bounds the scaling is the same comparison, in which the ranks exchange nothing."""
+    comparisons = scaling_comparisons(["burgers_1d"], 2, {"batch_tokens": 100})
+    for name in ("scaling_2_over_1", "weak_scaling_2_over_1"):
+        with_exchange, without = comparisons[name], comparisons[f"{name}_without_exchange"]
+        assert without["value"] == with_exchange["value"] | {"exchange": False}
+        assert without["baseline"] == with_exchange["baseline"]

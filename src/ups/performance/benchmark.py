@@ -112,23 +112,36 @@ def data_comparisons(family: str, threads: int) -> dict[str, Comparison]:
     }
 
 
-def scaling_comparisons(families: list[str], world_size: int, batch_tokens: int) -> dict[str, Comparison]:
-    """All ranks against rank 0 alone, one thread each: on the same global batch, and on the same batch per rank."""
-    usual = plain(families, 1)
-    name, alone = SCALING.format(world_size), usual | {"rank_0_only": True}
-    larger = usual | {"config": PLAIN_CONFIG | {"batch_tokens": world_size * batch_tokens}}
-    return {name: {"value": usual, "baseline": alone}, f"weak_{name}": {"value": larger, "baseline": alone}}
+def scaling_comparisons(families: list[str], world_size: int, config: dict[str, Any]) -> dict[str, Comparison]:
+    """All ranks against rank 0 alone, one thread each: on the same global batch, and on the same batch per rank.
+
+    `config` overrides the stage's section and holds `batch_tokens`. What the ranks would reach if they never
+    communicated is a bound for any exchange of gradients: they share caches, memory and clock of the machine.
+    """
+    usual = plain(families, 1) | {"config": PLAIN_CONFIG | config}
+    larger = usual | {"config": usual["config"] | {"batch_tokens": world_size * config["batch_tokens"]}}
+    alone, comparisons = usual | {"rank_0_only": True}, {}
+    for name, batch in (SCALING.format(world_size), usual), (f"weak_{SCALING.format(world_size)}", larger):
+        comparisons[name] = {"value": batch, "baseline": alone}
+        comparisons[f"{name}_without_exchange"] = {"value": batch | {"exchange": False}, "baseline": alone}
+    return comparisons
 
 
 def _scaling(run: Run, families: list[str], config: BenchmarkConfig, num_gpus: int) -> list[Record]:
-    """Two and four ranks against one; on GPUs at most as many ranks as GPUs."""
+    """Two and four ranks against one; on GPUs at most as many ranks as GPUs.
+
+    The large model, with its memory and time, is left out where ranks outnumber cores.
+    """
+    large = {"model": config.large_model.model_dump(), "batch_tokens": config.large_batch_tokens}
     records = []
     for world_size in WORLD_SIZES:
         if run.device == "cpu" or world_size <= num_gpus:
             launch = run.launch.model_copy(update={"num_processes": world_size, "threads_per_process": 1})
-            comparisons = scaling_comparisons(families, world_size, run.config["batch_tokens"])
-            timings = _time(replace(run, launch=launch), f"ranks{world_size}", config, comparisons)
+            comparisons = scaling_comparisons(families, world_size, {"batch_tokens": run.config["batch_tokens"]})
             oversubscribed = run.device == "cpu" and world_size > (os.cpu_count() or 1)
+            wide = {} if oversubscribed else scaling_comparisons(families, world_size, large)
+            comparisons |= {f"large_model_{name}": both for name, both in wide.items()}
+            timings = _time(replace(run, launch=launch), f"ranks{world_size}", config, comparisons)
             remark = "oversubscribed" if oversubscribed else ""
             records += [throughput(name, both, remark) for name, both in timings.items()]
     return records

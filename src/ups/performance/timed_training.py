@@ -33,6 +33,7 @@ class Setup:
     - `families`: it trains on these only; `threads`: intra-op threads of torch
     - `config`, `launch`: overrides of the stage's section and of the section `launch`
     - `rank_0_only`: rank 0 takes the whole batch, the other ranks wait
+    - `exchange`: false: ranks train on their shares of a batch and never communicate
     - `foreach_adamw`: AdamW as operations on lists of tensors instead of the fused kernel
     - `prefetch`: batches are read ahead by a thread
     - `encode_on_the_fly`: batches are read from raw files and encoded, instead of read from the latent cache
@@ -46,6 +47,7 @@ class Setup:
     config: dict[str, Any] = field(default_factory=dict)
     launch: dict[str, Any] = field(default_factory=dict)
     rank_0_only: bool = False
+    exchange: bool = True
     foreach_adamw: bool = False
     prefetch: bool = True
     encode_on_the_fly: bool = False
@@ -58,7 +60,8 @@ class TimedTraining:
     """A model with its optimizer and batches; under every setup the batches are the same and in the same order."""
 
     def __init__(self, setup: Setup, run: Run, ranks: Ranks) -> None:
-        self.setup, self.run, self.ranks = setup, run, Ranks(0, 1, ranks.device) if setup.rank_0_only else ranks
+        alone = Ranks(0, 1, ranks.device)
+        self.setup, self.run, self.ranks = setup, run, alone if setup.rank_0_only else ranks
         entry = STAGES[run.stage]
         self.config: TrainingSection = entry.config(**run.config | setup.config)
         torch.manual_seed(self.config.seed)
@@ -68,8 +71,9 @@ class TimedTraining:
         tokens = {family: stage.num_tokens[family] for family in samples.families}
         train = encoded_on_the_fly(samples, run) if setup.encode_on_the_fly else samples
         own = replace(run, launch=run.launch.model_copy(update=setup.launch))
-        parts = (replace(stage, train=train, num_tokens=tokens), self.config, own, self.ranks, Injection(run.folder, 0))
-        self.update, self.batches = Update(*parts), Batches(*parts)
+        stage, inject = replace(stage, train=train, num_tokens=tokens), Injection(run.folder, 0)
+        self.update = Update(stage, self.config, own, self.ranks if setup.exchange else alone, inject)
+        self.batches = Batches(stage, self.config, own, self.ranks, inject)
         if setup.foreach_adamw:
             self.update.optimizer = ForeachAdamW(self.update.optimizer.parts.values())
         num_logs = run.launch.checkpoint_steps // self.config.log_every
