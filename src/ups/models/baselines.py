@@ -139,6 +139,8 @@ class UNet(nn.Module):
     """Residual blocks on up to `NUM_LEVELS` grids, with skip connections between the two blocks of a level.
 
     Coarser grids have half the points per axis and twice the channels, down to an odd number or fewer than 8 points.
+    Input are also the coordinates along axes that are not periodic: without them a constant state, from which diffusion
+    with sorption starts, does not tell at which end the boundary value differs.
     """
 
     def __init__(
@@ -152,7 +154,8 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         widths = [hidden_channels * 2**level for level in range(_num_levels(grid))]
-        self.lift = Convolution(in_channels, hidden_channels, 3, periodic)
+        self.register_buffer("coordinates", coordinates(grid, periodic), persistent=False)
+        self.lift = Convolution(in_channels + len(self.coordinates), hidden_channels, 3, periodic)
         self.encode, self.decode = nn.ModuleList(), nn.ModuleList()
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         pointwise = CONVOLUTIONS[len(periodic)]
@@ -166,7 +169,8 @@ class UNet(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """Fields (B, C, *grid) to (B, out, *grid)."""
-        u, skips = self.lift(u), []
+        position = self.coordinates.expand(len(u), *self.coordinates.shape)
+        u, skips = self.lift(torch.cat([u, position], 1)), []
         for encode, down in zip(self.encode, self.down, strict=True):
             u = encode(u)
             skips.append(u)
@@ -176,6 +180,12 @@ class UNet(nn.Module):
             u = nn.functional.interpolate(up(u), scale_factor=2.0)
             u = decode(torch.cat([u, skips.pop()], 1))
         return self.project(u)
+
+
+def coordinates(grid: Sequence[int], periodic: Sequence[bool]) -> Tensor:
+    """Coordinates from -1 to 1 along the axes that are not periodic, (number of these axes, *grid)."""
+    axes = torch.meshgrid(*(torch.linspace(-1, 1, n) for n in grid), indexing="ij")
+    return torch.stack(axes)[[index for index, wraps in enumerate(periodic) if not wraps]]
 
 
 def _num_levels(grid: Sequence[int]) -> int:
