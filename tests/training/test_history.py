@@ -89,8 +89,8 @@ def test_validation_that_is_not_finite_ends_the_run(tmp_path: Path, loss: float)
 
 
 def test_a_baseline_that_diverges_names_its_own_parameter(tmp_path: Path):
-    """The learning rates of baselines are a list, of the section `baselines`."""
-    with pytest.raises(Diverged, match=r"lower baselines.learning_rates"):
+    """The learning rate of baselines is that of the section `baselines`."""
+    with pytest.raises(Diverged, match=r"lower baselines.learning_rate"):
         TrainingHistory("baseline", CPU).add_validation(math.nan, toy_update(tmp_path, section()), keep_best=False)
 
 

@@ -1,10 +1,11 @@
-"""FNO, U-Net and linear stencil of one family on its grid: the baselines.
+"""FNO, U-Net, transformer and linear stencil of one family on its grid: the baselines.
 
 They get normalized fields: latents of the identity codec, whose patches are single grid points.
 """
 
 import warnings
 from collections.abc import Sequence
+from math import prod
 from types import MethodType
 from typing import Any
 
@@ -17,6 +18,7 @@ from ups.models.sizes import Domain, Sizes
 from ups.models.state_statistics import StateStatistics
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 GROUPS = 8
 NUM_LEVELS = 3
 
@@ -49,6 +51,26 @@ class GridOperator(GridModel):
         return self.statistics.limit_step(z + change, z, domain)
 
 
+class NormalizedGridOperator(GridModel):
+    """`Operator` with another network F: its inputs, the unit of its output, and no change of conserved integrals.
+
+    Against `GridOperator` it tells what normalization and conservation do, against `Operator` what the network does.
+    """
+
+    def __init__(self, network: nn.Module, sizes: Sizes, condition_channels: Sequence[int]) -> None:
+        super().__init__(network, sizes, condition_channels)
+        self.register_buffer("conserved", torch.zeros(1, max(sizes.latent_channels)))
+
+    def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
+        """Advance z (B, N, C) by one time step; coefficients (B, N, C_c), condition (B, K)."""
+        clamped = self.statistics.clamp_state(z, domain)
+        x, summary = self.statistics.standardize(clamped, domain)
+        inputs = [clamped, x, coefficients, summary[:, None].expand(-1, z.shape[1], -1)]
+        change = self.statistics.expected_change(z, domain) * self.on_grid(inputs, condition, domain)
+        change = self.statistics.without_conserved(change, self.conserved, domain)
+        return self.statistics.limit_step(z + change, z, domain)
+
+
 class GridSteadyModel(GridModel):
     """z = limit_solution(F(coefficients, condition)); see `StateStatistics`."""
 
@@ -60,6 +82,7 @@ class GridSteadyModel(GridModel):
 def grid_model(
     *,
     kind: str,
+    normalized: bool,
     family: str,
     steady: bool,
     in_channels: int,
@@ -68,17 +91,20 @@ def grid_model(
     periodic: Sequence[bool],
     condition_channels: Sequence[int],
     model: dict[str, Any],
-) -> GridOperator | GridSteadyModel:
-    """A baseline of one family: kind `fno`, `unet` or `linear` with the sizes `model`."""
-    num_inputs = in_channels + len(condition_channels)
+) -> GridOperator | NormalizedGridOperator | GridSteadyModel:
+    """A baseline of one family: kind `fno`, `unet`, `transformer` or `linear` with the sizes `model`."""
+    num_inputs = in_channels + len(condition_channels) + (3 * out_channels if normalized else 0)
     if kind == "fno":
         network = make_fno(num_inputs, out_channels, grid=grid, periodic=periodic, **model)
     elif kind == "unet":
         network = UNet(num_inputs, out_channels, grid=grid, periodic=periodic, **model)
+    elif kind == "transformer":
+        network = Transformer(num_inputs, out_channels, grid=grid, **model)
     else:
         network = LinearStencil(num_inputs, out_channels, periodic=periodic, **model)
     sizes = Sizes((family,), (len(grid),), (out_channels,), (out_channels,), (in_channels,), len(condition_channels))
-    return (GridSteadyModel if steady else GridOperator)(network, sizes, condition_channels)
+    of_states = NormalizedGridOperator if normalized else GridOperator
+    return (GridSteadyModel if steady else of_states)(network, sizes, condition_channels)
 
 
 class Convolution(nn.Module):
@@ -194,6 +220,45 @@ def _num_levels(grid: Sequence[int]) -> int:
     while levels < NUM_LEVELS and all(n % 2 == 0 and n >= 8 for n in size):
         levels, size = levels + 1, [n // 2 for n in size]
     return levels
+
+
+class Transformer(nn.Module):
+    """A vision transformer (Dosovitskiy et al. 2021, arXiv:2010.11929): global attention between patches of the grid.
+
+    Patches have `patch_size` points per axis of 1D, 2D and 3D grids, or one point on axes that it does not divide.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        hidden_channels: int,
+        num_layers: int,
+        head_channels: int,
+        patch_size: Sequence[int],
+        grid: Sequence[int],
+    ) -> None:
+        super().__init__()
+        edge = patch_size[len(grid) - 1]
+        patch = tuple(edge if n % edge == 0 else 1 for n in grid)
+        self.patches = CONVOLUTIONS[len(grid)](in_channels, hidden_channels, patch, stride=patch)
+        num_tokens = prod(n // points for n, points in zip(grid, patch, strict=True))
+        self.position = nn.Parameter(0.02 * torch.randn(num_tokens, hidden_channels))
+        heads = max(1, hidden_channels // head_channels)
+        block = nn.TransformerEncoderLayer(
+            hidden_channels, heads, 4 * hidden_channels, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(
+            block, num_layers, nn.LayerNorm(hidden_channels), enable_nested_tensor=False
+        )
+        self.fields = TRANSPOSED[len(grid)](hidden_channels, out_channels, patch, stride=patch)
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Fields (B, C, *grid) to (B, out, *grid)."""
+        patches = self.patches(u)
+        tokens = self.blocks(patches.flatten(2).mT + self.position)
+        return self.fields(tokens.mT.unflatten(2, patches.shape[2:]))
 
 
 class _Complex(nn.Module):
