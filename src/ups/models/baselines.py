@@ -5,7 +5,6 @@ They get normalized fields: latents of the identity codec, whose patches are sin
 
 import warnings
 from collections.abc import Sequence
-from math import prod
 from types import MethodType
 from typing import Any
 
@@ -19,8 +18,7 @@ from ups.models.state_statistics import StateStatistics
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
-GROUPS = 8
-NUM_LEVELS = 3
+GROUPS, NUM_LEVELS = 8, 3
 
 
 class GridModel(nn.Module):
@@ -52,10 +50,7 @@ class GridOperator(GridModel):
 
 
 class NormalizedGridOperator(GridModel):
-    """`Operator` with another network F: its inputs, the unit of its output, and no change of conserved integrals.
-
-    Against `GridOperator` it tells what normalization and conservation do, against `Operator` what the network does.
-    """
+    """`Operator` with another network F: its inputs, the unit of its output, and no change of conserved integrals."""
 
     def __init__(self, network: nn.Module, sizes: Sizes, condition_channels: Sequence[int]) -> None:
         super().__init__(network, sizes, condition_channels)
@@ -103,8 +98,8 @@ def grid_model(
     else:
         network = LinearStencil(num_inputs, out_channels, periodic=periodic, **model)
     sizes = Sizes((family,), (len(grid),), (out_channels,), (out_channels,), (in_channels,), len(condition_channels))
-    of_states = NormalizedGridOperator if normalized else GridOperator
-    return (GridSteadyModel if steady else of_states)(network, sizes, condition_channels)
+    model_class = GridSteadyModel if steady else NormalizedGridOperator if normalized else GridOperator
+    return model_class(network, sizes, condition_channels)
 
 
 class Convolution(nn.Module):
@@ -118,9 +113,8 @@ class Convolution(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         """Fields (B, C, *grid) to (B, out, *grid)."""
         for axis, periodic in enumerate(self.periodic):  # `pad` has one mode for all axes of a call
-            padding = [0] * (2 * len(self.periodic))
-            last_first = 2 * (len(self.periodic) - 1 - axis)  # `pad` counts axes from the last
-            padding[last_first : last_first + 2] = [self.width, self.width]
+            later = len(self.periodic) - 1 - axis  # `pad` counts axes from the last
+            padding = [0, 0] * later + [self.width] * 2 + [0, 0] * axis
             u = nn.functional.pad(u, padding, mode="circular" if periodic else "replicate")
         return self.convolution(u)
 
@@ -165,8 +159,7 @@ class UNet(nn.Module):
     """Residual blocks on up to `NUM_LEVELS` grids, with skip connections between the two blocks of a level.
 
     Coarser grids have half the points per axis and twice the channels, down to an odd number or fewer than 8 points.
-    Input are also the coordinates along axes that are not periodic: without them a constant state, from which diffusion
-    with sorption starts, does not tell at which end the boundary value differs.
+    Coordinates of axes that are not periodic are inputs: a constant state alone cannot tell one end from the other.
     """
 
     def __init__(
@@ -180,7 +173,9 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         widths = [hidden_channels * 2**level for level in range(_num_levels(grid))]
-        self.register_buffer("coordinates", coordinates(grid, periodic), persistent=False)
+        axes = torch.meshgrid(*(torch.linspace(-1, 1, n) for n in grid), indexing="ij")
+        bounded = [axis for axis, wraps in enumerate(periodic) if not wraps]
+        self.register_buffer("coordinates", torch.stack(axes)[bounded], persistent=False)
         self.lift = Convolution(in_channels + len(self.coordinates), hidden_channels, 3, periodic)
         self.encode, self.decode = nn.ModuleList(), nn.ModuleList()
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
@@ -206,12 +201,6 @@ class UNet(nn.Module):
             u = nn.functional.interpolate(up(u), scale_factor=2.0)
             u = decode(torch.cat([u, skips.pop()], 1))
         return self.project(u)
-
-
-def coordinates(grid: Sequence[int], periodic: Sequence[bool]) -> Tensor:
-    """Coordinates from -1 to 1 along the axes that are not periodic, (number of these axes, *grid)."""
-    axes = torch.meshgrid(*(torch.linspace(-1, 1, n) for n in grid), indexing="ij")
-    return torch.stack(axes)[[index for index, wraps in enumerate(periodic) if not wraps]]
 
 
 def _num_levels(grid: Sequence[int]) -> int:
@@ -243,12 +232,10 @@ class Transformer(nn.Module):
         edge = patch_size[len(grid) - 1]
         patch = tuple(edge if n % edge == 0 else 1 for n in grid)
         self.patches = CONVOLUTIONS[len(grid)](in_channels, hidden_channels, patch, stride=patch)
-        num_tokens = prod(n // points for n, points in zip(grid, patch, strict=True))
+        num_tokens = torch.Size(grid).numel() // torch.Size(patch).numel()
         self.position = nn.Parameter(0.02 * torch.randn(num_tokens, hidden_channels))
-        heads = max(1, hidden_channels // head_channels)
-        block = nn.TransformerEncoderLayer(
-            hidden_channels, heads, 4 * hidden_channels, 0.0, "gelu", batch_first=True, norm_first=True
-        )
+        sizes = hidden_channels, max(1, hidden_channels // head_channels), 4 * hidden_channels
+        block = nn.TransformerEncoderLayer(*sizes, 0.0, "gelu", batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(
             block, num_layers, nn.LayerNorm(hidden_channels), enable_nested_tensor=False
         )
