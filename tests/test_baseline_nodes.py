@@ -9,7 +9,8 @@ import pytest
 
 from tests.test_parameters import typed
 from tests.training.jobs import launched
-from ups.config import LaunchConfig
+from ups.config import BaselinesConfig, LaunchConfig
+from ups.config.baselines import neighbours
 from ups.data.latent_cache import LatentCache
 from ups.errors import Diverged, GateFailed
 from ups.evaluation import costs
@@ -46,7 +47,9 @@ def test_baselines_are_timed_as_they_unroll(launch: LaunchConfig, tmp_path: Path
     """Their lengths are not known yet: still the steps that are timed unroll like those of a whole training."""
     monkeypatch.setattr(pace, "seconds_per_step", lambda step, stages, *rest: stages)
     stages = baselines.measure_pace({"transient": ["burgers_1d"], "steady": []}, CONFIG, launch, tmp_path, tmp_path)
-    assert set(stages) == {"fno/burgers_1d", "unet/burgers_1d", "linear/burgers_1d"}
+    changed = {"fno": ("hidden_channels", "modes"), "unet": ("hidden_channels",), "linear": ()}
+    sizes = {f"{kind}/burgers_1d/{name}{sign}1" for kind, names in changed.items() for name in names for sign in "+-"}
+    assert set(stages) == {f"{kind}/burgers_1d" for kind in changed} | sizes
     unroll = CONFIG.unroll.model_copy(update={"horizon": 5, "start": 0.5})
     for stage in stages.values():
         steps = stage["config"]["steps"]
@@ -65,23 +68,41 @@ def test_a_learning_rate_that_diverges_is_not_chosen(
         return {"path": ".", "steps": section.steps, "rate": section.learning_rate}
 
     monkeypatch.setattr(baselines, "train_stage", train_stage)
-    config = CONFIG.model_copy(update={"learning_rates": [0.001, 0.01, 0.1], "max_learning_rates": 3})
+    config = CONFIG.model_copy(update={"factors": {"learning_rate": 10.0}, "max_trials": 3})
     pace = {"seconds_per_step": {"fno/burgers_1d": 0.1}}
     fields = {"transient": ["burgers_1d"], "steady": []}
     receipts = baselines.baseline_trainer("fno")(fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)
     assert receipts["burgers_1d"]["steps"] == 200
-    assert receipts["burgers_1d"]["rate"] == receipts["burgers_1d"]["learning_rate"] == 0.001
+    assert receipts["burgers_1d"]["rate"] == receipts["burgers_1d"]["values"]["learning_rate"] == 0.001
 
 
-@pytest.mark.parametrize(("optimum", "tried"), [(0.01, 3), (0.05, 4), (0.0005, 5), (1e-9, 6)])
-def test_the_grid_of_learning_rates_grows_until_the_best_is_inside(optimum: float, tried: int):
-    """Losses grow with the distance from the optimum: it lies inside, or as many as allowed have been tried."""
-    trials: dict[float, float] = {}
-    while (rate := baselines.next_rate(trials, CONFIG)) is not None:
-        trials[rate] = abs(math.log(rate / optimum))
+@pytest.mark.parametrize(("optimum", "tried"), [((0, 0), 5), ((0, 1), 7), ((2, -1), 9), ((90, 0), 9)])
+def test_trials_go_on_until_the_best_is_inside(optimum: tuple[int, int], tried: int):
+    """Losses grow with the distance from the optimum: every neighbour of the best is tried, or as many as allowed."""
+    trials: list[baselines.Trial] = []
+    while (candidate := baselines.next_candidate(trials, {"learning_rate": 0, "modes": 0}, 9)) is not None:
+        trials.append((candidate, math.dist(candidate.values(), optimum)))
     assert len(trials) == tried
-    best = min(trials, key=lambda rate: trials[rate])
-    assert (min(trials) < best < max(trials)) == (tried < CONFIG.max_learning_rates)
+    best, _ = min(trials, key=lambda trial: trial[1])
+    is_inside = all(each in [candidate for candidate, _ in trials] for each in neighbours(best))
+    assert is_inside == (optimum != (90, 0)) and (tuple(best.values()) == optimum) == is_inside
+
+
+def test_a_wider_candidate_gets_fewer_steps():
+    """Measured where one size was changed; a factor beyond costs as much again, the learning rate nothing."""
+    measured = {"": 1.0, "/modes+1": 2.0, "/hidden_channels-1": 0.5, "/hidden_channels+1": 9.0, "/modes-1": 0.9}
+    measured = {"seconds_per_step": {f"fno/burgers_1d{name}": value for name, value in measured.items()}}
+    for candidate, expected in (({"modes": 1}, 2.0), ({"modes": 2, "hidden_channels": -2}, 4 * 0.25)):
+        candidate = CONFIG.start("fno") | candidate | {"learning_rate": 3}
+        assert pace.step_seconds(measured, CONFIG, "fno", "burgers_1d", candidate) == pytest.approx(expected)
+
+
+def test_kinds_without_a_time_share_are_not_trained(launch: LaunchConfig, tmp_path: Path):
+    """Nothing is started for a kind that `time_shares` leaves out; those that the comparison needs must be there."""
+    fields = {"transient": ["burgers_1d"], "steady": []}
+    assert baselines.baseline_trainer("transformer")(fields, {}, {"burgers_1d": 1.0}, CONFIG, launch, tmp_path) == {}
+    with pytest.raises(ValueError, match="missing: unet"):
+        BaselinesConfig.model_validate(CONFIG.model_dump() | {"time_shares": {"fno": 1.0, "linear": 1.0}})
 
 
 @pytest.mark.parametrize(("cpu", "fails"), [(110.0, False), (80.0, True)])

@@ -483,9 +483,18 @@ def test_the_ablation_has_a_base():
 def test_baselines_validate_early_enough(steps: int, between: int):
     """Noise that follows the model's own error is there in short runs too: validation comes 25 times at least."""
     config = typed().baselines
-    section = config.section("unet", "burgers_1d", steps, 0.01)
+    section = config.section("unet", "burgers_1d", steps, config.start("unet"))
     assert (section.steps, section.validate_every, section.model) == (max(1, steps), between, config.unet)
     assert section.model_dump().items() >= config.recipe.model_dump(exclude={"validate_every"}).items()
+
+
+def test_candidates_change_what_they_name_by_its_factor():
+    """Sizes stay integers, one per number of axes; a normalized model has the sizes of its architecture."""
+    config = typed().baselines
+    section = config.section("normalized_fno", "burgers_1d", 9, {"learning_rate": -1, "modes": 1, "hidden_channels": 0})
+    assert section.learning_rate == 0.0033
+    assert section.model == config.fno.model_copy(update={"modes": tuple(2 * modes for modes in config.fno.modes)})
+    assert (section.architecture, section.normalized) == ("fno", True)
 
 
 def test_overrides_change_only_what_they_name():

@@ -42,6 +42,8 @@ RENAMED = {
     "selection.beam.candidates": "selection.beam.successors",
     "selection.where_off": "selection.if_corrector_off",
     "baselines.shares": "baselines.time_shares",
+    "baselines.learning_rates": "baselines.learning_rate",
+    "baselines.max_learning_rates": "baselines.max_trials",
     "benchmark.seconds": "benchmark.seconds_per_round",
     "benchmark.launches": "benchmark.num_launches",
     "benchmark.fields": "benchmark.loading_dataset",

@@ -3,22 +3,34 @@
 import pytest
 import torch
 
-from ups.models.baselines import Convolution, GridOperator, GridSteadyModel, LinearStencil, UNet, grid_model
+from ups.models.baselines import (
+    Convolution,
+    GridOperator,
+    GridSteadyModel,
+    LinearStencil,
+    NormalizedGridOperator,
+    UNet,
+    grid_model,
+)
 from ups.models.sizes import Domain, Sizes
 
 SIZES = {
     "fno": {"hidden_channels": 8, "num_layers": 2, "modes": (4, 2, 2), "padding": 0.25},
     "unet": {"hidden_channels": 8},
+    "transformer": {"hidden_channels": 8, "num_layers": 1, "head_channels": 4, "patch_size": (2, 2, 2)},
     "linear": {"kernel_size": 3},
 }
 GRIDS = {1: (16,), 2: (8, 8), 3: (8, 8, 8)}
 
 
-def settings(kind: str, num_dims: int = 1, *, steady: bool = False, periodic: bool = True) -> dict:
+def settings(
+    kind: str, num_dims: int = 1, *, steady: bool = False, periodic: bool = True, normalized: bool = False
+) -> dict:
     """Two fields in and out on a small grid."""
     grid = GRIDS[num_dims]
     return {
         "kind": kind,
+        "normalized": normalized,
         "steady": steady,
         "family": "burgers_1d",
         "in_channels": 2,
@@ -32,10 +44,10 @@ def settings(kind: str, num_dims: int = 1, *, steady: bool = False, periodic: bo
 
 @pytest.mark.parametrize("num_dims", [1, 2, 3])
 @pytest.mark.parametrize("kind", sorted(SIZES))
-@pytest.mark.parametrize("periodic", [True, False])
-def test_all_parameters_learn_on_every_grid(kind: str, num_dims: int, periodic: bool):
+@pytest.mark.parametrize(("periodic", "normalized"), [(True, True), (True, False), (False, False)])
+def test_all_parameters_learn_on_every_grid(kind: str, num_dims: int, periodic: bool, normalized: bool):
     """A step keeps the shape of the state, is finite, and its error reaches every parameter."""
-    model = grid_model(**settings(kind, num_dims, periodic=periodic))
+    model = grid_model(**settings(kind, num_dims, periodic=periodic, normalized=normalized))
     model.statistics.max_mean.fill_(100.0), model.statistics.max_fluctuation.fill_(100.0)
     domain = Domain("burgers_1d", GRIDS[num_dims], (periodic,) * num_dims)
     z = torch.randn(3, torch.tensor(domain.grid).prod(), 2)
@@ -120,6 +132,27 @@ def test_each_axis_of_a_convolution_has_its_own_padding():
     torch.nn.init.ones_(total.convolution.weight), torch.nn.init.zeros_(total.convolution.bias)
     u = torch.tensor([[1.0, 0.0, 0.0], [10.0, 0.0, 0.0], [100.0, 0.0, 0.0], [1000.0, 0.0, 0.0]])
     assert total(u[None, None])[0, 0, 0].tolist() == [2 * (1000 + 1 + 10), 1000 + 1 + 10, 0.0]
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+def test_a_u_net_tells_the_ends_of_bounded_axes_apart(periodic: bool):
+    """The change of a constant state differs between the two ends, as with diffusion from one of them."""
+    change = UNet(1, 1, hidden_channels=8, grid=(16,), periodic=[periodic])(torch.ones(1, 1, 16))
+    assert torch.allclose(change[..., 0], change[..., -1], atol=1e-4) == periodic
+
+
+def test_a_normalized_step_keeps_integrals_and_grows_with_the_state():
+    """The mean of the state stays, and a state with twice the fluctuation changes by twice as much."""
+    model = NormalizedGridOperator(torch.nn.Conv1d(4, 1, 3, padding=1, padding_mode="circular"), WAVES, []).double()
+    model.statistics.max_mean.fill_(100.0), model.statistics.max_fluctuation.fill_(100.0)
+    with torch.no_grad():  # the network sees the state of zero mean and unit amplitude alone
+        model.network.weight[:, [0, 2, 3]] = 0.0
+    model.conserved.fill_(1.0)
+    z = torch.randn(1, 8, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = z - z.mean()
+    once, twice = (model(u, u[..., :0], torch.zeros(1, 1), Domain("burgers_1d", (8,), (True,))) - u for u in (z, 2 * z))
+    assert once.abs().max() > 0.1 and once.mean().abs() < 1e-12
+    torch.testing.assert_close(twice, 2 * once)
 
 
 @pytest.mark.parametrize(("grid", "num_levels"), [((64,), 3), ((12, 12), 2), ((7,), 1), ((16, 8), 2)])

@@ -89,11 +89,10 @@ def test_validation_that_is_not_finite_ends_the_run(tmp_path: Path, loss: float)
 
 
 def test_a_baseline_that_diverges_names_its_own_parameter(tmp_path: Path):
-    """The learning rates of baselines are a list, of the section `baselines`."""
-    with pytest.raises(Diverged, match=r"lower baselines.learning_rates"):
-        TrainingHistory("baseline", CPU).add_validation(
-            {"a": math.nan}, toy_update(tmp_path, section()), keep_best=False
-        )
+    """The learning rate of baselines is that of the section `baselines`."""
+    update = toy_update(tmp_path, section())
+    with pytest.raises(Diverged, match=r"lower baselines.learning_rate"):
+        TrainingHistory("baseline", CPU).add_validation({"a": math.nan}, update, keep_best=False)
 
 
 def saved(owners: list[dict[str, Any]]) -> dict[str, Any]:

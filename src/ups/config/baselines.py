@@ -1,14 +1,18 @@
-"""Section `baselines`: FNO, U-Net and linear stencil of one family each, with which our models are compared."""
+"""Section `baselines`: models of one family each on its grid, with which our models are compared."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from ups.config.data import VariantName
 from ups.config.sections import Fraction, NonNegative, PerDimension, Section
 from ups.config.training import Noise, Recipe, TrainingSection, Unroll
 
-Kind = Literal["fno", "unet", "linear"]
+Kind = Literal["linear", "unet", "fno", "transformer", "normalized_unet", "normalized_fno"]
+NORMALIZED = "normalized_"  # kinds with this prefix have the normalization and the conservation of the operator
+REQUIRED = ("linear", "unet", "fno")  # the comparison needs these; others are rows beside them
+Candidate = dict[str, int]
+"""What a trial changes -> how often its factor has been applied to the configured value; negative: divided by it."""
 
 
 class FNOModel(Section):
@@ -29,6 +33,15 @@ class UNetModel(Section):
     hidden_channels: PositiveInt
 
 
+class TransformerModel(Section):
+    """Sizes of the vision transformer: `patch_size` points per axis of the patches of 1D, 2D and 3D grids."""
+
+    hidden_channels: PositiveInt
+    num_layers: PositiveInt
+    head_channels: PositiveInt
+    patch_size: PerDimension
+
+
 class LinearModel(Section):
     """Size of the linear stencil: `kernel_size` points per axis."""
 
@@ -40,10 +53,20 @@ class BaselineConfig(TrainingSection):
 
     kind: Kind
     family: VariantName
-    model: FNOModel | UNetModel | LinearModel
+    model: FNOModel | UNetModel | TransformerModel | LinearModel
     noise: Noise
     symmetries: bool
     unroll: Unroll
+
+    @property
+    def architecture(self) -> str:
+        """The network, without the prefix that says how its states are normalized."""
+        return self.kind.removeprefix(NORMALIZED)
+
+    @property
+    def normalized(self) -> bool:
+        """Whether the network has the inputs, the units and the conserved integrals of the operator."""
+        return self.kind.startswith(NORMALIZED)
 
 
 class BaselinesConfig(Section):
@@ -51,9 +74,12 @@ class BaselinesConfig(Section):
 
     Number of steps = training time of our codec and model per family * `time_shares` of the kind / seconds per step.
 
-    - `learning_rates`: each is tried for the fraction `trial_share` of the steps, which does not count as training
-      time; the one with the lowest validation loss is used. While that is the smallest or the largest, one beyond is
-      tried too, up to `max_learning_rates` in all
+    - `time_shares`: the kinds that are trained; `linear`, `unet` and `fno` must be among them
+    - `learning_rate`: the first one that is tried, with the sizes of the sections
+    - `factors`: a trial multiplies or divides one of these by its factor. From the best trial so far each one is tried
+      both ways, so that the best one in the end has worse ones on all sides, or `max_trials` have been made; every kind
+      and family has this number. A trial has the fraction `trial_share` of the training time, which does not count as
+      training time; a size that takes more time per step gets fewer steps. The lowest validation loss is the best
     - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
     - `validate_share`: fraction of the steps between two validations, unless `recipe.validate_every` is less; also
       short trainings need several, because the noise of `noise.own_error` is scaled by the latest validation error
@@ -66,8 +92,9 @@ class BaselinesConfig(Section):
     noise: Noise
     symmetries: bool
     unroll: Unroll
-    learning_rates: Annotated[list[PositiveFloat], Field(min_length=2)]
-    max_learning_rates: PositiveInt
+    learning_rate: PositiveFloat
+    factors: dict[Literal["learning_rate", "hidden_channels", "modes"], Annotated[float, Field(gt=1.0)]]
+    max_trials: PositiveInt
     trial_share: Fraction
     warmup_share: Fraction
     validate_share: Fraction
@@ -75,24 +102,58 @@ class BaselinesConfig(Section):
     max_time_ratio: Annotated[float, Field(gt=1.0)]
     fno: FNOModel
     unet: UNetModel
+    transformer: TransformerModel
     linear: LinearModel
     pace_seconds: PositiveFloat
     pace_rounds: PositiveInt
 
-    def section(self, kind: Kind, family: VariantName, steps: int, learning_rate: float) -> BaselineConfig:
+    @field_validator("time_shares")
+    @classmethod
+    def _has_what_the_comparison_needs(cls, shares: dict[Kind, float]) -> dict[Kind, float]:
+        if missing := [kind for kind in REQUIRED if kind not in shares]:
+            raise ValueError(f"the comparison needs {', '.join(REQUIRED)}; missing: {', '.join(missing)}")
+        return shares
+
+    def sizes(self, kind: Kind) -> FNOModel | UNetModel | TransformerModel | LinearModel:
+        """The configured sizes of a kind of model; a normalized one has those of its architecture."""
+        return getattr(self, kind.removeprefix(NORMALIZED))
+
+    def start(self, kind: Kind) -> Candidate:
+        """The configured values of what trials of this kind change."""
+        return {name: 0 for name in self.factors if name == "learning_rate" or hasattr(self.sizes(kind), name)}
+
+    def values(self, kind: Kind, candidate: Candidate) -> dict[str, Any]:
+        """The learning rate and sizes of a candidate, e.g. {"learning_rate": 0.003, "modes": (32, 16, 8)}."""
+        configured = {"learning_rate": self.learning_rate} | self.sizes(kind).model_dump()
+        return {name: _scaled(configured[name], self.factors[name] ** power) for name, power in candidate.items()}
+
+    def section(self, kind: Kind, family: VariantName, steps: int, candidate: Candidate) -> BaselineConfig:
         """The section of a baseline that is trained for `steps` steps, at least one."""
         steps = max(1, steps)
+        changed = self.values(kind, candidate)
         between = max(1, round(self.validate_share * steps))
         return BaselineConfig(
             **self.recipe.model_dump(exclude={"validate_every"}),
             validate_every=min(self.recipe.validate_every, between),
             steps=steps,
-            learning_rate=learning_rate,
+            learning_rate=changed.pop("learning_rate"),
             warmup_steps=round(self.warmup_share * steps),
             kind=kind,
             family=family,
-            model=getattr(self, kind),
+            model=self.sizes(kind).model_copy(update=changed),
             noise=self.noise,
             symmetries=self.symmetries,
             unroll=self.unroll,
         )
+
+
+def _scaled(value: float | tuple[int, ...], factor: float) -> float | int | tuple[int, ...]:
+    """A rate with two digits, a size as an integer, each size of a tuple; sizes are at least 1."""
+    if isinstance(value, tuple):
+        return tuple(max(1, round(each * factor)) for each in value)
+    return max(1, round(value * factor)) if isinstance(value, int) else float(f"{value * factor:.2g}")
+
+
+def neighbours(candidate: Candidate) -> list[Candidate]:
+    """The candidates that differ by one factor: each value raised, then lowered."""
+    return [candidate | {name: power + change} for name, power in candidate.items() for change in (1, -1)]

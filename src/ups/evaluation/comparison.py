@@ -10,6 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from ups.config.baselines import BaselinesConfig
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation.corrector import HIGH_BAND
@@ -21,6 +22,7 @@ from ups.metrics.bootstrap import bootstrap_interval, ratio_of_means
 from ups.surrogate.trained import OFF
 
 BASELINES = ("persistence", "linear", "unet", "fno")
+FURTHER = ("transformer", "normalized_unet", "normalized_fno")  # trained only where `baselines.time_shares` has them
 HORIZON_TITLES = {"one_step": "One step", "rollout": "Rollout"}
 COSTS = ("training_seconds", "parameters", "datasets", PER_SNAPSHOT, "over_fno", "speed_up_over_solver")
 COST_NOTE = (
@@ -85,7 +87,7 @@ def training_time_text(training: dict[str, dict[str, float]]) -> str:
 
 def _methods(errors: Errors) -> list[str]:
     """The methods that have scores, baselines first."""
-    return [m for m in (*BASELINES, *OURS) if any(m == method for _, method, _ in errors)]
+    return [m for m in (*BASELINES, *FURTHER, *OURS) if any(m == method for _, method, _ in errors)]
 
 
 def _error_rows(errors: Errors, methods: Sequence[str], horizon: str) -> Iterator[list[str]]:
@@ -145,6 +147,33 @@ def _shown(value: float | None) -> str:
     if value is not None and isnan(value):
         return OFF
     return "" if value == _ABSENT else number(value)
+
+
+TRIAL_NOTE = (
+    "Chosen on the validation split by short trainings: up to {max_trials} trials per model, each of {trial_share:.0%} "
+    "of its training time, change {changed} by their factors from the best so far. Values have worse ones on both "
+    "sides; where the number of trials has a *, one may be at the edge of what was tried. Our models have no trials "
+    "here; their values are those of the configuration, for all families together. Models named normalized have the "
+    "normalization, the units and the conserved integrals of our operator."
+)
+
+
+def trials_text(models: dict[str, dict[str, dict[str, Any]]], config: BaselinesConfig) -> str:
+    """Markdown: the learning rate and sizes that the trials of each model have chosen; `models` by kind and family."""
+    note = TRIAL_NOTE.format(
+        max_trials=config.max_trials, trial_share=config.trial_share, changed=", ".join(config.factors)
+    )
+    rows = [
+        [family, kind, *(str(receipt["values"].get(name, "")) for name in config.factors), _trials(receipt)]
+        for kind, by_family in models.items()
+        for family, receipt in by_family.items()
+    ]
+    columns = ["family", "model", *(name.replace("_", " ") for name in config.factors), "trials"]
+    return "\n".join(["## Trials of the baselines", "", note, "", table(columns, sorted(rows), num_names=2), ""])
+
+
+def _trials(receipt: dict[str, Any]) -> str:
+    return f"{receipt['trials']}{'' if receipt['settled'] else ' *'}"
 
 
 INTERVAL_NOTE = (

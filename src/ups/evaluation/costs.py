@@ -71,6 +71,7 @@ def total_costs(
         of_family = {
             kind: baseline_surrogate(family, receipts[family], identity_codec, device, trained.data_root)
             for kind, receipts in baselines.items()
+            if family in receipts
         }
         times_by_dataset[name] = milliseconds_per_snapshot(ours, trajectory_set, of_family, on_grid[name], where)
     folder_of = partial(place_of, trained.data_root)

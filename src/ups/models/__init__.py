@@ -7,6 +7,6 @@
 - `state_statistics`: statistics of latent states, and the limits that keep rollouts finite
 - `operator`: one time step (`Operator`), or the solution of a steady PDE (`SteadyModel`)
 - `denoiser`: the diffusion model of the residual (truth minus prediction)
-- `baselines`: FNO, U-Net and linear stencil on the grid
+- `baselines`: FNO, U-Net, transformer and linear stencil on the grid
 - `weights`: trained models on disk
 """

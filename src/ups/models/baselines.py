@@ -1,4 +1,4 @@
-"""FNO, U-Net and linear stencil of one family on its grid: the baselines.
+"""FNO, U-Net, transformer and linear stencil of one family on its grid: the baselines.
 
 They get normalized fields: latents of the identity codec, whose patches are single grid points.
 """
@@ -17,8 +17,8 @@ from ups.models.sizes import Domain, Sizes
 from ups.models.state_statistics import StateStatistics
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-GROUPS = 8
-NUM_LEVELS = 3
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+GROUPS, NUM_LEVELS = 8, 3
 
 
 class GridModel(nn.Module):
@@ -49,6 +49,23 @@ class GridOperator(GridModel):
         return self.statistics.limit_step(z + change, z, domain)
 
 
+class NormalizedGridOperator(GridModel):
+    """`Operator` with another network F: its inputs, the unit of its output, and no change of conserved integrals."""
+
+    def __init__(self, network: nn.Module, sizes: Sizes, condition_channels: Sequence[int]) -> None:
+        super().__init__(network, sizes, condition_channels)
+        self.register_buffer("conserved", torch.zeros(1, max(sizes.latent_channels)))
+
+    def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
+        """Advance z (B, N, C) by one time step; coefficients (B, N, C_c), condition (B, K)."""
+        clamped = self.statistics.clamp_state(z, domain)
+        x, summary = self.statistics.standardize(clamped, domain)
+        inputs = [clamped, x, coefficients, summary[:, None].expand(-1, z.shape[1], -1)]
+        change = self.statistics.expected_change(z, domain) * self.on_grid(inputs, condition, domain)
+        change = self.statistics.without_conserved(change, self.conserved, domain)
+        return self.statistics.limit_step(z + change, z, domain)
+
+
 class GridSteadyModel(GridModel):
     """z = limit_solution(F(coefficients, condition)); see `StateStatistics`."""
 
@@ -60,6 +77,7 @@ class GridSteadyModel(GridModel):
 def grid_model(
     *,
     kind: str,
+    normalized: bool,
     family: str,
     steady: bool,
     in_channels: int,
@@ -68,17 +86,20 @@ def grid_model(
     periodic: Sequence[bool],
     condition_channels: Sequence[int],
     model: dict[str, Any],
-) -> GridOperator | GridSteadyModel:
-    """A baseline of one family: kind `fno`, `unet` or `linear` with the sizes `model`."""
-    num_inputs = in_channels + len(condition_channels)
+) -> GridOperator | NormalizedGridOperator | GridSteadyModel:
+    """A baseline of one family: kind `fno`, `unet`, `transformer` or `linear` with the sizes `model`."""
+    num_inputs = in_channels + len(condition_channels) + (3 * out_channels if normalized else 0)
     if kind == "fno":
         network = make_fno(num_inputs, out_channels, grid=grid, periodic=periodic, **model)
     elif kind == "unet":
         network = UNet(num_inputs, out_channels, grid=grid, periodic=periodic, **model)
+    elif kind == "transformer":
+        network = Transformer(num_inputs, out_channels, grid=grid, **model)
     else:
         network = LinearStencil(num_inputs, out_channels, periodic=periodic, **model)
     sizes = Sizes((family,), (len(grid),), (out_channels,), (out_channels,), (in_channels,), len(condition_channels))
-    return (GridSteadyModel if steady else GridOperator)(network, sizes, condition_channels)
+    model_class = GridSteadyModel if steady else NormalizedGridOperator if normalized else GridOperator
+    return model_class(network, sizes, condition_channels)
 
 
 class Convolution(nn.Module):
@@ -92,9 +113,8 @@ class Convolution(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         """Fields (B, C, *grid) to (B, out, *grid)."""
         for axis, periodic in enumerate(self.periodic):  # `pad` has one mode for all axes of a call
-            padding = [0] * (2 * len(self.periodic))
-            last_first = 2 * (len(self.periodic) - 1 - axis)  # `pad` counts axes from the last
-            padding[last_first : last_first + 2] = [self.width, self.width]
+            later = len(self.periodic) - 1 - axis  # `pad` counts axes from the last
+            padding = [0, 0] * later + [self.width] * 2 + [0, 0] * axis
             u = nn.functional.pad(u, padding, mode="circular" if periodic else "replicate")
         return self.convolution(u)
 
@@ -139,6 +159,7 @@ class UNet(nn.Module):
     """Residual blocks on up to `NUM_LEVELS` grids, with skip connections between the two blocks of a level.
 
     Coarser grids have half the points per axis and twice the channels, down to an odd number or fewer than 8 points.
+    Coordinates of axes that are not periodic are inputs: a constant state alone cannot tell one end from the other.
     """
 
     def __init__(
@@ -152,7 +173,10 @@ class UNet(nn.Module):
     ) -> None:
         super().__init__()
         widths = [hidden_channels * 2**level for level in range(_num_levels(grid))]
-        self.lift = Convolution(in_channels, hidden_channels, 3, periodic)
+        axes = torch.meshgrid(*(torch.linspace(-1, 1, n) for n in grid), indexing="ij")
+        bounded = [axis for axis, wraps in enumerate(periodic) if not wraps]
+        self.register_buffer("coordinates", torch.stack(axes)[bounded], persistent=False)
+        self.lift = Convolution(in_channels + len(self.coordinates), hidden_channels, 3, periodic)
         self.encode, self.decode = nn.ModuleList(), nn.ModuleList()
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         pointwise = CONVOLUTIONS[len(periodic)]
@@ -166,7 +190,8 @@ class UNet(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """Fields (B, C, *grid) to (B, out, *grid)."""
-        u, skips = self.lift(u), []
+        position = self.coordinates.expand(len(u), *self.coordinates.shape)
+        u, skips = self.lift(torch.cat([u, position], 1)), []
         for encode, down in zip(self.encode, self.down, strict=True):
             u = encode(u)
             skips.append(u)
@@ -184,6 +209,43 @@ def _num_levels(grid: Sequence[int]) -> int:
     while levels < NUM_LEVELS and all(n % 2 == 0 and n >= 8 for n in size):
         levels, size = levels + 1, [n // 2 for n in size]
     return levels
+
+
+class Transformer(nn.Module):
+    """A vision transformer (Dosovitskiy et al. 2021, arXiv:2010.11929): global attention between patches of the grid.
+
+    Patches have `patch_size` points per axis of 1D, 2D and 3D grids, or one point on axes that it does not divide.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        hidden_channels: int,
+        num_layers: int,
+        head_channels: int,
+        patch_size: Sequence[int],
+        grid: Sequence[int],
+    ) -> None:
+        super().__init__()
+        edge = patch_size[len(grid) - 1]
+        patch = tuple(edge if n % edge == 0 else 1 for n in grid)
+        self.patches = CONVOLUTIONS[len(grid)](in_channels, hidden_channels, patch, stride=patch)
+        num_tokens = torch.Size(grid).numel() // torch.Size(patch).numel()
+        self.position = nn.Parameter(0.02 * torch.randn(num_tokens, hidden_channels))
+        sizes = hidden_channels, max(1, hidden_channels // head_channels), 4 * hidden_channels
+        block = nn.TransformerEncoderLayer(*sizes, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(
+            block, num_layers, nn.LayerNorm(hidden_channels), enable_nested_tensor=False
+        )
+        self.fields = TRANSPOSED[len(grid)](hidden_channels, out_channels, patch, stride=patch)
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Fields (B, C, *grid) to (B, out, *grid)."""
+        patches = self.patches(u)
+        tokens = self.blocks(patches.flatten(2).mT + self.position)
+        return self.fields(tokens.mT.unflatten(2, patches.shape[2:]))
 
 
 class _Complex(nn.Module):

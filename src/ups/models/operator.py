@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.models.backbone import TokenMixer
-from ups.models.sizes import Backbone, Domain, Sizes, row_of
+from ups.models.sizes import Backbone, Domain, Sizes
 from ups.models.state_statistics import StateStatistics
 
 
@@ -13,8 +13,7 @@ class Operator(nn.Module):
 
     F, the token mixer, gets the state as it is and at zero mean and unit amplitude a, with f = `fluctuation_rms`; its
     output has unit scale, s is the `expected_change` of a step; statistics and limits are those of `StateStatistics`.
-    No step changes the integral of a field that the PDE conserves: `conserved` (families, D) is the direction of that
-    integral in the mean of latents over tokens, of unit length per field, 0 where nothing is conserved.
+    No step changes the integral of a field that the PDE conserves, see `StateStatistics.without_conserved`.
     """
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
@@ -30,17 +29,9 @@ class Operator(nn.Module):
         x, summary = self.statistics.standardize(clamped, domain)
         tokens = torch.cat([clamped, x, coefficients], -1)
         step = self.mixer(tokens, summary, self.mixer.visible(condition), domain, z.shape[-1])
-        change = self._without_conserved(self.statistics.expected_change(z, domain) * step, domain)
+        change = self.statistics.expected_change(z, domain) * step
+        change = self.statistics.without_conserved(change, self.conserved, domain)
         return self.statistics.limit_step(z + change, z, domain)
-
-    def _without_conserved(self, change: Tensor, domain: Domain) -> Tensor:
-        """The change (B, N, D) minus its component that changes conserved integrals."""
-        channels = change.shape[-1]
-        direction = self.conserved[row_of(self.rows, domain.family), :channels]
-        same_field = self.statistics.of("field_average", domain, channels)[:, :channels] > 0
-        # Not a matrix product: autocast would compute it in bfloat16.
-        along = ((change.mean(1) * direction).unsqueeze(-1) * same_field).sum(1)
-        return change - (along * direction).unsqueeze(1)
 
 
 class SteadyModel(nn.Module):

@@ -75,6 +75,19 @@ class StateStatistics(nn.Module):
         x = (z - mean) / (self.of("fluctuation_rms", domain, z.shape[-1]) * a)
         return x, torch.cat([mean, a.log()], -1).squeeze(1)
 
+    def without_conserved(self, change: Tensor, conserved: Tensor, domain: Domain) -> Tensor:
+        """The change (B, N, D) of a state minus its component that changes conserved integrals.
+
+        `conserved` (families, D) is the direction of the integrals in the mean of latents over tokens, of unit length
+        per field, 0 where nothing is conserved.
+        """
+        channels = change.shape[-1]
+        direction = conserved[row_of(self.rows, domain.family), :channels]
+        same_field = self.of("field_average", domain, channels)[:, :channels] > 0
+        # Not a matrix product: autocast would compute it in bfloat16.
+        along = ((change.mean(1) * direction).unsqueeze(-1) * same_field).sum(1)
+        return change - (along * direction).unsqueeze(1)
+
     def limit_step(self, z: Tensor, before: Tensor, domain: Domain) -> Tensor:
         """The state z (B, N, D) after a step from `before`, limited by `clamp_state`, `max_growth` and `max_rms`.
 

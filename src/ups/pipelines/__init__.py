@@ -5,7 +5,7 @@
 `training`: codec, latents, operator, steady model, diffusion, consistency.
 `evaluation`: coverage of the training split, corrector, scores; `reporting`: figures, gates, report.
 `deployment`: predict, for initial states in files; register.
-`baselines`: FNO, U-Net and linear models at equal cost, and the comparison with them.
+`baselines`: FNO, U-Net and other models at equal cost, and the comparison with them.
 `adaptation`: learning from a few trajectories of new files.
 `studies`: ablation, compression, selection by physics, warnings of shifts, seeds, leaderboard.
 `performance`: tune, profile, benchmark.

@@ -1,15 +1,18 @@
-"""Pipeline `baselines`: FNO, U-Net and linear models, one per family, at the training cost of ours."""
+"""Pipeline `baselines`: FNO, U-Net and other models, one per family, at the training cost of ours."""
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from kedro.pipeline import Pipeline
 
 from ups.config import BaselinesConfig, EvaluationConfig, LaunchConfig
-from ups.config.baselines import BaselineConfig
+from ups.config.baselines import NORMALIZED, BaselineConfig, Candidate, Kind, neighbours
 from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.errors import Diverged, GateFailed
@@ -23,9 +26,11 @@ from ups.runs.machine import device, limit_threads
 from ups.runs.run import Run, last_validation
 from ups.runs.stage_cache import Receipt, trained_receipts
 
-KINDS = ("fno", "unet", "linear")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 MODELS = {kind: f"{kind}_receipts" for kind in KINDS}
+Trial = tuple[Candidate, float]  # what was tried, its validation loss
 OURS = {stage: STAGES[stage] for stage in ("codec", "operator", "steady")}
+SCORES = {name: name for name in ("metrics", "baseline_metrics", "costs", "datasets")} | {"seconds": "budget"}
 GRID = {"fields": "fields", "identity_codec": "identity_codec_receipt"}
 
 
@@ -44,7 +49,7 @@ def create_pipeline() -> Pipeline:
             ["baseline_metrics", "baseline_rollouts"],
         ),
         step(measure_costs, SURROGATE | MODELS | GRID, "costs"),
-        step(compare, ["metrics", "baseline_metrics", "costs", "budget", "datasets"], ["table", "comparison"]),
+        step(compare, SCORES | MODELS | {"config": "params:baselines"}, ["table", "comparison"]),
         step(report, REPORT | {name: name for name in OF_BASELINES}, "report", name="report_with_baselines"),
         step(require_equal_time, ["costs", "params:baselines", "table", "report"], None),
     ]
@@ -70,15 +75,17 @@ def measure_pace(
     fields: Receipt, config: BaselinesConfig, launch: LaunchConfig, raw: Path, data_root: Path, **ours: Receipt
 ) -> Receipt:
     """Seconds per training step of our stages and every baseline, alternating, so that other load slows all alike."""
-    from ups.performance.pace import seconds_per_step
+    from ups.performance.pace import pace_name, seconds_per_step
 
     runs = _runs(ours, data_root)
     stages = {run.stage: {"stage": run.stage, "config": run.config, "inputs": run.inputs} for run in runs}
     for kind in config.time_shares:
-        for family in _families(fields):
-            section = config.section(kind, family, PACED_STEPS, min(config.learning_rates))
-            content = section.model_dump(mode="json")
-            stages[f"{kind}/{family}"] = {"stage": "baseline", "config": content, "inputs": {"latent_cache": fields}}
+        start = config.start(kind)
+        for family, candidate in product(_families(fields, kind), [start, *neighbours(start)]):
+            # Every rate takes the same time: the names of those candidates are that of the start.
+            section = config.section(kind, family, PACED_STEPS, candidate | {"learning_rate": 0})
+            content, inputs = section.model_dump(mode="json"), {"latent_cache": fields}
+            stages[pace_name(kind, family, candidate)] = {"stage": "baseline", "config": content, "inputs": inputs}
     return seconds_per_step("pace", stages, config, launch, data_root, raw)
 
 
@@ -97,8 +104,8 @@ def _runs(ours: dict[str, Receipt], data_root: Path) -> list[Run]:
     return [Run.read(place_of(data_root, receipt)) for receipt in trained_receipts(ours).values()]
 
 
-def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:
-    """The node that trains models of one kind, `fno`, `unet` or `linear`."""
+def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
+    """The node that trains models of one kind."""
 
     def train(
         fields: Receipt,
@@ -108,44 +115,47 @@ def baseline_trainer(kind: str) -> Callable[..., dict[str, Receipt]]:
         launch: LaunchConfig,
         data_root: Path,
     ) -> dict[str, Receipt]:
-        """Train one model per family for the steps its budget allows, with the best learning rate of short trials."""
-        receipts = {}
-        inputs = {"latent_cache": fields}
-        for family in _families(fields):
-            allowed = config.time_shares[kind] * seconds[family] / pace["seconds_per_step"][f"{kind}/{family}"]
-            trials: dict[float, float] = {}
-            while (rate := next_rate(trials, config)) is not None:
-                short = config.section(kind, family, round(config.trial_share * allowed), rate)
-                trials[rate] = _validated(short, inputs, launch, data_root)
-            best = min(trials, key=lambda rate: trials[rate])
-            losses = ", ".join(f"{loss:.3g} with {rate:g}" for rate, loss in trials.items())
-            log.info("%s of %s: validation loss %s", kind, family, losses)
-            section = config.section(kind, family, round(allowed), best)
-            receipts[family] = _train(section, inputs, launch, data_root) | {"learning_rate": best}
+        """Train one model per family for the steps its budget allows, with what was best in short trials.
+
+        No model is trained where `time_shares` does not have the kind.
+        """
+        from ups.performance.pace import step_seconds
+
+        receipts, inputs = {}, {"latent_cache": fields}
+        for family in _families(fields, kind) if kind in config.time_shares else ():
+            paced = partial(step_seconds, pace, config, kind, family)
+            allowed = config.time_shares[kind] * seconds[family]
+            trials: list[Trial] = []
+            while (candidate := next_candidate(trials, config.start(kind), config.max_trials)) is not None:
+                steps = round(config.trial_share * allowed / paced(candidate))
+                short = config.section(kind, family, steps, candidate)
+                trials.append((candidate, _validated(short, inputs, launch, data_root)))
+            best, loss = min(trials, key=itemgetter(1))
+            log.info("%s of %s: validation loss %.3g, best of %d trials", kind, family, loss, len(trials))
+            section = config.section(kind, family, round(allowed / paced(best)), best)
+            settled = all(each in map(itemgetter(0), trials) for each in neighbours(best))
+            found = {"values": config.values(kind, best), "trials": len(trials), "settled": settled}
+            receipts[family] = _train(section, inputs, launch, data_root) | found
         return receipts
 
     train.__name__ = f"train_{kind}"
     return train
 
 
-def next_rate(trials: dict[float, float], config: BaselinesConfig) -> float | None:
-    """The next learning rate to try: those of the configuration, then beyond them while the best one is at the edge.
+def next_candidate(trials: Sequence[Trial], start: Candidate, max_trials: int) -> Candidate | None:
+    """What to try next: `start`, then the untried neighbours of the best candidate so far.
 
-    `trials` are validation losses by learning rate. None: the best rate has worse ones on both sides, or
-    `max_learning_rates` have been tried.
+    None: the best candidate has worse ones on all sides, or there have been `max_trials` trials.
     """
-    if left := [rate for rate in config.learning_rates if rate not in trials]:
-        return left[0]
-    rates = sorted(trials)
-    best = min(rates, key=lambda rate: trials[rate])
-    if len(rates) >= config.max_learning_rates or best not in (rates[0], rates[-1]):
-        return None
-    inner = rates[1] if best == rates[0] else rates[-2]
-    return float(f"{best * best / inner:.2g}")
+    if not trials:
+        return start
+    tried = [candidate for candidate, _ in trials]
+    left = (each for each in neighbours(min(trials, key=itemgetter(1))[0]) if each not in tried)
+    return next(left, None) if len(trials) < max_trials else None
 
 
 def _train(section: BaselineConfig, inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> Receipt:
-    log.info("%s of %s: learning rate %g", section.kind, section.family, section.learning_rate)
+    log.info("%s of %s: learning rate %g, %s", section.kind, section.family, section.learning_rate, section.model)
     return train_stage("baseline", section, inputs, launch, data_root)
 
 
@@ -193,7 +203,7 @@ def measure_costs(
     from ups.data.latent_cache import LatentCache
     from ups.evaluation.costs import total_costs
 
-    baselines = {kind: models[kind] for kind in KINDS}
+    baselines = {kind: models[kind] for kind in KINDS if models[kind]}
     ours = {name: receipt for name, receipt in models.items() if name not in KINDS}
     trained = trained_stages(ours, launch, data_root)
 
@@ -224,6 +234,8 @@ def compare(
     costs: dict[str, Any],
     seconds: dict[str, float],
     datasets: Receipt,
+    config: BaselinesConfig,
+    **models: dict[str, Receipt],
 ) -> tuple[str, Any]:
     """The tables, and a Matplotlib figure of the errors; refused if a baseline is missing."""
     from ups.data.card_text import titles_of
@@ -235,13 +247,13 @@ def compare(
         f"Training time of a baseline: that of our codec and of our operator or steady model, each divided by its "
         f"number of families, {min(seconds.values()):.0f} to {max(seconds.values()):.0f} s (linear: a fraction). It "
         f"sets the number of steps by the seconds per step, measured alternately for all models on one machine, without"
-        f" trials of learning rates and compilation of our models. Logged for all families, with compilation, "
+        f" trials and compilation of our models. Logged for all families, with compilation, "
         f"without trials: {logged}; other programs slow down the seconds on the clock more than those of the CPU. "
         f"Error: mean nRMSE over test trajectories and times."
     )
     text = comparison.comparison_text(errors, costs, note)
     intervals = comparison.intervals_text(metrics, baseline_metrics)
-    parts = [text, intervals, comparison.uncertainty_text(metrics)]
+    parts = [text, intervals, comparison.trials_text(models, config), comparison.uncertainty_text(metrics)]
     titles = titles_of(map(Dataset.from_json, datasets["datasets"].values()))
     return "\n".join(parts), comparison.draw_comparison(errors, titles)
 
@@ -263,5 +275,6 @@ def require_equal_time(costs: dict[str, Any], config: BaselinesConfig, table: st
         )
 
 
-def _families(fields: Receipt) -> list[str]:
-    return FAMILIES.in_order(fields["transient"] + fields["steady"])
+def _families(fields: Receipt, kind: Kind) -> list[str]:
+    """The families that a kind of model predicts: steady ones have no states that could be normalized."""
+    return FAMILIES.in_order(fields["transient"] + ([] if kind.startswith(NORMALIZED) else fields["steady"]))

@@ -32,7 +32,7 @@ class TrainingHistory:
 
     def __init__(self, stage: str, device: torch.device) -> None:
         self.stage, self.step, self.num_skipped_for_memory = stage, 0, 0
-        name = "baselines.learning_rates" if stage == "baseline" else f"{stage}.learning_rate"
+        name = "baselines.learning_rate" if stage == "baseline" else f"{stage}.learning_rate"
         self.remedy = f"lower {name}, the last checkpoint is good"
         self.loss_sum, self.num_losses = torch.zeros(2, device=device)
         self.seen: Counter[str] = Counter()

@@ -106,6 +106,7 @@ def fno_scratch(trajectories: Trajectories, sizes: dict[str, Any], config: Adapt
     examples = encode(codec, trajectories)
     settings = {
         "kind": "fno",
+        "normalized": False,
         "steady": family.steady,
         "family": family.name,
         "in_channels": len(family.coefficients) + (0 if family.steady else len(family.fields)),

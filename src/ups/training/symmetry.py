@@ -16,6 +16,7 @@ from ups.data.families import Family
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentBatch
+from ups.models.baselines import NormalizedGridOperator
 from ups.models.codec import Codec, codec_from, group_name
 from ups.models.operator import Operator
 from ups.models.weights import load_model
@@ -116,14 +117,14 @@ def augmented(loss: Loss, cache: LatentCache, run: Run) -> Loss:
     return augmented_loss
 
 
-def set_conserved(operator: Operator, cache: LatentCache, codec: Codec) -> None:
+def set_conserved(operator: Operator | NormalizedGridOperator, cache: LatentCache, codec: Codec) -> None:
     """Set `operator.conserved` to the directions, in the mean of latents over tokens, of conserved integrals.
 
     The integral of a field over space is proportional to the sum over tokens of z @ (basis @ 1), with the codec's basis
     of the field. Fields that are encoded by their logarithm have no such direction, nor have families with a dataset
     whose boundary differs from the one under which the PDE conserves (outflow instead of periodic).
     """
-    for name, row in operator.rows.items():
+    for name, row in operator.statistics.rows.items():
         boundaries = [tuple(entry["dataset"]["boundary"]) for entry in entries_of(cache, name)]
         direction = conserved_direction(name, boundaries, codec)
         operator.conserved[row, : len(direction)] = direction

@@ -1,4 +1,4 @@
-"""Stage `baseline`: an FNO, a U-Net or a linear stencil of one family on its grid, trained like our models."""
+"""Stage `baseline`: an FNO, U-Net, transformer or linear stencil of one family on its grid, trained like our models."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,12 +8,14 @@ from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentSamples, domains
 from ups.models.baselines import grid_model
+from ups.models.codec import codec_from
+from ups.models.weights import load_model
 from ups.runs.run import Run
 from ups.training.inputs import open_cache, set_statistics
 from ups.training.stage import Stage
 from ups.training.stages.operator import step_loss, store_validation_error
 from ups.training.stages.steady import steady_loss
-from ups.training.symmetry import augmented
+from ups.training.symmetry import augmented, set_conserved
 
 
 def build(config: BaselineConfig, run: Run) -> Stage:
@@ -21,7 +23,8 @@ def build(config: BaselineConfig, run: Run) -> Stage:
     cache = open_cache(run, "transient", "steady").only(config.family)
     family, domain = FAMILIES[config.family], domains(cache)[config.family]
     settings = {
-        "kind": config.kind,
+        "kind": config.architecture,
+        "normalized": config.normalized,
         "steady": family.steady,
         "family": config.family,
         "in_channels": len(family.coefficients) + (0 if family.steady else len(family.fields)),
@@ -33,6 +36,8 @@ def build(config: BaselineConfig, run: Run) -> Stage:
     }
     model = grid_model(**settings)
     set_statistics(model.statistics, cache)
+    if config.normalized:
+        set_conserved(model, cache, load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"]))
     loss = steady_loss if family.steady else step_loss(model.statistics, config)
     loss = augmented(loss, cache, run) if config.symmetries else loss
     train, valid = LatentSamples(cache, "train", horizon=config.unroll.horizon), LatentSamples(cache, "valid")
