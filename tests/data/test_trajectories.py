@@ -37,6 +37,22 @@ def stored(path: Path, index: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_reader_that_keeps_datasets_open_reads_each_trajectory(write, monkeypatch, family):
+    """One reader returns each trajectory's own values, in any order, with one dataset kept open, and once closed."""
+    monkeypatch.setattr("ups.data.trajectories.MAX_OPEN_DATASETS", 1)
+    path = write(family)
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
+    with TrajectoryReader(path.parent, dataset) as reader:
+        found = [(index, reader.read(index), reader.read_coefficients(index)) for index in (2, 0, 1, 2)]
+    found.append((1, reader.read(1), reader.read_coefficients(1)))
+    reader.__exit__()
+    for index, u, coefficients in found:
+        expected = read(path.parent, dataset.name, index)
+        np.testing.assert_array_equal(u, expected[0])
+        np.testing.assert_array_equal(coefficients, expected[1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_reader_agrees_with_plain_indexing(write, family):
     """A trajectory is (T, C, *grid) in the registry's order of fields and axes, whatever the layout."""
     path = write(family)

@@ -5,7 +5,7 @@ on the last axis.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import h5py
@@ -29,6 +29,7 @@ MAX_SNAPSHOTS = 2**16  # of a trajectory
 MAX_TRAJECTORIES = 2**20  # of a file
 BLOCK_ELEMENTS = 2**20  # read at once before they are thinned, if a snapshot has fewer
 POSITIONS_DATASET = "ups_trajectories"  # positions of the trajectories of a partial file in the published one
+Opener = Callable[[str], h5py.Dataset]  # a file's dataset by its name, as `open_dataset` finds it
 TOLERANCE = 1e-3  # deviation from a uniform step, relative to the step; float32 coordinates reach about 1e-5
 
 
@@ -83,7 +84,7 @@ def read_positions(file: h5py.File, count: int) -> np.ndarray | range:
 
 
 def read_snapshots(
-    file: h5py.File, family: Family, trajectory: int | str, snapshots: range, every_point: int
+    names: tuple[str, ...], opener: Opener, family: Family, trajectory: int | str, snapshots: range, every_point: int
 ) -> np.ndarray:
     """Every k-th point of the snapshots at these positions of one trajectory, float32 (T, C, *grid)."""
     num_axes = len(family.axes)
@@ -91,7 +92,7 @@ def read_snapshots(
     def read(name: str, rank: int, *place: int | str) -> np.ndarray:
         # HDF5's own strides in time take 8 to 15 times as long as single snapshots if data are chunked, those in space
         # 2 to 5 times as long as strides in memory in any case.
-        dataset = open_dataset(file, name)
+        dataset = opener(name)
         if (snapshots.step, every_point) == (1, 1):
             return read_array(dataset, rank, (*place, slice(snapshots.start, snapshots.stop)))
         num_points = math.prod(dataset.shape[len(place) + 1 - rank :])
@@ -104,7 +105,7 @@ def read_snapshots(
     elif family.layout == "batch":
         u = np.concatenate([read(name, 3 + num_axes, trajectory) for name in ("velocity", "particles")], axis=-1)
     else:
-        u = np.stack([read(name, 2 + num_axes, trajectory) for name in arrays_of(file, family)], axis=-1)
+        u = np.stack([read(name, 2 + num_axes, trajectory) for name in names], axis=-1)
     u = np.moveaxis(u, -1, 1)
     return np.ascontiguousarray(u.swapaxes(2, 3) if family.stored_yx else u)
 
@@ -115,13 +116,13 @@ def _blocks(snapshots: range, at_once: int) -> Iterator[slice]:
         yield slice(block[0], block[-1] + 1, block.step)
 
 
-def read_coefficients(file: h5py.File, family: Family, trajectory: int | str, every_point: int) -> np.ndarray:
+def read_coefficients(opener: Opener, family: Family, trajectory: int | str, every_point: int) -> np.ndarray:
     """Every k-th point of the coefficient fields of one trajectory, float32 (C, *grid), of a family that has some."""
     num_axes = len(family.axes)
     if family.layout == "batch":
-        force = read_array(open_dataset(file, "force"), 2 + num_axes, (trajectory,))
+        force = read_array(opener("force"), 2 + num_axes, (trajectory,))
         return thinned(np.moveaxis(force, -1, 0), 1, num_axes, every_point)
-    stored = [open_dataset(file, name) for name in family.coefficients]
+    stored = [opener(name) for name in family.coefficients]
     return np.stack(
         [thinned(read_array(dataset, 1 + num_axes, (trajectory,)), 0, num_axes, every_point) for dataset in stored]
     )

@@ -6,9 +6,10 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import h5py
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from ups.data import layouts
 from ups.data.arrays import HDF5_SUFFIXES, SUFFIXES, open_data
 from ups.data.families import Dataset, Family, Subsample, base_of
-from ups.data.hdf5 import file_fault, read_number
+from ups.data.hdf5 import file_fault, open_dataset, read_number
 from ups.data.pdebench import FAMILIES
 from ups.data.recognition import family_of
 from ups.data.remote import list_remote
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 NUMBER_PATTERN = r"(-?\d+\.?\d*(?:e[-+]?\d+)?)"
 RUN_AGAIN = "run the data pipeline again"
+MAX_OPEN_DATASETS = 8  # of a file; to find and check one takes longer than to read a small trajectory
 
 
 def find_files(folder: Path) -> list[str]:
@@ -207,6 +209,15 @@ def _natural_order(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
+class OpenFile(NamedTuple):
+    """A file, the identifiers of its trajectories, the names of its fields' arrays, and its datasets by name."""
+
+    file: h5py.File
+    trajectories: list[str] | range
+    arrays: tuple[str, ...]
+    opener: layouts.Opener
+
+
 class TrajectoryReader:
     """Reads trajectories of one dataset by their index over all its files, each opened at its first read.
 
@@ -218,7 +229,7 @@ class TrajectoryReader:
         self.dataset = dataset
         self.family = FAMILIES[dataset.family]
         self._ends = list(accumulate(dataset.counts))
-        self._open: dict[str, tuple[h5py.File, list[str] | range]] = {}
+        self._open: dict[str, OpenFile] = {}
         self._positions: dict[str, np.ndarray | range] = {}
 
     def __enter__(self) -> Self:
@@ -226,8 +237,8 @@ class TrajectoryReader:
 
     def __exit__(self, *_: object) -> None:
         """Close every file; a later read opens it again."""
-        for file, _ in self._open.values():
-            file.close()
+        for opened in self._open.values():
+            opened.file.close()
         self._open.clear()
 
     def locate(self, index: int) -> tuple[str, int]:
@@ -244,16 +255,16 @@ class TrajectoryReader:
         name, position = self.locate(index)
         if name not in self._positions:
             self._find(index)
-            file, trajectories = self._open[name]
-            self._positions[name] = layouts.read_positions(file, len(trajectories))
+            opened = self._open[name]
+            self._positions[name] = layouts.read_positions(opened.file, len(opened.trajectories))
         return int(self._positions[name][position])
 
     def read(self, index: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Snapshots `start` to `stop` of a trajectory, float32 (T, C, *grid)."""
         start, stop, _ = slice(start, stop).indices(len(self.dataset.times))
-        file, trajectory = self._find(index)
-        snapshots = self.dataset.stored_snapshots[start:stop]
-        u = layouts.read_snapshots(file, self.family, trajectory, snapshots, self.dataset.subsample.every_point)
+        opened, trajectory = self._find(index)
+        snapshots, every_point = self.dataset.stored_snapshots[start:stop], self.dataset.subsample.every_point
+        u = layouts.read_snapshots(opened.arrays, opened.opener, self.family, trajectory, snapshots, every_point)
         return self._expect(index, u, (stop - start, len(self.family.fields), *self.dataset.grid))
 
     def read_coefficients(self, index: int) -> np.ndarray:
@@ -261,19 +272,23 @@ class TrajectoryReader:
         shape = (len(self.family.coefficients), *self.dataset.grid)
         if not self.family.coefficients:
             return np.empty(shape, np.float32)
-        file, trajectory = self._find(index)
+        opened, trajectory = self._find(index)
         every_point = self.dataset.subsample.every_point
-        return self._expect(index, layouts.read_coefficients(file, self.family, trajectory, every_point), shape)
+        return self._expect(
+            index, layouts.read_coefficients(opened.opener, self.family, trajectory, every_point), shape
+        )
 
-    def _find(self, index: int) -> tuple[h5py.File, int | str]:
+    def _find(self, index: int) -> tuple[OpenFile, int | str]:
         name, position = self.locate(index)
         if name not in self._open:
             file = open_data(self.folder / name)
-            self._open[name] = (file, layouts.list_trajectories(file, self.family))
-        file, trajectories = self._open[name]
-        if position >= len(trajectories):
+            opener = lru_cache(MAX_OPEN_DATASETS)(partial(open_dataset, file))
+            trajectories, arrays = layouts.list_trajectories(file, self.family), layouts.arrays_of(file, self.family)
+            self._open[name] = OpenFile(file, trajectories, arrays, opener)
+        opened = self._open[name]
+        if position >= len(opened.trajectories):
             raise file_fault(self.folder / name, "has changed since the datasets were described", RUN_AGAIN)
-        return file, trajectories[position]
+        return opened, opened.trajectories[position]
 
     def _expect(self, index: int, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         if values.shape != shape:
