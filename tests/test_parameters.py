@@ -457,10 +457,10 @@ def test_choices_of_the_backbone_fit_together(choices: dict[str, Any], reason: s
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ({"layers": 3}, "variant no_conditioning: layers"),
-        ({"model": {"modes": [0, 0, 0]}}, "variant no_conditioning: model.modes"),
-        ({"model": {"levels": 3}}, "variant no_conditioning: model: "),
-        ({"noise": 0.1}, "variant no_conditioning: noise"),
+        ({"layers": 3}, "variant adamw: layers"),
+        ({"model": {"modes": [0, 0, 0]}}, "variant adamw: model.modes"),
+        ({"model": {"levels": 3}}, "variant adamw: model: "),
+        ({"noise": 0.1}, "variant adamw: noise"),
     ],
 )
 def test_a_variant_that_is_no_operator_is_refused(overrides: dict[str, Any], reason: str):

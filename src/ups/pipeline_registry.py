@@ -65,7 +65,7 @@ def register_pipelines() -> dict[str, Pipeline]:
         "benchmark": performance.create_benchmark(),
         "selection": studies.create_selection(),
         "coverage": studies.create_coverage(),
-        "protocol": studies.create_protocol(),
+        "protocol": evaluation.create_protocol(),
         "seeds": studies.create_seeds(),
         "leaderboard": studies.create_leaderboard(),
         "register": deployment.create_register(),

@@ -3,7 +3,8 @@
 `plan`: sizes and times of a run before it starts; its check of sizes is part of `data`.
 `data`: raw files to checked, split and normalized datasets.
 `training`: codec, latents, operator, steady model, diffusion, consistency.
-`evaluation`: coverage of the training split, corrector, scores; `reporting`: figures, gates, report.
+`evaluation`: coverage of the training split, corrector, scores; PDEBench's protocol.
+`reporting`: figures, gates, report.
 `deployment`: predict, for initial states in files; register.
 `baselines`: FNO, U-Net and other models at equal cost, and the comparison with them.
 `adaptation`: learning from a few trajectories of new files.

@@ -1,12 +1,13 @@
-"""Pipeline `evaluation`: coverage of training, choice of the corrector, scores in physical units."""
+"""Pipelines `evaluation` (coverage of training, choice of the corrector, scores in physical units) and `protocol`."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline
 
-from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig, SubsampleConfig
+from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig, ProtocolConfig, SubsampleConfig
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import find_families, list_files
 from ups.errors import GateFailed
@@ -48,6 +49,12 @@ def create_pipeline() -> Pipeline:
         ),
     ]
     return Pipeline(steps, tags="evaluation") + reporting.create_pipeline()
+
+
+def create_protocol() -> Pipeline:
+    """Needs the models of `kedro run --pipeline full`."""
+    inputs = PLAIN | {"config": "params:protocol"}
+    return Pipeline([step(compare_by_protocol, inputs, ["protocol", "protocol_text"])], tags="protocol")
 
 
 def trained_stages(inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> "Trained":
@@ -184,3 +191,29 @@ def evaluate_external(
     rollouts = {key: receipt[key] for key in ("path", "fingerprint")}
     rollouts |= {"datasets": {each.dataset.name: asdict(each.dataset) for each in sets}, "sources": inputs["files"]}
     return records, verdict, verdict_text(records, "nRMSE", f"all of {folder}", verdict), figures, rollouts
+
+
+def compare_by_protocol(
+    latent_cache: Receipt,
+    config: ProtocolConfig,
+    launch: LaunchConfig,
+    raw: Path,
+    data_root: Path,
+    **stages: Receipt,
+) -> tuple[list[dict[str, Any]], str]:
+    """PDEBench's FNO and our models on the test split, both given PDEBench's initial snapshots, by its metrics."""
+    from ups.evaluation.predictions import Compute
+    from ups.evaluation.protocol import protocol_text, score_protocol
+    from ups.evaluation.scores import held_out
+
+    limit_threads(launch)
+    inputs = {"latent_cache": latent_cache, **stages}
+    trained, compute, records = trained_stages(inputs, launch, data_root), Compute.of(launch), []
+    cache, surrogate = trained.cache(), trained.surrogate(compute.device)
+    for test in held_out(cache, raw):
+        split, name = cache.datasets[test.dataset.name]["split"], test.dataset.name
+        train, place = [*split["train"], *split["valid"]], f"07_model_output/protocol/{name}"
+        work = partial(score_protocol, surrogate, test, train, config, compute.device)
+        one = cached("protocol", data_root, place, "ups.evaluation.protocol", config, inputs | {"dataset": name})
+        records += one(lambda _, work=work: {"records": work()})["records"]
+    return records, protocol_text(records)

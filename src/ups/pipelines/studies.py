@@ -1,6 +1,5 @@
-"""Pipelines `ablation`, `compression`, `selection`, `coverage`, `protocol`, `seeds`, `leaderboard`: effects of choices."""
+"""Pipelines `ablation`, `compression`, `selection`, `coverage`, `seeds`, `leaderboard`: effects of choices."""
 
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from ups.config import (
     LaunchConfig,
     LeaderboardConfig,
     OperatorConfig,
-    ProtocolConfig,
     RegistrationConfig,
     SeedsConfig,
     SelectionConfig,
@@ -30,7 +28,6 @@ from ups.pipelines import cached, step
 from ups.pipelines.evaluation import PLAIN, SURROGATE, trained_stages
 from ups.pipelines.training import encode_latents, train_codec, train_operator, train_steady
 from ups.runs.launcher import train_stage
-from ups.runs.machine import limit_threads
 from ups.runs.stage_cache import Receipt
 
 EVALUATION = "ups.evaluation.studies"
@@ -73,12 +70,6 @@ def create_coverage() -> Pipeline:
     """Needs the coverage that `kedro run --pipeline full` measures."""
     inputs = PLAIN | {"coverage": "coverage", "config": "params:shifts"}
     return Pipeline([step(score_shifts, inputs, ["shifts", "shifts_text"])], tags="coverage")
-
-
-def create_protocol() -> Pipeline:
-    """Needs the models of `kedro run --pipeline full`."""
-    inputs = PLAIN | {"config": "params:protocol"}
-    return Pipeline([step(compare_by_protocol, inputs, ["protocol", "protocol_text"])], tags="protocol")
 
 
 def create_seeds() -> Pipeline:
@@ -228,32 +219,6 @@ def score_shifts(
     records = scored(lambda _: score(trained, coverage["families"], config, launch))["records"]
     summary = summarize(records)
     return {"summary": summary, "records": records}, shifts_text(summary)
-
-
-def compare_by_protocol(
-    latent_cache: Receipt,
-    config: ProtocolConfig,
-    launch: LaunchConfig,
-    raw: Path,
-    data_root: Path,
-    **stages: Receipt,
-) -> tuple[list[dict[str, Any]], str]:
-    """PDEBench's FNO and our models on the test split, both given PDEBench's initial snapshots, by its metrics."""
-    from ups.evaluation.predictions import Compute
-    from ups.evaluation.protocol import protocol_text, score_protocol
-    from ups.evaluation.scores import held_out
-
-    limit_threads(launch)
-    inputs = {"latent_cache": latent_cache, **stages}
-    trained, compute, records = trained_stages(inputs, launch, data_root), Compute.of(launch), []
-    cache, surrogate = trained.cache(), trained.surrogate(compute.device)
-    for test in held_out(cache, raw):
-        split, name = cache.datasets[test.dataset.name]["split"], test.dataset.name
-        train, place = [*split["train"], *split["valid"]], f"07_model_output/protocol/{name}"
-        work = partial(score_protocol, surrogate, test, train, config, compute.device)
-        one = cached("protocol", data_root, place, "ups.evaluation.protocol", config, inputs | {"dataset": name})
-        records += one(lambda _, work=work: {"records": work()})["records"]
-    return records, protocol_text(records)
 
 
 def compare_seeds(config: SeedsConfig) -> tuple[str, str]:

@@ -95,8 +95,7 @@ def environment(launch: LaunchConfig, data_root: Path, interface: str) -> dict[s
     variables = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "HDF5_PLUGIN_PATH": ""}
     variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     variables |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # or torchrun opens a store on all addresses
-    if launch.deterministic:
-        variables |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # or torch refuses matrix products on a GPU
+    variables |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if launch.deterministic else {}  # torch refuses to run without
     for name, folder in COMPILER_CACHES.items():
         if name not in os.environ:
             cache = data_root / COMPILED / folder
