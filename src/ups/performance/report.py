@@ -86,7 +86,7 @@ def profile_text(profile: dict[str, Any], stage: str) -> str:
     notes = ["Peaks are above the memory in use at the start of a step."]
     if profile["world_size"] > 1:
         seconds = f"Collectives take {1e3 * profile['collectives']:.2f} ms per step"
-        notes.append(f"{seconds}; those of gradients overlap with the backward pass.")
+        notes.append(f"{seconds}; replicas exchange gradients after the backward pass, shards during it.")
     columns, step = ["part", "ms", "share", "peak MiB"], ["step", f"{1e3 * total:.2f}", "", ""]
     tables = table(columns, [*parts, step]), table(["operator", "calls", "ms", "share", "MiB"], operators)
     heading = f"# A training step of {stage}"
