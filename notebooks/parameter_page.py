@@ -113,7 +113,7 @@ def section_in(annotation: Any) -> type[Section] | None:
 def rows_of(section: type[Section], key: str, path: str, value: Any) -> Iterator[Row]:
     """The parameters at `key` of a section: one, or those of the section that is there."""
     inner = section_in(section.model_fields[key].annotation)
-    if inner is not None and isinstance(value, dict):
+    if inner is not None and isinstance(value, dict) and inner.model_fields.keys() == value.keys():
         for name in inner.model_fields:
             yield from rows_of(inner, name, f"{path}.{name}", value[name])
     else:

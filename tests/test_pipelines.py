@@ -619,10 +619,10 @@ def test_commands_start_without_heavy_packages():
 
 
 def test_registered_pipelines():
-    """The registry has the whole house under two names, its three rooms, and fourteen pipelines run by name alone."""
+    """The registry has the whole house under two names, its three rooms, and fifteen pipelines run by name alone."""
     bootstrap_project(PROJECT)
     tools = {"plan", "baselines", "ablation", "adapt", "tune", "profile", "benchmark", "selection", "seeds"}
-    tools |= {"coverage", "compression", "predict", "register", "leaderboard"}
+    tools |= {"coverage", "compression", "predict", "protocol", "register", "leaderboard"}
     assert set(pipelines) == {"__default__", "full", "data", "training", "evaluation"} | tools
     nodes = {name: {node.name for node in pipelines[name].nodes} for name in pipelines}
     assert nodes["__default__"] == nodes["full"]

@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.training.jobs import section
@@ -14,7 +15,7 @@ def test_keys_count_with_their_probability():
     """One step of three is of the slow key: (2 * 1 s + 1 * 4 s) / 3, in whatever order keys first come."""
     timer = object.__new__(PaceTimer)
     keys = {3: "slow", 5: "fast"}
-    sampler = SimpleNamespace(keys=["fast", "slow"], probabilities=[2 / 3, 1 / 3], draw=lambda step: (keys[step], None))
+    sampler = SimpleNamespace(keys=["fast", "slow"], weights=np.array([2.0, 1.0]), draw=lambda step: (keys[step], None))
     timer.steps, timer.batches = list(keys) * len(TIMED_FRACTIONS), SimpleNamespace(sampler=sampler)
     assert timer.expected([4.0, 1.0] * len(TIMED_FRACTIONS)) == pytest.approx(2.0)
 

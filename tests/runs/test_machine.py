@@ -9,7 +9,7 @@ import torch
 from tests.contents import expect_one_line
 from tests.training.jobs import launched
 from ups.errors import DataFault
-from ups.runs import machine
+from ups.runs import machine, processes
 
 
 def test_what_is_remembered_is_applied(tmp_path: Path):
@@ -80,4 +80,4 @@ def test_a_slow_first_call_is_no_part_of_the_time():
 
 def test_rate_of_a_matrix_product():
     """The rate is that of 2 n^3 operations, which a core does at more than 100 million and less than 10^14 a second."""
-    assert 1e8 < machine.matmul_rate(torch.device("cpu"), "float32") < 1e14
+    assert 1e8 < processes.matmul_rate(torch.device("cpu"), "float32") < 1e14

@@ -39,7 +39,7 @@ def directions(boundary: str | None = None, also: str | None = None) -> torch.Te
         if also is not None:
             datasets[f"{name} 2"] = {"dataset": {"family": family.name, "boundary": [also, *axes[1:]]}}
     families = {name.partition("/")[0]: row for row, name in enumerate(GROUPS)}
-    operator = SimpleNamespace(rows=families, conserved=torch.zeros(len(GROUPS), 9))
+    operator = SimpleNamespace(statistics=SimpleNamespace(rows=families), conserved=torch.zeros(len(GROUPS), 9))
     set_conserved(operator, SimpleNamespace(datasets=datasets), codec())
     return operator.conserved
 

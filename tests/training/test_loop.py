@@ -144,7 +144,7 @@ def _first_four(samples: LatentSamples) -> LatentSamples:
 def test_training_ends_early(run: Run, monkeypatch: pytest.MonkeyPatch):
     """When validation has not improved for `patience` validations training ends, with weights."""
     values = iter([3.0, 1.0, 2.0, 2.0, 2.0])
-    monkeypatch.setattr(loop, "validate", lambda *_: {"advection_1d": next(values)})
+    monkeypatch.setattr(loop, "validate", lambda stage, *_: dict.fromkeys(stage.train.families, next(values)))
     config = section(steps=100, validate_every=4, patience=2)
     train_here(operator.build(config, run), config, run)
     assert lines_of(run.folder)[-1]["step"] == 16

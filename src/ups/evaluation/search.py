@@ -19,7 +19,7 @@ from ups.evaluation.predictions import Batch, Compute, corrected_stepper, decode
 from ups.evaluation.violations import PhysicsScore, fit_score, rank_correlation, violations
 from ups.metrics.errors import nRMSE
 from ups.metrics.suite import Timeline, joined
-from ups.runs.machine import now
+from ups.runs.processes import now
 from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout_steps
 
 DIVERGED = 1e3  # the nRMSE assigned to rollouts above it or not finite, so that means over trajectories stay finite

@@ -105,7 +105,7 @@ class PaceTimer:
     def expected(self, seconds: list[float]) -> float:
         """Expected seconds of a step of the training: the mean over timed fractions and, by probability, over keys."""
         sampler = self.batches.sampler
-        probabilities = dict(zip(sampler.keys, sampler.probabilities, strict=True))
+        probabilities = dict(zip(sampler.keys, sampler.weights / sampler.weights.sum(), strict=True))
         weights = [float(probabilities[sampler.draw(step)[0]]) / len(TIMED_FRACTIONS) for step in self.steps]
         return sum(weight * each for weight, each in zip(weights, seconds, strict=True))
 

@@ -12,7 +12,7 @@ from ups.data.samples import LatentSamples
 from ups.models.codec import codec_from
 from ups.models.weights import load_model
 from ups.performance.profile import events_of, peak_bytes, record
-from ups.runs.machine import now
+from ups.runs.processes import now
 from ups.runs.run import CHECKPOINTS, Run, append_metrics
 from ups.training.batches import Batches, Share
 from ups.training.checkpoints import Checkpoints

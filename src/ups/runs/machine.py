@@ -1,9 +1,7 @@
 """The machine: its device, the micro-batch that fits into its memory, times on it, its description in tables."""
 
-import math
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import time
@@ -19,7 +17,7 @@ from pydantic import PositiveInt
 from ups.config import LaunchConfig
 from ups.errors import ConfigFault
 from ups.files import read_json, write_json
-from ups.runs.processes import GIGABYTE
+from ups.runs.processes import now
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 TUNING = "tuning.json"
 GIBIBYTE = 2**30
-MATMUL_SIZE, MATMUL_REPEATS = {"cpu": 512, "cuda": 8192}, 5  # milliseconds, yet near the peak of the device
 Tuning = dict[str, PositiveInt | None]
 """Contents of `tuning.json`: key of a place -> tokens of a micro-batch, None for the whole batch."""
 
@@ -92,15 +89,6 @@ def tuning_key(launch: LaunchConfig, stage: str, device: str) -> str:
     return f"{stage} on {launch.world_size} x {device}, {launch.sharding}"
 
 
-def now(device: "torch.device") -> float:
-    """Seconds of a monotonic clock, after all work queued on the device."""
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def in_turns(contenders: dict[str, Callable[[], object]], rounds: int, device: "torch.device") -> dict[str, float]:
     """Median seconds per call of each contender over `rounds`, after one round as warm-up.
 
@@ -113,33 +101,6 @@ def in_turns(contenders: dict[str, Callable[[], object]], rounds: int, device: "
             run()
             seconds[name].append(now(device) - started)
     return {name: median(times[1:]) for name, times in seconds.items()}
-
-
-def matmul_rate(device: "torch.device", precision: str) -> float:
-    """Floating-point operations per second of a large square matrix product, the best of MATMUL_REPEATS.
-
-    `precision` is `float32` or `bfloat16`. No model computes faster on this device.
-    """
-    import torch
-
-    size = MATMUL_SIZE[device.type]
-    square = torch.ones(size, size, dtype=getattr(torch, precision), device=device)
-    best = math.inf
-    for _ in range(1 + MATMUL_REPEATS):  # the first one also loads the library
-        started = now(device)
-        square @ square
-        best = min(best, now(device) - started)
-    return 2 * size**3 / best
-
-
-def peak_memory_gigabytes(device: "torch.device") -> float:
-    """Most memory that this process had so far: of tensors on a GPU, all of it on a CPU."""
-    if device.type == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated(device) / GIGABYTE
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIGABYTE
 
 
 def describe_machine(device: str, threads: int, seed: int) -> dict[str, Any]:

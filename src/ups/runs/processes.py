@@ -1,12 +1,16 @@
-"""A process of a job: it ends when its parent ends, and may use a part of the machine's memory.
+"""A process of a job: it ends when its parent ends, and may use a part of the memory; clock and speed of its device.
 
 Workers import this module before torch, so it imports little.
 """
 
 import ctypes
+import math
 import os
+import platform
+import resource
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 CGROUP = Path("/sys/fs/cgroup")
 GIGABYTE = 10**9
+MATMUL_SIZE, MATMUL_REPEATS = {"cpu": 512, "cuda": 8192}, 5  # milliseconds, yet near the peak of the device
 
 
 def die_with_parent() -> None:
@@ -55,3 +60,39 @@ def free_memory_bytes(device: "torch.device") -> int:
     if limit.is_file() and (text := limit.read_text().strip()) != "max":
         free = min(free, int(text) - int(used.read_text()))
     return free
+
+
+def now(device: "torch.device") -> float:
+    """Seconds of a monotonic clock, after all work queued on the device."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def matmul_rate(device: "torch.device", precision: str) -> float:
+    """Floating-point operations per second of a large square matrix product, the best of MATMUL_REPEATS.
+
+    `precision` is `float32` or `bfloat16`. No model computes faster on this device.
+    """
+    import torch
+
+    size = MATMUL_SIZE[device.type]
+    square = torch.ones(size, size, dtype=getattr(torch, precision), device=device)
+    best = math.inf
+    for _ in range(1 + MATMUL_REPEATS):  # the first one also loads the library
+        started = now(device)
+        square @ square
+        best = min(best, now(device) - started)
+    return 2 * size**3 / best
+
+
+def peak_memory_gigabytes(device: "torch.device") -> float:
+    """Most memory that this process had so far: of tensors on a GPU, all of it on a CPU."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device) / GIGABYTE
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIGABYTE

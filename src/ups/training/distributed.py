@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ups.errors import Unsynchronised
-from ups.runs.machine import matmul_rate, now
+from ups.runs.processes import matmul_rate, now
 from ups.runs.run import RANK_STORE
 
 log = logging.getLogger(__name__)

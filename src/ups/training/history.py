@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ups.config.training import TrainingSection
 from ups.errors import Diverged
-from ups.runs.machine import peak_memory_gigabytes
+from ups.runs.processes import peak_memory_gigabytes
 from ups.training.batches import Share
 from ups.training.distributed import Ranks
 from ups.training.parallel import full_state

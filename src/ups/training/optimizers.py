@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from ups.config.training import TrainingSection
-from ups.models.backbone import FourierMixing
 from ups.training import parallel
 
 MOMENTUM = 0.9
@@ -112,7 +111,7 @@ def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
     """
     inside = [module for name, module in model.named_modules() if "blocks" in name.split(".")]
     linear = [module.weight for module in inside if isinstance(module, nn.Linear)]
-    modes = [weight for module in inside if isinstance(module, FourierMixing) for weight in module.weights]
+    modes = [p for module in inside for p in module.parameters(recurse=False) if p.ndim > 2]
     hidden = [*linear, *modes] if config.optimizer == "muon" else []
     rest = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
     matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
