@@ -107,6 +107,13 @@ class BaselinesConfig(Section):
     pace_seconds: PositiveFloat
     pace_rounds: PositiveInt
 
+    @field_validator("factors")
+    @classmethod
+    def _has_a_learning_rate(cls, factors: dict[str, float]) -> dict[str, float]:
+        if "learning_rate" not in factors:
+            raise ValueError("learning_rate is missing: without it no other rate is tried")
+        return factors
+
     @field_validator("time_shares")
     @classmethod
     def _has_what_the_comparison_needs(cls, shares: dict[Kind, float]) -> dict[Kind, float]:
@@ -152,6 +159,11 @@ def _scaled(value: float | tuple[int, ...], factor: float) -> float | int | tupl
     if isinstance(value, tuple):
         return tuple(max(1, round(each * factor)) for each in value)
     return max(1, round(value * factor)) if isinstance(value, int) else float(f"{value * factor:.2g}")
+
+
+def is_measured(candidate: Candidate) -> bool:
+    """Whether the time of its steps is measured: at most one size is changed, by its factor."""
+    return sum(abs(power) for name, power in candidate.items() if name != "learning_rate") <= 1
 
 
 def neighbours(candidate: Candidate) -> list[Candidate]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.data.hdf5 import file_fault
-from ups.errors import ConfigFault
+from ups.errors import ConfigFault, DataFault
 
 BLOCK_BYTES, MAX_BLOCKS = 2**16, 256  # of the structure of a file, kept in memory
 TIMEOUT_SECONDS = 30
@@ -39,7 +39,9 @@ def _storage_faults(path: Path) -> Iterator[None]:
         raise file_fault(path, "the storage denies access", f"check {keys}, and what they may read") from None
     except FileExpired:
         raise file_fault(path, "has changed while it was read", RUN_AGAIN) from None
-    except (BotoCoreError, OSError) as error:  # a time-out is an OSError
+    except DataFault:
+        raise
+    except (BotoCoreError, OSError, ValueError) as error:  # a time-out is an OSError, a wrong address a ValueError
         cause = error.__cause__
         kind = cause.response["Error"]["Code"] if isinstance(cause, ClientError) else type(error).__name__
         what = f"the storage does not answer as expected ({kind})"

@@ -1,6 +1,7 @@
 """PDEBench's own protocol: its FNO with its recipe, and the trained models from the same start, by its metrics."""
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -150,15 +151,14 @@ def _record(method: str, u_pred: Tensor, u: Tensor, test: TrajectorySet, initial
     compat.add(errors)
     suite.add(errors)
     names = {"dataset": test.dataset.name, "family": test.dataset.family, "method": method}
-    subsample = asdict(test.dataset.subsample)
-    return (
-        names
-        | {"initial_step": initial_step, "subsample": subsample, "num_trajectories": suite.num_trajectories}
-        | {
-            "metrics": suite.compute(),
-            "pdebench": compat.compute(),
-        }
-    )
+    about = {"initial_step": initial_step, "subsample": asdict(test.dataset.subsample)}
+    found = {"metrics": _finite(suite.compute()), "pdebench": _finite(compat.compute())}
+    return names | about | {"num_trajectories": suite.num_trajectories} | found
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics that have a value: none where the reference is zero, or where a rollout has diverged."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def protocol_text(records: Iterable[dict[str, Any]]) -> str:
@@ -166,7 +166,8 @@ def protocol_text(records: Iterable[dict[str, Any]]) -> str:
     heads = ["dataset", "method", "given", "nRMSE", *(f"{name} (as published)" for name in METRICS)]
     lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
     for record in records:
-        cells = [record["dataset"], record["method"], str(record["initial_step"]), f"{record['metrics']['nRMSE']:.3g}"]
-        cells += [f"{record['pdebench'][name]:.3g}" if name in record["pdebench"] else "–" for name in METRICS]
+        cells = [record["dataset"], record["method"], str(record["initial_step"])]
+        values = [record["metrics"].get("nRMSE"), *(record["pdebench"].get(name) for name in METRICS)]
+        cells += ["–" if value is None else f"{value:.3g}" for value in values]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -3,6 +3,7 @@
 They get normalized fields: latents of the identity codec, whose patches are single grid points.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from types import MethodType
@@ -134,7 +135,7 @@ class LinearStencil(nn.Module):
 
 def _normed(channels: int, convolution: nn.Module) -> nn.Sequential:
     """A convolution of normalized, activated fields."""
-    return nn.Sequential(nn.GroupNorm(min(GROUPS, channels), channels), nn.GELU(), convolution)
+    return nn.Sequential(nn.GroupNorm(math.gcd(GROUPS, channels), channels), nn.GELU(), convolution)
 
 
 class ResidualBlock(nn.Module):
@@ -232,13 +233,12 @@ class Transformer(nn.Module):
         edge = patch_size[len(grid) - 1]
         patch = tuple(edge if n % edge == 0 else 1 for n in grid)
         self.patches = CONVOLUTIONS[len(grid)](in_channels, hidden_channels, patch, stride=patch)
-        num_tokens = torch.Size(grid).numel() // torch.Size(patch).numel()
-        self.position = nn.Parameter(0.02 * torch.randn(num_tokens, hidden_channels))
-        sizes = hidden_channels, max(1, hidden_channels // head_channels), 4 * hidden_channels
-        block = nn.TransformerEncoderLayer(*sizes, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.blocks = nn.TransformerEncoder(
-            block, num_layers, nn.LayerNorm(hidden_channels), enable_nested_tensor=False
-        )
+        self.position = nn.Parameter(0.02 * torch.randn(math.prod(grid) // math.prod(patch), hidden_channels))
+        heads = math.gcd(hidden_channels, max(1, hidden_channels // head_channels))
+        options = {"activation": "gelu", "batch_first": True, "norm_first": True}
+        block = nn.TransformerEncoderLayer(hidden_channels, heads, 4 * hidden_channels, 0.0, **options)
+        norm = nn.LayerNorm(hidden_channels)
+        self.blocks = nn.TransformerEncoder(block, num_layers, norm, enable_nested_tensor=False)
         self.fields = TRANSPOSED[len(grid)](hidden_channels, out_channels, patch, stride=patch)
 
     def forward(self, u: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-PADDING = 2  # points of zeros after the last one of every axis, as published
+PADDING = 2  # points of zeros after the last one of every axis; the published 3D network has 6 after one axis
 PROJECTION_CHANNELS = 128
 
 

@@ -9,7 +9,6 @@ from ups.runs.processes import die_with_parent
 if __name__ == "__main__":
     die_with_parent()
 
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -61,21 +60,6 @@ def seconds_per_step(
         return {"seconds_per_step": run_query(PACE_WORKER, run, request)}
 
     return cached_step(step, data_root / "06_models" / "pace", identity, measure, root=data_root)
-
-
-def step_seconds(pace: Receipt, config: BaselinesConfig, kind: Kind, family: str, candidate: Candidate) -> float:
-    """Seconds per training step of a candidate; beyond what was measured each factor is expected to cost as much again.
-
-    The configured sizes were measured, and each of them changed alone by its factor.
-    """
-    measured, start = pace["seconds_per_step"], config.start(kind)
-    configured = measured[pace_name(kind, family, start)]
-    ratios = (
-        (measured[pace_name(kind, family, start | {name: 1 if power > 0 else -1})] / configured) ** abs(power)
-        for name, power in candidate.items()
-        if name != "learning_rate" and power
-    )
-    return configured * math.prod(ratios)
 
 
 def pace_name(kind: Kind, family: str, candidate: Candidate) -> str:

@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, get_args
 from kedro.pipeline import Pipeline
 
 from ups.config import BaselinesConfig, EvaluationConfig, LaunchConfig
-from ups.config.baselines import NORMALIZED, BaselineConfig, Candidate, Kind, neighbours
+from ups.config.baselines import NORMALIZED, BaselineConfig, Candidate, Kind, is_measured, neighbours
 from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.errors import Diverged, GateFailed
@@ -119,20 +118,23 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
 
         No model is trained where `time_shares` does not have the kind.
         """
-        from ups.performance.pace import step_seconds
+        from ups.performance.pace import pace_name
 
         receipts, inputs = {}, {"latent_cache": fields}
         for family in _families(fields, kind) if kind in config.time_shares else ():
-            paced = partial(step_seconds, pace, config, kind, family)
             allowed = config.time_shares[kind] * seconds[family]
+
+            def num_steps(candidate: Candidate, family: str = family, allowed: float = allowed) -> float:
+                return allowed / pace["seconds_per_step"][pace_name(kind, family, candidate)]
+
             trials: list[Trial] = []
             while (candidate := next_candidate(trials, config.start(kind), config.max_trials)) is not None:
-                steps = round(config.trial_share * allowed / paced(candidate))
+                steps = round(config.trial_share * num_steps(candidate))
                 short = config.section(kind, family, steps, candidate)
                 trials.append((candidate, _validated(short, inputs, launch, data_root)))
             best, loss = min(trials, key=itemgetter(1))
             log.info("%s of %s: validation loss %.3g, best of %d trials", kind, family, loss, len(trials))
-            section = config.section(kind, family, round(allowed / paced(best)), best)
+            section = config.section(kind, family, round(num_steps(best)), best)
             settled = all(each in map(itemgetter(0), trials) for each in neighbours(best))
             found = {"values": config.values(kind, best), "trials": len(trials), "settled": settled}
             receipts[family] = _train(section, inputs, launch, data_root) | found
@@ -143,14 +145,15 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
 
 
 def next_candidate(trials: Sequence[Trial], start: Candidate, max_trials: int) -> Candidate | None:
-    """What to try next: `start`, then the untried neighbours of the best candidate so far.
+    """What to try next: `start`, then the untried neighbours of the best candidate so far whose pace is measured.
 
     None: the best candidate has worse ones on all sides, or there have been `max_trials` trials.
     """
     if not trials:
         return start
     tried = [candidate for candidate, _ in trials]
-    left = (each for each in neighbours(min(trials, key=itemgetter(1))[0]) if each not in tried)
+    beside = filter(is_measured, neighbours(min(trials, key=itemgetter(1))[0]))
+    left = (each for each in beside if each not in tried)
     return next(left, None) if len(trials) < max_trials else None
 
 

@@ -129,7 +129,7 @@ def _train_corrector(
     data_root: Path,
     inputs: dict[str, Receipt],
 ) -> Receipt:
-    """Train a stage on the families for which `choose_corrector` may use it, with the same steps for each of them.
+    """Train a stage on the families for which `choose_corrector` may use it, with their part of the configured steps.
 
     Those with too few validation trajectories are left out of the lists of families in the receipt of the latent cache,
     and named in its `too_few_validation_trajectories`: the run folder keeps it.

@@ -85,6 +85,10 @@ def matmul_rate(device: "torch.device", precision: str) -> float:
         started = now(device)
         square @ square
         best = min(best, now(device) - started)
+    del square
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     return 2 * size**3 / best
 
 

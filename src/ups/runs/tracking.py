@@ -58,7 +58,7 @@ def _store_may_fail(what: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, OSError) as error:  # OSError: artifacts that a server or a disk does not take
-        log.warning("%s is not tracked: %s", what, shown(str(error).splitlines()[0]))
+        log.warning("%s is not tracked: %s", what, shown(next(iter(str(error).splitlines()), type(error).__name__)))
 
 
 def shown(text: str) -> str:

@@ -94,9 +94,10 @@ class BatchSampler:
     def difficulties(self, step: int) -> np.ndarray:
         """Each key's validation loss over the geometric mean of all, clipped to [1 / m, m], m = `max_difficulty`.
 
-        All are 1 before the first validation. Batches are read ahead: a validation counts `NUM_READ_AHEAD` steps later.
+        All are 1 before the first validation. Batches are read ahead, by `NUM_READ_AHEAD` and in Lightning by one more:
+        a validation counts that many steps later.
         """
-        known = self.validations[: max(0, step - NUM_READ_AHEAD) // self.config.validate_every]
+        known = self.validations[: max(0, step - NUM_READ_AHEAD - 1) // self.config.validate_every]
         if self.config.max_difficulty == 1 or not known:
             return np.ones(len(self.keys))
         logs = np.log([max(known[-1][key], SMALLEST_LOSS) for key in self.keys])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.config.training import TrainingSection
+from ups.errors import ConfigFault
 from ups.training import parallel
 
 MOMENTUM = 0.9
@@ -108,11 +109,16 @@ def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
     Inside the blocks are the linear maps and the Fourier modes, which hold nearly all weights. Muon is made for maps
     of hidden channels to hidden channels: stems, heads and embeddings are left to AdamW. Parameters with one axis
     (biases, gains) have no weight decay.
+
+    Raises:
+        ConfigFault: Muon for a model without blocks.
     """
     inside = [module for name, module in model.named_modules() if "blocks" in name.split(".")]
     linear = [module.weight for module in inside if isinstance(module, nn.Linear)]
     modes = [p for module in inside for p in module.parameters(recurse=False) if p.ndim > 2]
     hidden = [*linear, *modes] if config.optimizer == "muon" else []
+    if config.optimizer == "muon" and not hidden:
+        raise ConfigFault("optimizer: muon is for models with blocks; this one has none: choose adamw")
     rest = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
     matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]

@@ -126,7 +126,8 @@ class Update:
     def flops_per_sample(self, share: Share) -> float:
         """Floating-point operations of forward and backward pass of one sample of `share.key` in step `share.step`.
 
-        Counts matrix products, convolutions and attention, as done without compilation. Under `fsdp` it is collective.
+        Counts matrix products, convolutions and, on GPUs, attention, as done without compilation; 0 if one sample does
+        not fit into memory. Under `fsdp` it is collective, and raises `OutOfMemory`.
         """
         load = partial(self.stage.train.load, share.key, np.zeros(1, dtype=np.int64))
         one = replace(share, size=1)
@@ -136,7 +137,11 @@ class Update:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise share.too_large(f"{self.run.stage}: one sample of {share.key} does not fit into memory") from None
+            if self.run.launch.sharding == "fsdp":
+                raise replace(share, tokens=0).too_large(
+                    f"one sample of {share.key} does not fit into memory"
+                ) from None
+            return 0.0
         finally:
             self.model.zero_grad(set_to_none=True)
         return float(counter.get_total_flops())

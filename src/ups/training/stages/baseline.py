@@ -1,4 +1,4 @@
-"""Stage `baseline`: an FNO, U-Net, transformer or linear stencil of one family on its grid, trained like our models."""
+"""Stage `baseline`: an FNO, U-Net, transformer or linear stencil of one family on its grid, trained by our loop."""
 
 from dataclasses import replace
 from typing import Any
