@@ -490,7 +490,9 @@ def test_baselines_validate_early_enough(steps: int, between: int):
 
 def test_candidates_change_what_they_name_by_its_factor():
     """Sizes stay integers, one per number of axes; a normalized model has the sizes of its architecture."""
-    config = typed().baselines
+    config = typed().baselines.model_copy(
+        update={"factors": {"learning_rate": 3.0, "hidden_channels": 2.0, "modes": 2.0}}
+    )
     section = config.section("normalized_fno", "burgers_1d", 9, {"learning_rate": -1, "modes": 1, "hidden_channels": 0})
     assert section.learning_rate == 0.0033
     assert section.model == config.fno.model_copy(update={"modes": tuple(2 * modes for modes in config.fno.modes)})

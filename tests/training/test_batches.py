@@ -120,16 +120,16 @@ def test_families_are_drawn_by_samples_and_dimensions(balance: float):
 
 
 def test_difficult_families_are_drawn_more_often():
-    """From two steps after a validation on, weights are its losses over their geometric mean, within [1 / 2, 2]."""
+    """From three steps after a validation on, weights are its losses over their geometric mean, within [1 / 2, 2]."""
     stage, config = toy_stage(), section(max_difficulty=2.0, validate_every=10)
     losses = {"advection_1d": 0.1, "burgers_1d": 0.8, "darcy_2d": 0.8}  # geometric mean 0.4
     weights = dict.fromkeys(losses, 1.0)
     sampler = BatchSampler(
         stage.train, stage.batch_sizes(config), weights, config, [losses, dict.fromkeys(losses, 1.0)]
     )
-    for step, expected in ((11, [1, 1, 1]), (12, [0.5, 2, 2]), (21, [0.5, 2, 2]), (22, [1, 1, 1])):
+    for step, expected in ((12, [1, 1, 1]), (13, [0.5, 2, 2]), (22, [0.5, 2, 2]), (23, [1, 1, 1])):
         assert sampler.difficulties(step) == pytest.approx(expected), step
-    drawn = Counter(sampler.draw(step)[0] for step in range(12, 22))
+    drawn = Counter(sampler.draw(step)[0] for step in range(13, 23))
     assert drawn["advection_1d"] < drawn["darcy_2d"]
 
 
