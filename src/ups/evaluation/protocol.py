@@ -1,7 +1,6 @@
 """PDEBench's own protocol: its FNO with its recipe, and the trained models from the same start, by its metrics."""
 
 import logging
-import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +16,7 @@ from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault, Diverged
 from ups.evaluation.predictions import plain_method
 from ups.evaluation.scores import TrajectorySet
+from ups.evaluation.tables import finite, table
 from ups.metrics.pdebench import CompatSuite, MetricSuite, snapshot_errors
 from ups.models.published_fno import PublishedFNO, grid_points, predict_from
 from ups.surrogate.surrogate import Setting, Surrogate
@@ -152,22 +152,17 @@ def _record(method: str, u_pred: Tensor, u: Tensor, test: TrajectorySet, initial
     suite.add(errors)
     names = {"dataset": test.dataset.name, "family": test.dataset.family, "method": method}
     about = {"initial_step": initial_step, "subsample": asdict(test.dataset.subsample)}
-    found = {"metrics": _finite(suite.compute()), "pdebench": _finite(compat.compute())}
+    found = {"metrics": finite(suite.compute()), "pdebench": finite(compat.compute())}
     return names | about | {"num_trajectories": suite.num_trajectories} | found
-
-
-def _finite(metrics: dict[str, float]) -> dict[str, float]:
-    """Metrics that have a value: none where the reference is zero, or where a rollout has diverged."""
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def protocol_text(records: Iterable[dict[str, Any]]) -> str:
     """A Markdown table: nRMSE of the predicted snapshots alone, then the metrics as PDEBench's papers computed them."""
-    heads = ["dataset", "method", "given", "nRMSE", *(f"{name} (as published)" for name in METRICS)]
-    lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
-    for record in records:
-        cells = [record["dataset"], record["method"], str(record["initial_step"])]
-        values = [record["metrics"].get("nRMSE"), *(record["pdebench"].get(name) for name in METRICS)]
-        cells += ["–" if value is None else f"{value:.3g}" for value in values]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    columns = ["dataset", "method", "given", "nRMSE", *(f"{name} (as published)" for name in METRICS)]
+    return table(columns, map(_cells, records), num_names=2) + "\n"
+
+
+def _cells(record: dict[str, Any]) -> list[str]:
+    values = [record["metrics"]["nRMSE"], *(record["pdebench"].get(name) for name in METRICS)]
+    shown = ["–" if value is None else f"{value:.3g}" for value in values]
+    return [record["dataset"], record["method"], str(record["initial_step"]), *shown]

@@ -36,7 +36,6 @@ ABLATION_NOTE = (
     "measured alternately. Second table: nRMSE of one step / of the rollout."
 )
 
-
 COMPRESSION_NOTE = (
     "Ratio: bytes of the fields as float32 / bytes of the latents on disk. Errors: nRMSE on the validation split, of "
     "the codec (with the rounding of the latents), and of the operator or steady model trained on them, one step and "
@@ -78,8 +77,9 @@ def score_compression(
     records = score_sets(folder, surrogate, held_out(cache, raw, "valid"), config, compute)
     rows = []
     for family in cache.families:
-        datasets = [Dataset.from_json(entry["dataset"]) for entry in cache.only(family).datasets.values()]
-        row = {"family": family, "ratio": sum(map(raw_bytes, datasets)) / cache.only(family).num_bytes}
+        own = cache.only(family)
+        datasets = [Dataset.from_json(entry["dataset"]) for entry in own.datasets.values()]
+        row = {"family": family, "ratio": sum(map(raw_bytes, datasets)) / own.num_bytes}
         row["decoded_megabytes_per_second"] = _decoding_speed(cache, surrogate.codec, datasets[0])
         row["codec_error"] = _by_family(records, "one_step", "codec")[family]
         rows.append(row | {h: _by_family(records, h, plain_method(family))[family] for h in HORIZONS})

@@ -123,18 +123,15 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
         receipts, inputs = {}, {"latent_cache": fields}
         for family in _families(fields, kind) if kind in config.time_shares else ():
             allowed = config.time_shares[kind] * seconds[family]
-
-            def num_steps(candidate: Candidate, family: str = family, allowed: float = allowed) -> float:
-                return allowed / pace["seconds_per_step"][pace_name(kind, family, candidate)]
-
+            num_steps = {name: allowed / each for name, each in pace["seconds_per_step"].items()}
             trials: list[Trial] = []
             while (candidate := next_candidate(trials, config.start(kind), config.max_trials)) is not None:
-                steps = round(config.trial_share * num_steps(candidate))
+                steps = round(config.trial_share * num_steps[pace_name(kind, family, candidate)])
                 short = config.section(kind, family, steps, candidate)
                 trials.append((candidate, _validated(short, inputs, launch, data_root)))
             best, loss = min(trials, key=itemgetter(1))
             log.info("%s of %s: validation loss %.3g, best of %d trials", kind, family, loss, len(trials))
-            section = config.section(kind, family, round(num_steps(best)), best)
+            section = config.section(kind, family, round(num_steps[pace_name(kind, family, best)]), best)
             settled = all(each in map(itemgetter(0), trials) for each in neighbours(best))
             found = {"values": config.values(kind, best), "trials": len(trials), "settled": settled}
             receipts[family] = _train(section, inputs, launch, data_root) | found

@@ -122,9 +122,7 @@ def gathered(shard: Tensor, like: Tensor) -> Tensor:
 
 def shard_of(whole: Tensor, like: Tensor) -> Tensor:
     """This rank's shard of a tensor that is sharded like `like`."""
-    if not isinstance(like, DTensor):
-        return whole
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+    return _sharded_like(whole, like).to_local() if isinstance(like, DTensor) else whole
 
 
 @torch.no_grad()
