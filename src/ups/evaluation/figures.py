@@ -238,7 +238,8 @@ def plot_parity(family: str, arrays: Arrays) -> Figure:
 def plot_rates(family: str, rates: dict[str, Any]) -> Figure:
     """Plot the least error of the codec over latents per grid point: a panel per field group, a line per patch.
 
-    `rates` is what `ups.training.stages.codec.measure_rates` returns; a dot marks what it has chosen.
+    `rates` is what `ups.training.stages.codec.measure_rates` returns; a dot marks what it has chosen, at the
+    lower edge where the error is smaller.
     """
     groups = [name for name in rates["errors"] if name.split("/")[0] == family]
     figure, panels = panel_grid({name: name for name in groups}, "latents per grid point", "RMS error / std")
@@ -249,7 +250,7 @@ def plot_rates(family: str, rates: dict[str, Any]) -> Figure:
             panel.plot(np.arange(len(errors)) / points, positive(np.array(errors)), label=f"patch of {points} points")
             if int(patch) == chosen["patch"]:
                 kept = chosen["components"]
-                panel.plot([kept / points], positive(np.array([errors[kept]])), "ko", label="chosen")
+                panel.plot([kept / points], [max(errors[kept], SMALLEST_ERROR)], "ko", label="chosen")
     curves = [np.array(errors) for name in groups for errors in rates["errors"][name].values()]
     log_axes(list(panels.values()), np.concatenate(curves), SMALLEST_ERROR)
     common_legend(figure, "principal components of the training split")
