@@ -56,6 +56,9 @@ def tiny_surrogate(name: str) -> Surrogate:
             weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
     for limit in ("max_mean", "max_fluctuation"):
         getattr(model.statistics, limit).fill_(1e3)
+    if not family.steady:
+        model.persistence.bases[1].copy_(torch.block_diag(*codec.bases(group_name(name, "fields"))[..., :COMPONENTS]))
+        model.persistence.gains.uniform_(generator=generator)
     steady, operator = (model, None) if family.steady else (None, model)
     return Surrogate(codec, operator, None, None, steady, {})
 

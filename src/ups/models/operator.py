@@ -1,18 +1,124 @@
 """The operator, which advances a latent state by one time step, and the steady model, which predicts a solution."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from ups.models.backbone import TokenMixer
-from ups.models.sizes import Backbone, Domain, Sizes
+from ups.models.blocks import constant
+from ups.models.sizes import Backbone, Domain, Sizes, row_of
 from ups.models.state_statistics import StateStatistics
+
+NUM_GAINS, PER_OCTAVE = 96, 8  # places for wavenumbers k, at PER_OCTAVE * log2(1 + k): up to 4095
+
+
+class DampedPersistence(nn.Module):
+    """The change of a state, filtered by wavenumber of the grid: (P - 1) z + G change.
+
+    P is the share of a Fourier mode that a step keeps, G that of the predicted change that it lets through; both are
+    gains between 0 and 1 that depend on the field and on the length k of the wave vector, in waves per domain. Large
+    wavenumbers of a smooth solution depend on the smaller ones and not on their own past: a small P forgets the errors
+    of earlier steps, and a small G the noise of the network, whose tokens are coarser than the grid.
+
+    - `bases` (families, D, D): latents of a token to the values of its patch, field by field; 0 where nothing is
+      filtered, for example because the codec drops components
+    - `gains` (families, 2, C, NUM_GAINS): P and G
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.rows, self.num_fields = sizes.rows, tuple(sizes.num_fields)
+        families, channels = len(sizes.families), max(sizes.latent_channels)
+        self.register_buffer("bases", torch.zeros(families, channels, channels))
+        self.register_buffer("gains", torch.ones(families, 2, max(sizes.num_fields), NUM_GAINS))
+
+    def forward(self, z: Tensor, change: Tensor, domain: Domain) -> Tensor:
+        """The filtered change (B, N, D) of states z (B, N, D), given the change (B, N, D) that the network predicts."""
+        row, channels = row_of(self.rows, domain.family), z.shape[-1]
+        num_fields = self.num_fields[row]
+        if not _patch(channels // num_fields, len(domain.grid)):
+            return change
+        # bfloat16 has errors far above the energies at large wavenumbers.
+        with torch.autocast(z.device.type, enabled=False):
+            z_hat, change_hat = self.spectrum(torch.cat([z, change]), domain).chunk(2, 1)
+            grid = z_hat.shape[2:]
+            lost = self.gains[row, :, :num_fields, mode_places(grid, domain.periodic, z.device)].unsqueeze(2) - 1
+            modes = [modes.mT for modes in _modes(grid, domain, z.device)]
+            u = along_axes(lost[0] * z_hat + lost[1] * change_hat, modes)
+            return change + _to_tokens(u, domain) @ self.bases[row, :channels, :channels].mT
+
+    def spectrum(self, z: Tensor, domain: Domain) -> Tensor:
+        """Coefficients (C, B, *grid) of states z (B, N, D) in the Fourier modes of the grid."""
+        row, channels = row_of(self.rows, domain.family), z.shape[-1]
+        u = _to_grid(z @ self.bases[row, :channels, :channels], self.num_fields[row], domain)
+        return along_axes(u, _modes(u.shape[2:], domain, z.device))
+
+
+def _modes(grid: Sequence[int], domain: Domain, device: torch.device) -> list[Tensor]:
+    return [axis_modes(n, wraps, device)[0] for n, wraps in zip(grid, domain.periodic, strict=True)]
+
+
+def _to_grid(values: Tensor, num_fields: int, domain: Domain) -> Tensor:
+    """Values of patches (B, N, C P) as fields on the grid, (C, B, *grid)."""
+    num_axes = len(domain.grid)
+    patch = _patch(values.shape[-1] // num_fields, num_axes)
+    u = values.unflatten(2, (num_fields, *[patch] * num_axes)).unflatten(1, domain.grid)
+    pairs = (axis for a in range(num_axes) for axis in (1 + a, 2 + num_axes + a))
+    u = u.permute(1 + num_axes, 0, *pairs)
+    return u.reshape(num_fields, -1, *(n * patch for n in domain.grid))
+
+
+def _to_tokens(u: Tensor, domain: Domain) -> Tensor:
+    """Fields on the grid (C, B, *grid) as values of patches (B, N, C P)."""
+    num_axes = len(domain.grid)
+    for axis in reversed(range(num_axes)):
+        u = u.unflatten(2 + axis, (domain.grid[axis], -1))
+    u = u.permute(1, *(2 + 2 * a for a in range(num_axes)), 0, *(3 + 2 * a for a in range(num_axes)))
+    return u.flatten(1 + num_axes).flatten(1, -2)
+
+
+def along_axes(u: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    """Multiply fields u (C, B, *grid) along each axis by its matrix (n, n)."""
+    for matrix in reversed(matrices):  # each product has its axis last, and moves it to the front
+        u = (u @ matrix.mT).movedim(-1, 2)
+    return u
+
+
+@constant
+def axis_modes(num_points: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Orthonormal Fourier modes of an axis (n, n) in its rows, and the wavenumber of each in waves per domain (n,).
+
+    Cosines and sines of whole waves at cell centres on a periodic axis, else cosines of half waves.
+    """
+    row = torch.arange(num_points, dtype=torch.float64)
+    k = ((row + 1) / 2).floor() if periodic else row / 2
+    angle = 2 * torch.pi * torch.outer(k, (row + 0.5) / num_points)
+    is_sine = periodic & (row % 2 == 1)
+    modes = torch.where(is_sine[:, None], angle.sin(), angle.cos())
+    return (modes / modes.norm(dim=1, keepdim=True)).float().to(device), k.float().to(device)
+
+
+@constant
+def mode_places(grid: Sequence[int], periodic: Sequence[bool], device: torch.device) -> Tensor:
+    """The place among `NUM_GAINS` gains of each Fourier mode of a grid, (*grid)."""
+    axes = [axis_modes(n, wraps, device)[1] for n, wraps in zip(grid, periodic, strict=True)]
+    k = torch.meshgrid(*axes, indexing="ij")
+    return (PER_OCTAVE * (1 + torch.stack(k).square().sum(0).sqrt()).log2()).round().long().clamp(max=NUM_GAINS - 1)
+
+
+def _patch(components: int, num_axes: int) -> int:
+    """Edge of the patches of a codec that keeps all components, 0 if no edge has as many points."""
+    edge = round(components ** (1 / num_axes))
+    return edge if edge**num_axes == components else 0
 
 
 class Operator(nn.Module):
-    """z_next = limit_step(z + s * F(z, (z - mean) / (f a), coefficients; mean, log a, condition)).
+    """z_next = limit_step(z + filter(s * F(z, (z - mean) / (f a), coefficients; mean, log a, condition))).
 
     F, the token mixer, gets the state as it is and at zero mean and unit amplitude a, with f = `fluctuation_rms`; its
-    output has unit scale, s is the `expected_change` of a step; statistics and limits are those of `StateStatistics`.
+    output has unit scale, s is the `expected_change` of a step; statistics and limits are those of `StateStatistics`,
+    the filter is `DampedPersistence`.
     No step changes the integral of a field that the PDE conserves, see `StateStatistics.without_conserved`.
     """
 
@@ -21,6 +127,7 @@ class Operator(nn.Module):
         self.sizes, self.backbone, self.rows = sizes, backbone, sizes.rows
         self.statistics = StateStatistics(sizes)
         self.register_buffer("conserved", torch.zeros(len(sizes.families), max(sizes.latent_channels)))
+        self.persistence = DampedPersistence(sizes)
         self.mixer = TokenMixer(backbone, sizes, num_states=2, num_conditions=sizes.num_conditions)
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
@@ -29,7 +136,7 @@ class Operator(nn.Module):
         x, summary = self.statistics.standardize(clamped, domain)
         tokens = torch.cat([clamped, x, coefficients], -1)
         step = self.mixer(tokens, summary, self.mixer.visible(condition), domain, z.shape[-1])
-        change = self.statistics.expected_change(z, domain) * step
+        change = self.persistence(z, self.statistics.expected_change(z, domain) * step, domain)
         change = self.statistics.without_conserved(change, self.conserved, domain)
         return self.statistics.limit_step(z + change, z, domain)
 

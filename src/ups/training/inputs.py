@@ -1,7 +1,7 @@
 """Shared by all stages that are trained on latents: latent cache, model sizes, state statistics, RMS per field."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,9 +12,11 @@ from ups.config.training import Backbone
 from ups.data.families import NUM_CONDITIONS
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
+from ups.data.samples import LatentSamples, domains
 from ups.files import place_of
 from ups.models.codec import Codec, codec_from, group_name
-from ups.models.sizes import row_of
+from ups.models.operator import NUM_GAINS, Operator, mode_places
+from ups.models.sizes import Domain, row_of
 from ups.models.state_statistics import StateStatistics
 from ups.models.weights import load_model
 from ups.runs.processes import free_memory_bytes
@@ -23,6 +25,8 @@ from ups.runs.run import Run
 if TYPE_CHECKING:
     from ups.data.encoding import Encode  # imports h5py
 
+MOST_STEPS = 512  # to which gains are fitted
+NOISE, TINY = 0.1, 1e-20  # of a predicted change in units of the expected one; smallest energy
 SMALLEST_STATISTIC = 1e-3  # latents have about unit variance; fields that are constant in the data have 0
 
 
@@ -123,6 +127,45 @@ def set_statistics_of(
         getattr(statistics, name)[row, :num_channels] = own.repeat_interleave(num_components)
     blocks = [torch.full((num_components, num_components), 1 / num_components)] * num_fields
     statistics.field_average[row, :num_channels, :num_channels] = torch.block_diag(*blocks)
+
+
+def set_persistence(operator: Operator, cache: LatentCache, codec: Codec) -> None:
+    """Fit the `persistence` of an operator to time steps of the training split, at most `MOST_STEPS` per family."""
+    samples = LatentSamples(cache, "train")
+    for family, count in samples.num_samples.items():
+        chosen = np.random.default_rng(0).permutation(count)[:MOST_STEPS]
+        batches = (samples.load(family, part) for part in np.array_split(chosen, -(-len(chosen) // 16)))
+        fit_persistence(operator, codec, domains(cache)[family], ((batch.z, batch.z_next) for batch in batches))
+
+
+@torch.no_grad()
+def fit_persistence(operator: Operator, codec: Codec, domain: Domain, steps: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Fit the gains of `DampedPersistence` for a family to time steps z -> z_next, each (B, N, D).
+
+    Per field and wavenumber, with sums over the samples and modes, and states in units of the expected change:
+    P = <z z_next> / <z^2> has the least error, and G = R / (R + `NOISE`^2) is the Wiener filter of a signal
+    R = <(z_next - P z)^2> with white noise. P = 1 for the mean. Nothing is fitted where the codec drops components.
+    """
+    name, filters = group_name(domain.family, "fields"), operator.persistence
+    group, row = codec.groups[name], row_of(filters.rows, domain.family)
+    if group.components < group.patch_points:
+        return
+    filters.bases[row, : group.num_channels, : group.num_channels] = torch.block_diag(*codec.bases(name))
+    places = mode_places(group.grid, domain.periodic, filters.gains.device).flatten()
+    sums = torch.zeros(4, len(group.mean), NUM_GAINS, dtype=torch.float64)
+    for z, z_next in steps:
+        unit = operator.statistics.expected_change(z, domain)
+        before, after = (filters.spectrum(x / unit, domain).double().flatten(2) for x in (z, z_next))
+        products = torch.stack([torch.ones_like(before), before.square(), before * after, after.square()])
+        sums.index_add_(-1, places, products.sum(2))
+    count, past, both, new = sums
+    kept = (both / past.clamp(min=TINY)).clamp(0, 1)
+    kept[:, 0] = 1
+    rest = (new - 2 * kept * both + kept.square() * past) / count.clamp(min=1)
+    known, every = count[0].nonzero().flatten().numpy(), np.arange(NUM_GAINS)
+    for gains, values in zip(filters.gains[row], (kept, rest / (rest + NOISE**2)), strict=True):
+        for field, of_field in enumerate(values.numpy()):
+            gains[field] = torch.from_numpy(np.interp(every, known, of_field[known]))
 
 
 def field_rms(error: Tensor, family: str) -> Tensor:

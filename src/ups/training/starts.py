@@ -168,6 +168,10 @@ def _random(surrogate: Surrogate, codec: Codec, trajectories: Trajectories, seed
     measure_statistics(model.statistics, examples)
     if isinstance(model, Operator):
         model.conserved[0] = conserved_direction(family.name, [dataset.boundary], codec)
+        steps = zip(
+            *(examples.z[:, times].cpu().flatten(0, 1).split(MOST_STEPS) for times in (slice(-1), slice(1, None)))
+        )
+        fit_persistence(model, codec.cpu(), examples.domain, steps)
     settings = {"sizes": asdict(sizes), "backbone": asdict(model.backbone)}
     return Start(codec, model.to(trajectories.u.device), settings, None)
 

@@ -1,0 +1,107 @@
+"""Damped persistence: wavenumbers of the grid that a step keeps, and lets through of the predicted change."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.backbones import small
+from ups.data.families import NUM_CONDITIONS
+from ups.models.codec import Codec, FieldGroup, group_name
+from ups.models.operator import Operator, axis_modes
+from ups.models.sizes import Domain, Sizes
+from ups.training.inputs import fit_persistence
+
+torch.set_num_threads(1)
+
+FAMILY, GRID = "incompressible_ns_2d", (8, 12)  # three fields
+DOMAIN = Domain(FAMILY, (4, 6), (True, False))
+NAME = group_name(FAMILY, "fields")
+
+
+def codec() -> Codec:
+    """Patches of 2 x 2 points in a random orthonormal basis of all four components."""
+    made = Codec({NAME: FieldGroup(GRID, 2, 4, (False,) * 3, (0.0,) * 3, (1.0,) * 3)}).requires_grad_(False).eval()
+    made.skew[NAME].copy_(torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)))
+    return made
+
+
+def operator() -> Operator:
+    """An operator before training, whose limits do not bind and whose filter knows the codec's patches."""
+    model = Operator(Sizes((FAMILY,), (2,), (3,), (12,), (0,), NUM_CONDITIONS), small(modes=(3, 3, 3)))
+    model.statistics.max_mean.fill_(1e3), model.statistics.max_fluctuation.fill_(1e3)
+    model.persistence.bases[0] = torch.block_diag(*codec().bases(NAME))
+    return model.requires_grad_(False)
+
+
+def fields(batch_size: int) -> Tensor:
+    """White noise on the grid, (B, 3, *GRID)."""
+    return torch.randn(batch_size, 3, *GRID, generator=torch.Generator().manual_seed(batch_size))
+
+
+def heat(u: Tensor, nu: float) -> Tensor:
+    """The solution of the heat equation after a unit of time, by FFT: axis 0 wraps, axis 1 has no flux."""
+    even = torch.cat([u, u.flip(-1)], -1)
+    k, half = torch.fft.fftfreq(GRID[0], 1 / GRID[0]), torch.fft.rfftfreq(2 * GRID[1], 1 / GRID[1])
+    decay = torch.exp(-nu * (k[:, None].square() + half.square()))
+    return torch.fft.irfft2(torch.fft.rfft2(even) * decay, s=even.shape[-2:])[..., : GRID[1]]
+
+
+@pytest.mark.parametrize(("num_points", "periodic"), list(product((1, 2, 7, 12), (True, False))))
+def test_modes_are_orthonormal_and_sorted(num_points: int, periodic: bool):
+    """Mode 0 is the mean and wavenumbers do not fall; the last one is half a wave per point, or nearly."""
+    modes, k = axis_modes(num_points, periodic, torch.device("cpu"))
+    torch.testing.assert_close(modes @ modes.mT, torch.eye(num_points), atol=1e-6, rtol=0)
+    assert k[0] == 0
+    assert k.tolist() == sorted(k)
+    assert k[-1] == (num_points // 2 if periodic else (num_points - 1) / 2)
+
+
+def test_gains_of_one_change_nothing():
+    """Then the filtered change is the predicted one, as it is where no bases are known."""
+    model, z = operator(), codec().encode(fields(4), NAME)
+    change = z.flip(0)
+    torch.testing.assert_close(model.persistence(z, change, DOMAIN), change, atol=1e-5, rtol=0)
+    model.persistence.bases.zero_(), model.persistence.gains.zero_()
+    assert torch.equal(model.persistence(z, change, DOMAIN), change)
+
+
+def test_what_is_kept_and_let_through_by_hand():
+    """Gains 0.3 and 0.5 of one wave of one field act on it alone; the network's grid may be finer than in training."""
+    wave = torch.cos(2 * torch.pi * (torch.arange(16) + 0.5) * 3 / 16)[:, None].expand(16, 12)
+    u = torch.stack([wave, wave, 0 * wave])[None]
+    model, large = operator(), codec().on_grid(FAMILY, (16, 12))
+    model.persistence.gains[0, 0, 1, 16], model.persistence.gains[0, 1, 1, 16] = 0.3, 0.5  # 8 log2(1 + 3) = 16
+    found = model.persistence(large.encode(u, NAME), large.encode(2 * u, NAME), Domain(FAMILY, (8, 6), (True, False)))
+    expected = torch.stack([2 * wave, (0.3 - 1 + 0.5 * 2) * wave, 0 * wave])
+    torch.testing.assert_close(large.decode(found, NAME)[0], expected, atol=1e-5, rtol=0)
+
+
+def test_an_untrained_operator_solves_the_heat_equation():
+    """Fitted to its solutions, what a step keeps is exp(-nu k^2), for nearly equal k the same; on new states too."""
+    model, encode = operator(), codec().encode
+    u = fields(64)
+    fit_persistence(model, codec(), DOMAIN, [(encode(u, NAME), encode(heat(u, 0.05), NAME))])
+    z = encode(fields(3), NAME)
+    z_next = model(z, z[..., :0], torch.zeros(3, NUM_CONDITIONS), DOMAIN)
+    expected = heat(fields(3), 0.05)
+    assert (codec().decode(z_next, NAME) - expected).norm() < 0.05 * (fields(3) - expected).norm()
+
+
+def test_white_noise_of_the_network_is_filtered():
+    """Nearly all of a change is let through where solutions change, next to nothing where persistence is exact."""
+    model, encode, u = operator(), codec().encode, fields(64)
+    fit_persistence(model, codec(), DOMAIN, [(encode(u, NAME), encode(u - 2 * heat(u, 0.05), NAME))])
+    passed = model.persistence.gains[0, 1]
+    assert passed[:, 8].min() > 0.9
+    assert passed[:, -1].max() < 0.1
+
+
+def test_bfloat16_leaves_the_filter_alone():
+    """Under autocast the filtered change is the same bit for bit."""
+    model, z = operator(), codec().encode(fields(4), NAME)
+    model.persistence.gains.uniform_(generator=torch.Generator().manual_seed(1))
+    expected = model.persistence(z, z.flip(0), DOMAIN)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model.persistence(z, z.flip(0), DOMAIN), expected)
