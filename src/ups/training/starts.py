@@ -21,6 +21,7 @@ from ups.models.operator import Operator, SteadyModel
 from ups.models.sizes import Sizes, row_of
 from ups.surrogate.surrogate import Setting, Surrogate, rollout
 from ups.training.examples import Trajectories, encode, fit_codec, measure_statistics, renormalized
+from ups.training.inputs import MOST_STEPS, fit_persistence
 from ups.training.symmetry import conserved_direction
 
 LIMITS, UNITS = ("max_mean", "max_fluctuation", "max_growth", "max_rms"), ("fluctuation_rms", "step_rms")
@@ -168,10 +169,9 @@ def _random(surrogate: Surrogate, codec: Codec, trajectories: Trajectories, seed
     measure_statistics(model.statistics, examples)
     if isinstance(model, Operator):
         model.conserved[0] = conserved_direction(family.name, [dataset.boundary], codec)
-        steps = zip(
-            *(examples.z[:, times].cpu().flatten(0, 1).split(MOST_STEPS) for times in (slice(-1), slice(1, None)))
-        )
-        fit_persistence(model, codec.cpu(), examples.domain, steps)
+        before, after = (examples.z[:, times].flatten(0, 1).cpu() for times in (slice(-1), slice(1, None)))
+        chosen = torch.linspace(0, len(before) - 1, min(len(before), MOST_STEPS)).long().split(16)
+        fit_persistence(model, codec, examples.domain, [(before[part], after[part]) for part in chosen])
     settings = {"sizes": asdict(sizes), "backbone": asdict(model.backbone)}
     return Start(codec, model.to(trajectories.u.device), settings, None)
 
