@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ups.data.encoding import Encode  # imports h5py
 
 MOST_STEPS = 512  # to which gains are fitted
-NOISE, TINY = 0.1, 1e-20  # of a predicted change in units of the expected one; smallest energy
+NOISE, TINY = 0.03, 1e-20  # of a predicted change in units of the expected one; smallest energy
 SMALLEST_STATISTIC = 1e-3  # latents have about unit variance; fields that are constant in the data have 0
 
 
