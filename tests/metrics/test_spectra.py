@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ups.metrics.errors import EPS
-from ups.metrics.spectra import band_scores, error_spectra, log_bands, radial_spectrum
+from ups.metrics.spectra import band_scores, error_spectra, log_bands, nyquist_energy, radial_spectrum
 
 
 def wave(wavenumber: int, amplitude: float = 1.0) -> Tensor:
@@ -95,3 +95,12 @@ def test_spectrum_stays_on_the_device_of_the_field():
     with torch.device("meta"):
         spectrum = radial_spectrum(u)
     assert spectrum.flatten().tolist() == pytest.approx([1.0] + [0.0] * 10)
+
+
+def test_energy_of_a_checkerboard():
+    """Stripes of alternating sign with an RMS of 0.1 have an energy of 0.01, along any axis; smooth waves have none."""
+    smooth = wave(3)[..., None].expand(1, 1, 1, 64, 6)
+    stripes = torch.tensor([0.1, -0.1] * 3, dtype=torch.float64) * wave(5)[..., None] * math.sqrt(2)
+    u = torch.cat([smooth + stripes, smooth + stripes + 0.2 * (-1.0) ** torch.arange(64)[:, None]], 2)
+    assert nyquist_energy(u).flatten().tolist() == pytest.approx([0.01, 0.01 + 0.04])
+    assert nyquist_energy(torch.ones(1, 1, 1, 7)).item() == 0.0

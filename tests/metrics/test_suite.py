@@ -12,7 +12,7 @@ from ups.metrics.suite import COMPAT, Score, ScoreSuite, Timeline, Truth, joined
 
 PDEBENCH = {"nRMSE", "RMSE", "max_error", "cRMSE", "bRMSE", "fRMSE_low", "fRMSE_mid", "fRMSE_high"}
 BANDS = {f"band_{kind}_{number}" for kind in ("error", "energy") for number in range(1, 5)}
-ALWAYS = PDEBENCH | {f"{COMPAT}{name}" for name in PDEBENCH} | BANDS | {"MAE", "L2RE", "VRMSE"}
+ALWAYS = PDEBENCH | {f"{COMPAT}{name}" for name in PDEBENCH} | BANDS | {"MAE", "L2RE", "VRMSE", "nyquist_energy"}
 ENSEMBLE = {"CRPS", "spread_skill", "miscalibration", "rank_deviation", "coverage", "ECE"}
 
 
@@ -195,6 +195,15 @@ def test_band_errors_are_means_over_channels():
     suite = ScoreSuite(1, 4, (), seed=0)
     suite.add(suite.reduce(u_pred, Truth(u_ref)))
     assert {round(suite.compute()[f"band_error_{band}"].value, 4) for band in log_bands(16)} == {0.5}
+
+
+def test_checkerboards_are_decades_of_energy():
+    """Ten times the amplitude of the shortest waves is an error of two decades; their phase does not matter."""
+    waves = (-1.0) ** torch.arange(32) * torch.tensor([1.0, 2.0]).reshape(1, 2, 1, 1)
+    u_ref = 5.0 + waves
+    suite = ScoreSuite(1, 4, (), seed=0)
+    suite.add(suite.reduce(5.0 - 10 * waves, Truth(u_ref)))
+    assert suite.compute()["nyquist_energy"].value == pytest.approx(2.0, abs=1e-5)
 
 
 def test_ranks_are_those_of_each_channel():

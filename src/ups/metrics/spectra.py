@@ -1,4 +1,4 @@
-"""Energy over wavenumber: full radial shells, PDEBench's corner of the spectrum, and logarithmic bands."""
+"""Energy over wavenumber: full radial shells, PDEBench's corner of the spectrum, logarithmic bands, Nyquist's waves."""
 
 from functools import lru_cache
 
@@ -34,11 +34,35 @@ def error_spectra(error: Tensor) -> tuple[Tensor, Tensor]:
     return radial, energy if error.ndim == 4 else _sum_by_shell(energy, corner, num_shells)
 
 
+def nyquist_energy(u: Tensor) -> Tensor:
+    """Energy of the shortest waves, of two points, along each axis, summed: (B, T, C, *grid) -> (B, T, C, 1).
+
+    A network whose tokens are patches of 2 points per axis shows its patches there, as a checkerboard. Of an odd number
+    of points the last one is left out.
+    """
+    energy = u.new_zeros(*u.shape[:3], 1)
+    for axis, num_points in enumerate(u.shape[3:], start=3):
+        signs = u.new_tensor([1.0, -1.0]).repeat(num_points // 2)
+        amplitudes = u.movedim(axis, -1)[..., : len(signs)] @ signs / len(signs)
+        energy += amplitudes.square().flatten(2).unflatten(2, (u.shape[2], -1)).mean(-1, keepdim=True)
+    return energy
+
+
 def log_bands(num_shells: int) -> dict[int, tuple[int, int]]:
     """Shells [start, stop) of the bands 1 to 4 from 1 to num_shells, equally wide in log k; empty ones are left out."""
     edges = [round(num_shells ** (number / NUM_BANDS)) for number in range(NUM_BANDS + 1)]
     bands = enumerate(zip(edges[:-1], edges[1:], strict=True), start=1)
     return {number: (start, stop) for number, (start, stop) in bands if start < stop}
+
+
+def energy_error(prediction: Tensor, reference: Tensor, floor: Tensor) -> float:
+    """|log10(E_pred / E_ref)|, averaged over channels, of energies that are at least `floor`, all (C,)."""
+    return float((torch.maximum(prediction, floor) / torch.maximum(reference, floor)).log10().abs().mean())
+
+
+def energy_floor(reference: Tensor) -> Tensor:
+    """EPS^2 of the total energy of a spectrum (C, K), (C,): what is weaker is round-off."""
+    return EPS**2 * reference.sum(-1).clamp_min(EPS**2)
 
 
 def band_scores(error: Tensor, prediction: Tensor, reference: Tensor) -> dict[str, float]:
@@ -49,15 +73,13 @@ def band_scores(error: Tensor, prediction: Tensor, reference: Tensor) -> dict[st
     - `band_error_<i>`: sqrt(E_error / E_ref), 1 for a prediction without any energy there
     - `band_energy_<i>`: |log10(E_pred / E_ref)|
 
-    Energies are clamped to EPS^2 of the reference's total: what is weaker is round-off.
+    Energies are at least `energy_floor`.
     """
-    floor = EPS**2 * reference.sum(-1).clamp_min(EPS**2)
-    scores = {}
+    floor, scores = energy_floor(reference), {}
     for number, band in log_bands(reference.shape[-1]).items():
         e_error, e_pred, e_ref = (energy[..., slice(*band)].sum(-1) for energy in (error, prediction, reference))
-        e_ref = torch.maximum(e_ref, floor)
-        scores[f"band_error_{number}"] = float((e_error / e_ref).sqrt().mean())
-        scores[f"band_energy_{number}"] = float((torch.maximum(e_pred, floor) / e_ref).log10().abs().mean())
+        scores[f"band_error_{number}"] = float((e_error / torch.maximum(e_ref, floor)).sqrt().mean())
+        scores[f"band_energy_{number}"] = energy_error(e_pred, e_ref, floor)
     return scores
 
 

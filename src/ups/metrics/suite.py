@@ -23,7 +23,7 @@ from ups.metrics.errors import (
     negative_part,
 )
 from ups.metrics.pdebench import CompatSuite, MetricSuite, SnapshotErrors, snapshot_errors
-from ups.metrics.spectra import band_scores, radial_spectrum
+from ups.metrics.spectra import band_scores, energy_error, energy_floor, nyquist_energy, radial_spectrum
 
 Reductions = dict[str, Tensor]
 """Name -> (B, T, ...): what remains of B trajectories at T times, reduced over space; SPECTRA have (B, 1, C, K)."""
@@ -31,7 +31,7 @@ Reductions = dict[str, Tensor]
 Record = TypeVar("Record", SnapshotErrors, EnsembleErrors)
 
 COMPAT = "pdebench_compat/"
-SPECTRA = ("prediction_spectrum", "reference_spectrum")  # summed over times
+SPECTRA = ("prediction_spectrum", "reference_spectrum", "prediction_nyquist", "reference_nyquist")  # summed over times
 OF_PHYSICS = ("conservation_drift", "positivity")
 OF_ROLLOUTS = ("correlation", *OF_PHYSICS)
 MEDIANS = ("correlation_time",)  # its mean would depend on the length of rollouts that never lose correlation
@@ -95,7 +95,8 @@ class ScoreSuite:
 
     - the metrics of `MetricSuite`, and those of `CompatSuite` under `pdebench_compat/`
     - `MAE`, `L2RE`, `VRMSE`: means over samples and channels (and times)
-    - `band_error_<i>`, `band_energy_<i>`: see `band_scores`
+    - `band_error_<i>`, `band_energy_<i>`: see `band_scores`; `nyquist_energy`: the same as `band_energy`, of the
+      shortest waves, see `nyquist_energy`
     - for rollouts `correlation_time`, the median over trajectories, in steps; where the equation conserves the channels
       `conserved`, `conservation_drift`, and where the channels `non_negative` cannot be negative, `positivity`, see
       `negative_part`: means over these channels, times and trajectories
@@ -122,7 +123,8 @@ class ScoreSuite:
         reductions of the members whose mean is u_pred.
         """
         found = vars(snapshot_errors(u_pred, truth.u)) | {"MAE": MAE(u_pred, truth.u), "VRMSE": VRMSE(u_pred, truth.u)}
-        spectra = zip(SPECTRA, (radial_spectrum(u_pred), truth.spectrum), strict=True)
+        energies = radial_spectrum(u_pred), truth.spectrum, nyquist_energy(u_pred), nyquist_energy(truth.u)
+        spectra = zip(SPECTRA, energies, strict=True)
         found |= {name: energy.double().sum(dim=1, keepdim=True) for name, energy in spectra}
         if u_0 is not None:
             found["correlation"] = correlation(u_pred, truth.u)
@@ -159,8 +161,9 @@ class ScoreSuite:
             each, is_median = self.of_trajectories(name), name in MEDIANS
             values[name] = float(each.quantile(0.5) if is_median else each.mean())
             intervals[name] = bootstrap_interval(each, statistic=np.median if is_median else np.mean, seed=self.seed)
-        spectra = [self._spectra[name] for name in ("error_spectrum", *SPECTRA)]
-        values |= self.metrics.compute() | band_scores(*spectra)
+        error, prediction, reference, *shortest = (self._spectra[name] for name in ("error_spectrum", *SPECTRA))
+        values |= self.metrics.compute() | band_scores(error, prediction, reference)
+        values["nyquist_energy"] = energy_error(*(energy[:, 0] for energy in shortest), energy_floor(reference))
         values |= {f"{COMPAT}{name}": value for name, value in self._compat.compute().items()}
         if "CRPS" in self._trajectories:
             values |= self._ensemble.compute()
