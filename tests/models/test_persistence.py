@@ -58,22 +58,24 @@ def test_modes_are_orthonormal_and_sorted(num_points: int, periodic: bool):
     assert k[-1] == (num_points // 2 if periodic else (num_points - 1) / 2)
 
 
-def test_gains_of_one_change_nothing():
+def test_persistence_without_noise_changes_nothing():
     """Then the filtered change is the predicted one, as it is where no bases are known."""
     model, z = operator(), codec().encode(fields(4), NAME)
     change = z.flip(0)
-    torch.testing.assert_close(model.persistence(z, change, DOMAIN), change, atol=1e-5, rtol=0)
-    model.persistence.bases.zero_(), model.persistence.gains.zero_()
-    assert torch.equal(model.persistence(z, change, DOMAIN), change)
+    torch.testing.assert_close(model.persistence(z, change, torch.tensor(0.0), DOMAIN), change, atol=1e-5, rtol=0)
+    model.persistence.bases.zero_(), model.persistence.persistent.zero_()
+    assert torch.equal(model.persistence(z, change, torch.tensor(9.0), DOMAIN), change)
 
 
 def test_what_is_kept_and_let_through_by_hand():
-    """Gains 0.3 and 0.5 of one wave of one field act on it alone; the network's grid may be finer than in training."""
+    """Gains 0.3 and 0.5 of one wave of one field act on it alone; the grid may be finer than in training."""
     wave = torch.cos(2 * torch.pi * (torch.arange(16) + 0.5) * 3 / 16)[:, None].expand(16, 12)
     u = torch.stack([wave, wave, 0 * wave])[None]
     model, large = operator(), codec().on_grid(FAMILY, (16, 12))
-    model.persistence.gains[0, 0, 1, 16], model.persistence.gains[0, 1, 1, 16] = 0.3, 0.5  # 8 log2(1 + 3) = 16
-    found = model.persistence(large.encode(u, NAME), large.encode(2 * u, NAME), Domain(FAMILY, (8, 6), (True, False)))
+    filters, noise = model.persistence, torch.tensor(0.1)
+    filters.rest.fill_(1e9)
+    filters.persistent[0, 1, 16], filters.rest[0, 1, 16] = 0.3, 0.01  # 8 log2(1 + 3) = 16
+    found = filters(large.encode(u, NAME), large.encode(2 * u, NAME), noise, Domain(FAMILY, (8, 6), (True, False)))
     expected = torch.stack([2 * wave, (0.3 - 1 + 0.5 * 2) * wave, 0 * wave])
     torch.testing.assert_close(large.decode(found, NAME)[0], expected, atol=1e-5, rtol=0)
 
@@ -90,18 +92,18 @@ def test_an_untrained_operator_solves_the_heat_equation():
 
 
 def test_white_noise_of_the_network_is_filtered():
-    """Nearly all of a change is let through where solutions change, next to nothing where persistence is exact."""
+    """A filter for noise of 0.1 passes changes at small wavenumbers, and next to none where persistence is exact."""
     model, encode, u = operator(), codec().encode, fields(64)
     fit_persistence(model, codec(), DOMAIN, [(encode(u, NAME), encode(u - 2 * heat(u, 0.05), NAME))])
-    passed = model.persistence.gains[0, 1]
+    passed = model.persistence.rest[0] / (model.persistence.rest[0] + 0.1**2)
     assert passed[:, 8].min() > 0.9
     assert passed[:, -1].max() < 0.1
 
 
 def test_bfloat16_leaves_the_filter_alone():
     """Under autocast the filtered change is the same bit for bit."""
-    model, z = operator(), codec().encode(fields(4), NAME)
-    model.persistence.gains.uniform_(generator=torch.Generator().manual_seed(1))
-    expected = model.persistence(z, z.flip(0), DOMAIN)
+    model, z, noise = operator(), codec().encode(fields(4), NAME), torch.tensor(0.5)
+    model.persistence.persistent.uniform_(generator=torch.Generator().manual_seed(1))
+    expected = model.persistence(z, z.flip(0), noise, DOMAIN)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(model.persistence(z, z.flip(0), DOMAIN), expected)
+        assert torch.equal(model.persistence(z, z.flip(0), noise, DOMAIN), expected)

@@ -11,19 +11,21 @@ from ups.models.sizes import Backbone, Domain, Sizes, row_of
 from ups.models.state_statistics import StateStatistics
 
 NUM_GAINS, PER_OCTAVE = 96, 8  # places for wavenumbers k, at PER_OCTAVE * log2(1 + k): up to 4095
+TINY = 1e-20  # smallest energy
 
 
 class DampedPersistence(nn.Module):
-    """The change of a state, filtered by wavenumber of the grid: (P - 1) z + G change.
+    """The change of a state, filtered by wavenumber of the grid: (P - 1) z + R / (R + e^2) change.
 
-    P is the share of a Fourier mode that a step keeps, G that of the predicted change that it lets through; both are
-    gains between 0 and 1 that depend on the field and on the length k of the wave vector, in waves per domain. Large
+    P is the share of a Fourier mode that persists in a step, R the energy of the rest, in units of the expected change:
+    a step keeps the share P, and lets the predicted change through a Wiener filter with white noise of RMS e. Large
     wavenumbers of a smooth solution depend on the smaller ones and not on their own past: a small P forgets the errors
-    of earlier steps, and a small G the noise of the network, whose tokens are coarser than the grid.
+    of earlier steps, and a small R stops the noise of the network, whose tokens are coarser than the grid.
 
     - `bases` (families, D, D): latents of a token to the values of its patch, field by field; 0 where nothing is
       filtered, for example because the codec drops components
-    - `gains` (families, 2, C, NUM_GAINS): P and G
+    - `persistent`, `rest` (families, C, NUM_GAINS): P and R by field and length k of the wave vector, in waves per
+      domain
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -31,10 +33,11 @@ class DampedPersistence(nn.Module):
         self.rows, self.num_fields = sizes.rows, tuple(sizes.num_fields)
         families, channels = len(sizes.families), max(sizes.latent_channels)
         self.register_buffer("bases", torch.zeros(families, channels, channels))
-        self.register_buffer("gains", torch.ones(families, 2, max(sizes.num_fields), NUM_GAINS))
+        for name in ("persistent", "rest"):
+            self.register_buffer(name, torch.ones(families, max(sizes.num_fields), NUM_GAINS))
 
-    def forward(self, z: Tensor, change: Tensor, domain: Domain) -> Tensor:
-        """The filtered change (B, N, D) of states z (B, N, D), given the change (B, N, D) that the network predicts."""
+    def forward(self, z: Tensor, change: Tensor, noise: Tensor, domain: Domain) -> Tensor:
+        """The filtered change (B, N, D) of states z (B, N, D), from a change (B, N, D) with noise of RMS `noise` ()."""
         row, channels = row_of(self.rows, domain.family), z.shape[-1]
         num_fields = self.num_fields[row]
         if not _patch(channels // num_fields, len(domain.grid)):
@@ -42,10 +45,11 @@ class DampedPersistence(nn.Module):
         # bfloat16 has errors far above the energies at large wavenumbers.
         with torch.autocast(z.device.type, enabled=False):
             z_hat, change_hat = self.spectrum(z, domain), self.spectrum(change, domain)
-            grid = z_hat.shape[2:]
-            lost = self.gains[row, :, :num_fields, mode_places(grid, domain.periodic, z.device)].unsqueeze(2) - 1
-            modes = [modes.mT for modes in _modes(grid, domain, z.device)]
-            u = along_axes(lost[0] * z_hat + lost[1] * change_hat, modes)
+            places = mode_places(z_hat.shape[2:], domain.periodic, z.device)
+            persistent, rest = (each[row, :num_fields, places].unsqueeze(1) for each in (self.persistent, self.rest))
+            stopped = noise.square() / (rest + noise.square()).clamp(min=TINY)
+            modes = [modes.mT for modes in _modes(z_hat.shape[2:], domain, z.device)]
+            u = along_axes((persistent - 1) * z_hat - stopped * change_hat, modes)
             return change + _to_tokens(u, domain) @ self.bases[row, :channels, :channels].mT
 
     def spectrum(self, z: Tensor, domain: Domain) -> Tensor:
@@ -118,7 +122,7 @@ class Operator(nn.Module):
 
     F, the token mixer, gets the state as it is and at zero mean and unit amplitude a, with f = `fluctuation_rms`; its
     output has unit scale, s is the `expected_change` of a step; statistics and limits are those of `StateStatistics`,
-    the filter is `DampedPersistence`.
+    the filter is `DampedPersistence`, with the latest validation error of the family for the noise of the network.
     No step changes the integral of a field that the PDE conserves, see `StateStatistics.without_conserved`.
     """
 
@@ -136,7 +140,8 @@ class Operator(nn.Module):
         x, summary = self.statistics.standardize(clamped, domain)
         tokens = torch.cat([clamped, x, coefficients], -1)
         step = self.mixer(tokens, summary, self.mixer.visible(condition), domain, z.shape[-1])
-        change = self.persistence(z, self.statistics.expected_change(z, domain) * step, domain)
+        noise = self.statistics.validation_error[row_of(self.rows, domain.family)]
+        change = self.persistence(z, self.statistics.expected_change(z, domain) * step, noise, domain)
         change = self.statistics.without_conserved(change, self.conserved, domain)
         return self.statistics.limit_step(z + change, z, domain)
 

@@ -15,7 +15,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentSamples, domains
 from ups.files import place_of
 from ups.models.codec import Codec, codec_from, group_name
-from ups.models.operator import NUM_GAINS, Operator, mode_places
+from ups.models.operator import NUM_GAINS, TINY, Operator, mode_places
 from ups.models.sizes import Domain, row_of
 from ups.models.state_statistics import StateStatistics
 from ups.models.weights import load_model
@@ -25,8 +25,7 @@ from ups.runs.run import Run
 if TYPE_CHECKING:
     from ups.data.encoding import Encode  # imports h5py
 
-MOST_STEPS = 512  # to which gains are fitted
-NOISE, TINY = 0.03, 1e-20  # of a predicted change in units of the expected one; smallest energy
+MOST_STEPS = 512  # to which persistence is fitted
 SMALLEST_STATISTIC = 1e-3  # latents have about unit variance; fields that are constant in the data have 0
 
 
@@ -140,18 +139,18 @@ def set_persistence(operator: Operator, cache: LatentCache, codec: Codec) -> Non
 
 @torch.no_grad()
 def fit_persistence(operator: Operator, codec: Codec, domain: Domain, steps: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Fit the gains of `DampedPersistence` for a family to time steps z -> z_next, each (B, N, D).
+    """Fit `DampedPersistence` for a family to time steps z -> z_next, each (B, N, D).
 
-    Per field and wavenumber, with sums over the samples and modes, and states in units of the expected change:
-    P = <z z_next> / <z^2> has the least error, and G = R / (R + `NOISE`^2) is the Wiener filter of a signal
-    R = <(z_next - P z)^2> with white noise. P = 1 for the mean. Nothing is fitted where the codec drops components.
+    Per field and wavenumber, with means over the samples and modes, and states in units of the expected change:
+    P = <z z_next> / <z^2>, between 0 and 1, has the least error, and R = <(z_next - P z)^2>. P = 1 for the mean.
+    Nothing is fitted where the codec drops components.
     """
     name, filters = group_name(domain.family, "fields"), operator.persistence
     group, row = codec.groups[name], row_of(filters.rows, domain.family)
     if group.components < group.patch_points:
         return
     filters.bases[row, : group.num_channels, : group.num_channels] = torch.block_diag(*codec.bases(name))
-    places = mode_places(group.grid, domain.periodic, filters.gains.device).flatten()
+    places = mode_places(group.grid, domain.periodic, filters.rest.device).flatten()
     sums = torch.zeros(4, len(group.mean), NUM_GAINS, dtype=torch.float64)
     for z, z_next in steps:
         unit = operator.statistics.expected_change(z, domain)
@@ -163,7 +162,7 @@ def fit_persistence(operator: Operator, codec: Codec, domain: Domain, steps: Ite
     kept[:, 0] = 1
     rest = (new - 2 * kept * both + kept.square() * past) / count.clamp(min=1)
     known, every = count[0].nonzero().flatten().numpy(), np.arange(NUM_GAINS)
-    for gains, values in zip(filters.gains[row], (kept, rest / (rest + NOISE**2)), strict=True):
+    for gains, values in ((filters.persistent[row], kept), (filters.rest[row], rest)):
         for field, of_field in enumerate(values.numpy()):
             gains[field] = torch.from_numpy(np.interp(every, known, of_field[known]))
 
