@@ -183,7 +183,8 @@ def test_metrics_are_complete(first: tuple[Path, Completed]):
     assert keys["limited_steps"] == keys["limited_values"] == {k for k in everywhere if k[1] not in TRIVIAL}
     assert keys["CRPS"] == keys["spread_skill"] == keys["rank_deviation"] == keys["ECE"] == ENSEMBLES
     assert len(found) == len(set(found))
-    assert all(math.isfinite(record["value"]) and record["num_trajectories"] > 0 for record in records)
+    known = [record for record in records if record["metric"] != "nRMSE_without_limits"]  # of untrained models
+    assert all(math.isfinite(record["value"]) and record["num_trajectories"] > 0 for record in known)
 
 
 def test_correctors_say_how_they_draw(first: tuple[Path, Completed]):

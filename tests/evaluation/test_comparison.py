@@ -7,7 +7,14 @@ import pytest
 from tests.evaluation.conftest import unpadded
 from tests.evaluation.test_figures import cut_texts, legend, render
 from ups.errors import DataFault
-from ups.evaluation.comparison import best, comparison_text, draw_comparison, errors_of, training_time_text
+from ups.evaluation.comparison import (
+    best,
+    comparison_text,
+    draw_comparison,
+    errors_of,
+    limits_text,
+    training_time_text,
+)
 from ups.evaluation.costs import snapshot_costs
 
 ERRORS = {"persistence": 1.0, "linear": 0.5, "unet": 0.2, "fno": 0.4, "operator": 0.1, "diffusion": 0.05}
@@ -54,6 +61,16 @@ def test_ours_is_the_operator_beside_the_fno_and_the_better_of_both():
     lines = unpadded(comparison_text(errors_of(found, []), COSTS, "note"))
     assert sum(line.endswith("| 0.25 | 0.5 |") for line in lines) == 2
     assert sum(line.startswith("| geometric mean") and line.endswith("| 0.5 | 1 |") for line in lines) == 2
+
+
+def test_a_model_on_its_limits_is_shown_without_them():
+    """One row for the model whose rollouts touch a limit, with both errors, of which one is not finite."""
+    found = records("a", {"fno": 0.4, "unet": 0.2})
+    found += [r | {"metric": "nRMSE_without_limits", "value": None} for r in found if r["method"] == "unet"]
+    found += [r | {"metric": metric, "value": 0.5} for r in found[:4] for metric in ("limited_steps", "limited_values")]
+    rows = [line for line in unpadded(limits_text(found)) if line.startswith("| a ")]
+    assert rows == ["| a | unet | 0.5 | 0.5 | 0.2 | not finite |"]
+    assert "No rollout did." in limits_text(records("a", ERRORS))
 
 
 def test_costs_have_a_line_per_method():

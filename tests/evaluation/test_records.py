@@ -25,12 +25,24 @@ def test_limited_states_are_counted_for_their_method_alone():
     z = torch.tensor([0.0, 1.0])[:, None, None].expand(2, 32, 1)
     for _ in range(3):
         z = step(z)
-    assert {name: score.value for name, score in count.shares().items()} == {
+    assert {name: score.value for name, score in count.scores().items()} == {
         "limited_steps": 0.5,
         "limited_values": 0.5,
     }
     add_one(z)
-    assert count.shares()["limited_steps"].value == 0.5
+    assert count.scores()["limited_steps"].value == 0.5
+
+
+def test_without_limits_a_state_grows_beyond_them():
+    """The limit of 2.5 on the mean holds before and after a step that is made without limits."""
+    surrogate = make_surrogate(posterior_mean(0.0, 1.0))
+    statistics = surrogate.operator.statistics
+    statistics.max_mean.fill_(2.5)
+    z = torch.full((2, 32, 1), 2.0)
+    stepper = Stepper(lambda _: lambda z: statistics.limit_step(z + 1, torch.zeros_like(z), DOMAIN), 1)
+    count = LimitCount(surrogate, FAMILY, torch.device("cpu"))
+    free, usual = count.without_limits(stepper).start(SETTING), stepper.start(SETTING)
+    assert [step(z).max().item() for step in (usual, free, usual)] == [2.5, 3.0, 2.5]
 
 
 def test_runs_are_compared_by_few_numbers():

@@ -110,9 +110,9 @@ def test_periodic_models_commute_with_shifts(kind: str):
 def test_a_linear_stencil_is_linear_and_nothing_at_first():
     """F(a u + b v) = a F(u) + b F(v) up to the bias; before training the state stays."""
     stencil = LinearStencil(1, 1, kernel_size=5, periodic=(True, False)).double()
-    assert not stencil.stencil.convolution.weight.any()
-    torch.nn.init.normal_(stencil.stencil.convolution.weight)
-    torch.nn.init.zeros_(stencil.stencil.convolution.bias)
+    assert not stencil.convolution.weight.any()
+    torch.nn.init.normal_(stencil.convolution.weight)
+    torch.nn.init.zeros_(stencil.convolution.bias)
     u, v = torch.randn(2, 3, 1, 6, 7, dtype=torch.float64)
     torch.testing.assert_close(stencil(2 * u - 3 * v), 2 * stencil(u) - 3 * stencil(v))
 

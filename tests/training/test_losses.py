@@ -305,3 +305,14 @@ def test_a_term_counts_in_its_phase_alone():
     """With phase [0.25, 0.75] of 8 steps a term has its weight in steps 2 to 5, and none before and after."""
     term = Terms(**NO_TERMS | {"spectral": {"weight": 0.5, "phase": [0.25, 0.75]}}).spectral
     assert [term_weight(term, step, 8) for step in range(8)] == [0.0, 0.0, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0]
+
+
+def test_a_term_is_not_logged_after_its_phase():
+    """The value of a term that has ended is not kept; one that pauses keeps its latest."""
+    query = NO_TERMS["query"] | {"weight": 1.0, "every": 2, "phase": [0.0, 0.5]}
+    terms = TermSum(Terms(**NO_TERMS | {"query": query}), codec("incompressible_ns_2d"), 8)
+    found = []
+    for step in range(6):
+        loss_with(terms, step)
+        found.append(sorted(terms.values))
+    assert found == [["query"]] * 4 + [[]] * 2

@@ -97,6 +97,21 @@ def test_orthogonalized_against_singular_value_decomposition():
         assert (inner - torch.eye(6)).abs().max() < 0.33
 
 
+def test_a_kernel_moves_as_the_matrix_of_all_its_inputs():
+    """A convolution (out, in, points) takes the step of a linear map (out, in * points), unless it is the first."""
+    linear, kernel = nn.ModuleDict({"blocks": nn.Linear(6, 4)}), nn.ModuleDict({"up": nn.Conv1d(2, 4, 3)})
+    kernel["lift"] = nn.Conv1d(1, 2, 3)
+    gradient = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        kernel["up"].weight.copy_(linear["blocks"].weight.view(4, 2, 3))
+    linear["blocks"].weight.grad, kernel["up"].weight.grad = gradient, gradient.view(4, 2, 3)
+    for model in (linear, kernel):
+        make_optimizer(model, configured("muon")).step(0.01, GO)
+    assert torch.equal(kernel["up"].weight.flatten(1), linear["blocks"].weight)
+    groups = make_optimizer(kernel, configured("muon")).parts["adamw"].param_groups
+    assert any(p is kernel["lift"].weight for group in groups for p in group["params"])
+
+
 def test_first_step_of_muon_by_hand():
     """A diagonal gradient moves each diagonal entry by about 0.2 sqrt(2) learning rates, whatever its size."""
     model = nn.ModuleDict({"blocks": nn.Linear(2, 2)})

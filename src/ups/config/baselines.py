@@ -138,9 +138,11 @@ class BaselinesConfig(Section):
         """The section of a baseline that is trained for `steps` steps, at least one."""
         steps = max(1, steps)
         changed = self.values(kind, candidate)
+        optimizer = "adamw" if kind == "linear" else self.recipe.optimizer  # a stencil has no hidden layers
         between = max(1, round(self.validate_share * steps))
         return BaselineConfig(
-            **self.recipe.model_dump(exclude={"validate_every"}),
+            **self.recipe.model_dump(exclude={"validate_every", "optimizer"}),
+            optimizer=optimizer,
             validate_every=min(self.recipe.validate_every, between),
             steps=steps,
             learning_rate=changed.pop("learning_rate"),

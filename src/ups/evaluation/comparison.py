@@ -16,6 +16,7 @@ from ups.errors import DataFault
 from ups.evaluation.corrector import HIGH_BAND
 from ups.evaluation.costs import OURS, PER_SNAPSHOT
 from ups.evaluation.predictions import HORIZONS, plain_method
+from ups.evaluation.records import WITHOUT_LIMITS
 from ups.evaluation.styles import NORMAL, SMALL, colour_of, common_legend, log_axes, new_figure, tidy, wrapped
 from ups.evaluation.tables import STRONG, WITHOUT_SAMPLING, geometric_mean, number, ratio, table
 from ups.metrics.bootstrap import bootstrap_interval, ratio_of_means
@@ -217,6 +218,25 @@ def _cell(ours: Tensor | None, strong: Tensor | None) -> str:
     ends = bootstrap_interval(ours, strong, statistic=ratio_of_means, seed=0)
     interval = "" if ends is None else f" ({number(ends[0])} to {number(ends[1])})"
     return f"{number(float(ratio_of_means(ours.numpy(), strong.numpy())))}{interval}"
+
+
+LIMITS_NOTE = (
+    "Rollouts in which the limits on predicted states, the same for all models, changed a state: shares of the "
+    "predicted states and of their values that were changed, and the nRMSE as it is and without any limit. Other "
+    "rollouts, and models without a row, do not touch their limits."
+)
+
+
+def limits_text(records: Records) -> str:
+    """Markdown: one row per dataset and model whose rollouts touch the limits of `StateStatistics`."""
+    rollouts = [r for r in records if r["horizon"] == "rollout" and r.get("mode") != OFF]
+    values = {(r["dataset"], r["method"], r["metric"]): r["value"] for r in rollouts}
+    columns = ("limited_steps", "limited_values", "nRMSE", WITHOUT_LIMITS)
+    touched = sorted((dataset, method) for dataset, method, metric in values if metric == WITHOUT_LIMITS)
+    rows = [[*key, *(number(values[*key, column]) for column in columns)] for key in touched]
+    names = ["dataset", "model", *(name.replace("_", " ") for name in columns)]
+    shown = table(names, rows, num_names=2) if rows else "No rollout did."
+    return "\n".join(["## Limits on predicted states", "", LIMITS_NOTE, "", shown, ""])
 
 
 UNCERTAINTY_COLUMNS = ("dataset", "method", "horizon", "CRPS", "nRMSE", "high band", "spread-skill", "coverage")

@@ -13,39 +13,61 @@ from ups.metrics.suite import Score, ScoreSuite
 from ups.surrogate.surrogate import Setting, Surrogate
 from ups.surrogate.trained import OFF
 
+WITHOUT_LIMITS = "nRMSE_without_limits"
 Suites = dict[tuple[str, str], ScoreSuite]
 """(method, horizon) -> its running metrics."""
 
 
 class LimitCount:
-    """Counts how many states of one method the limits of `StateStatistics` change."""
+    """Counts how many states of one method the limits of `StateStatistics` change.
+
+    `free` has the running metrics of the same method without limits, None where no limit has changed a state.
+    """
 
     def __init__(self, surrogate: Surrogate, family: str, device: torch.device) -> None:
         model = surrogate.model(family)
         assert model is not None
         self._statistics, self._counts = model.statistics, torch.zeros(3, device=device)
+        self.free: ScoreSuite | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether a limit has changed a state."""
+        return bool(self._counts[1] > 0)
 
     def of(self, stepper: Stepper) -> Stepper:
         """The same stepper, whose steps are counted."""
+        return self._with("limited", self._counts, stepper)
+
+    def without_limits(self, stepper: Stepper) -> Stepper:
+        """The same stepper without limits."""
+        return self._with("limits", False, stepper)
+
+    def _with(self, name: str, value: Tensor | bool, stepper: Stepper) -> Stepper:
+        """The same stepper; an attribute of the statistics has this value during its steps."""
 
         def step_of(setting: Setting) -> Callable[[Tensor], Tensor]:
-            step = stepper.step_of(setting)
+            step, usual = stepper.step_of(setting), getattr(self._statistics, name)
 
-            def counted(z: Tensor) -> Tensor:
-                self._statistics.limited = self._counts
+            def changed(z: Tensor) -> Tensor:
+                setattr(self._statistics, name, value)
                 z_next = step(z)
-                self._statistics.limited = None
+                setattr(self._statistics, name, usual)
                 return z_next
 
-            return counted
+            return changed
 
         return Stepper(step_of, stepper.num_members)
 
-    def shares(self) -> dict[str, Score]:
-        """Share of the states that a limit has changed, and of their values."""
+    def scores(self) -> dict[str, Score]:
+        """Share of the states that a limit has changed, and of their values; the nRMSE without limits, if there is one.
+
+        The nRMSE is not finite where predictions without limits diverge.
+        """
         num_states, num_limited, limited_values = self._counts.tolist()
         shares = {"limited_steps": num_limited / num_states, "limited_values": limited_values / num_states}
-        return {name: Score(share, None) for name, share in shares.items()}
+        free = {} if self.free is None else {WITHOUT_LIMITS: self.free.compute()["nRMSE"]}
+        return {name: Score(share, None) for name, share in shares.items()} | free
 
 
 def records_of(
@@ -69,8 +91,8 @@ def records_of(
 def records_of_method(
     dataset: Dataset, method: str, horizon: str, suite: ScoreSuite, limited: LimitCount | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The records of one method and horizon; without `limited`, of predictions from a file, no shares of limits."""
-    scores = suite.compute() | ({} if limited is None else limited.shares())
+    """The records of one method and horizon; without `limited`, of predictions from a file, nothing of limits."""
+    scores = suite.compute() | ({} if limited is None else limited.scores())
     for metric, score in scores.items():
         record = {"family": dataset.family, "dataset": dataset.name, "method": method, "metric": metric}
         record |= {"horizon": horizon, "value": finite(score.value)}

@@ -113,7 +113,8 @@ def score_sets(
         the 95 % confidence interval of metrics that are statistics over enough trajectories. The nRMSE has
         "trajectories", the error of each in order. A number that is not finite is None. Methods with a corrector have
         its "mode": with "off" they have the scores of the operator or the steady model. Predicted states that limits
-        of `StateStatistics` have changed are the share `limited_steps`, their values the share `limited_values`.
+        of `StateStatistics` have changed are the share `limited_steps`, their values the share `limited_values`; where
+        the operator's rollouts have any, `nRMSE_without_limits` is the error of its rollouts without limits.
     """
     folder.mkdir(exist_ok=True)
     records = []
@@ -159,12 +160,34 @@ def _score_set(
         message = "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there"
         log.warning(message, dataset.name, clamped, EPS, EPS)
     plain = {h: {m: stepper for m, stepper in active[h].items() if m == plain_method(family.name)} for h in HORIZONS}
+    for method, stepper in plain["rollout"].items():
+        if not family.steady and limited[method, "rollout"].any:
+            _score_without_limits(on_grid, scored, method, stepper, limited[method, "rollout"], config, compute)
     arrays = description(dataset) | statistics(suites)
     return (
         suites,
         limited,
         arrays | (_examples(on_grid, scored, suites, plain, config, compute) if plain["rollout"] else {}),
     )
+
+
+def _score_without_limits(
+    surrogate: Surrogate,
+    scored: TrajectorySet,
+    method: str,
+    stepper: Stepper,
+    count: LimitCount,
+    config: EvaluationConfig,
+    compute: Compute,
+) -> None:
+    """Score the rollouts of one method once more, as if there were no limits."""
+    suites: Suites = defaultdict(partial(suite_of, scored.dataset, config.seed))
+    free = count.without_limits(stepper)
+    for batch in batches(surrogate, scored, config.batch_tokens, compute, num_members=1):
+        forecast = Forecast(dict.fromkeys(HORIZONS, free), batch.setting, stride=batch.num_times)
+        predictor = partial(predict, surrogate, batch, {method: forecast})
+        score_batch(surrogate.encode, batch, [predictor], suites)
+    count.free = suites[method, "rollout"]
 
 
 def forecasts(active: dict[str, dict[str, Stepper]], batch: Batch) -> dict[str, Forecast]:

@@ -120,17 +120,12 @@ class Convolution(nn.Module):
         return self.convolution(u)
 
 
-class LinearStencil(nn.Module):
+class LinearStencil(Convolution):
     """One convolution with zero initial weights: an explicit, linear finite-difference scheme with trained weights."""
 
     def __init__(self, in_channels: int, out_channels: int, *, kernel_size: int, periodic: Sequence[bool]) -> None:
-        super().__init__()
-        self.stencil = Convolution(in_channels, out_channels, kernel_size, periodic)
-        nn.init.zeros_(self.stencil.convolution.weight)
-
-    def forward(self, u: Tensor) -> Tensor:
-        """Fields (B, C, *grid) to (B, out, *grid)."""
-        return self.stencil(u)
+        super().__init__(in_channels, out_channels, kernel_size, periodic)
+        nn.init.zeros_(self.convolution.weight)
 
 
 def _normed(channels: int, convolution: nn.Module) -> nn.Sequential:
@@ -178,8 +173,7 @@ class UNet(nn.Module):
         bounded = [axis for axis, wraps in enumerate(periodic) if not wraps]
         self.register_buffer("coordinates", torch.stack(axes)[bounded], persistent=False)
         self.lift = Convolution(in_channels + len(self.coordinates), hidden_channels, 3, periodic)
-        self.encode, self.decode = nn.ModuleList(), nn.ModuleList()
-        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        self.encode, self.decode, self.down, self.up = (nn.ModuleList() for _ in range(4))
         pointwise = CONVOLUTIONS[len(periodic)]
         for fine, coarse in zip(widths[:-1], widths[1:], strict=True):
             self.encode.append(ResidualBlock(fine, fine, periodic))
@@ -199,8 +193,7 @@ class UNet(nn.Module):
             u = down(u)
         u = self.middle(u)
         for up, decode in zip(reversed(self.up), reversed(self.decode), strict=True):
-            u = nn.functional.interpolate(up(u), scale_factor=2.0)
-            u = decode(torch.cat([u, skips.pop()], 1))
+            u = decode(torch.cat([nn.functional.interpolate(up(u), scale_factor=2.0), skips.pop()], 1))
         return self.project(u)
 
 
@@ -248,14 +241,23 @@ class Transformer(nn.Module):
         return self.fields(tokens.mT.unflatten(2, patches.shape[2:]))
 
 
-class _Complex(nn.Module):
-    """A complex parameter as two real ones: fused optimizers and the moving average take real tensors only."""
+class _Modes(nn.Module):
+    """Complex weights (in, out, *modes) as one real parameter (M, 2, in, out), laid out as that of `FourierMixing`.
 
-    def forward(self, real: Tensor, imaginary: Tensor) -> Tensor:
-        return torch.complex(real, imaginary)
+    Fused optimizers and the moving average take real tensors only. Torch wants a tuple where the type changes.
+    """
 
-    def right_inverse(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        return value.real.clone(), value.imag.clone()
+    def __init__(self, modes: Sequence[int]) -> None:
+        super().__init__()
+        self.modes = modes
+
+    def forward(self, parts: Tensor) -> Tensor:
+        return torch.complex(*parts.unbind(1)).permute(1, 2, 0).unflatten(2, self.modes)
+
+    def right_inverse(self, value: Tensor) -> tuple[Tensor]:
+        return (
+            torch.view_as_real(value.flatten(2)).permute(2, 3, 0, 1).contiguous(),
+        )  # a tuple may be of another type
 
 
 def make_fno(
@@ -296,5 +298,5 @@ def make_fno(
         weight = convolution.weight.to_tensor()
         del convolution.weight
         convolution.weight = nn.Parameter(weight)
-        parametrize.register_parametrization(convolution, "weight", _Complex())
+        parametrize.register_parametrization(convolution, "weight", _Modes(weight.shape[2:]))
     return network

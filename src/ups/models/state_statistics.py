@@ -30,9 +30,11 @@ class StateStatistics(nn.Module):
     `limited` (3,), None except while predictions are scored, counts the predicted states, those that a limit has
     changed, and the changed values, as a sum over the states of their share. Changes below a hundredth of
     `fluctuation_rms` do not count: a wave whose RMS stays the same is rescaled by a little in every step.
+    `limits` is False while a model is scored without any limit, on its input and on its prediction.
     """
 
     limited: Tensor | None = None
+    limits = True
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -95,6 +97,8 @@ class StateStatistics(nn.Module):
         of `before`, the whole fluctuation of the field is rescaled to the limit. Clamping single tokens would leave a
         diverging field at its peak value everywhere.
         """
+        if not self.limits:
+            return z
         clamped = self.clamp_state(z, domain, before)
         mean, fluctuation = _split(clamped)
         # Training takes the factor for a constant, which saves time; a trained model has exact gradients.
@@ -128,6 +132,8 @@ class StateStatistics(nn.Module):
         initial state and the limits (by induction), even from initial states beyond those of training. The input of a
         network is clamped without `before`: beyond the range of training it would extrapolate.
         """
+        if not self.limits:
+            return z
         mean, fluctuation = _split(z)
         max_mean = self.of("max_mean", domain, z.shape[-1])
         max_fluctuation = self.of("max_fluctuation", domain, z.shape[-1])

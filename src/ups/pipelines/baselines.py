@@ -253,7 +253,8 @@ def compare(
     )
     text = comparison.comparison_text(errors, costs, note)
     intervals = comparison.intervals_text(metrics, baseline_metrics)
-    parts = [text, intervals, comparison.trials_text(models, config), comparison.uncertainty_text(metrics)]
+    limits = comparison.limits_text([*metrics, *baseline_metrics])
+    parts = [text, intervals, limits, comparison.trials_text(models, config), comparison.uncertainty_text(metrics)]
     titles = titles_of(map(Dataset.from_json, datasets["datasets"].values()))
     return "\n".join(parts), comparison.draw_comparison(errors, titles)
 

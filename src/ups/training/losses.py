@@ -203,7 +203,7 @@ TERMS: dict[str, Callable[[Transition, Any, Draw], Tensor | None]] = {
 class TermSum:
     """Weighted sum of the terms of `config` with a weight above 0.
 
-    `values` has the latest batch mean of each, without its weight, as 0-d tensors for logging.
+    `values` has the latest batch mean of each in its phase, without its weight, as 0-d tensors for logging.
     """
 
     def __init__(self, config: Terms, codec: Codec, steps: int) -> None:
@@ -218,6 +218,8 @@ class TermSum:
         # Fourier transforms and differences of nearly equal fields lose too many digits in bfloat16.
         with torch.autocast(transition.z.device.type, enabled=False):
             for name, config in self.configs.items():
+                if not in_phase(config, draw.step, self.steps):
+                    self.values.pop(name, None)
                 weight = term_weight(config, draw.step, self.steps)
                 values = TERMS[name](transition, config, draw) if weight > 0 else None
                 if values is not None:
@@ -226,10 +228,15 @@ class TermSum:
         return total
 
 
+def in_phase(config: Term, step: int, steps: int) -> bool:
+    """Whether step `step` of `steps` is in the `phase` of a term."""
+    start, end = config.phase
+    return start <= step / steps < end
+
+
 def term_weight(config: Term, step: int, steps: int) -> float:
     """Weight of a term in step `step` of `steps`: 0 outside of its `phase`; `Query` has a warm-up and pauses too."""
-    start, end = config.phase
-    if not start <= step / steps < end:
+    if not in_phase(config, step, steps):
         return 0.0
     if not isinstance(config, Query):
         return config.weight

@@ -12,6 +12,10 @@ from ups.training import parallel
 
 MOMENTUM = 0.9
 NEWTON_SCHULZ, ITERATIONS = (3.4445, -4.7750, 2.0315), 3
+# Names of the parts of a model whose maps lead from hidden channels to hidden channels: its blocks, those of the FNO,
+# and the levels of the U-Net.
+HIDDEN = {"blocks", "fno_blocks", "encode", "down", "middle", "up", "decode"}
+KERNELS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Muon(torch.optim.Optimizer):
@@ -20,13 +24,18 @@ class Muon(torch.optim.Optimizer):
     n = g + 0.9 (m - g) of the gradient g and its running mean m (Nesterov), and O makes all singular values about 1
     (Jordan et al. 2024), so that no direction of a matrix learns faster than another. The factor gives updates the RMS
     of AdamW's (Liu et al. 2025, arXiv:2502.16982): both take the same learning rate. A parameter with more than two
-    axes is a stack: (M, 2, C, C) are M matrices (2 C, C), real above imaginary part of a Fourier mode.
+    axes is a stack: (M, 2, C, C) are M matrices (2 C, C), real above imaginary part of a Fourier mode; the `kernels` of
+    convolutions are matrices (out, in * points).
 
     `found_inf` is the `skip` of `Optimizer.step`. A matrix that is sharded over ranks is gathered on each of them.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], weight_decay: float) -> None:
-        super().__init__(parameters, {"lr": 0.0, "weight_decay": weight_decay})
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], weight_decay: float, kernels: Sequence[nn.Parameter] = ()
+    ) -> None:
+        groups = [{"params": parameters, "kernels": False}, {"params": kernels, "kernels": True}]
+        used = [group for group in groups if group["params"]]
+        super().__init__(used, {"lr": 0.0, "weight_decay": weight_decay})
         self.found_inf = torch.tensor(0.0)
 
     @torch.no_grad()
@@ -34,9 +43,11 @@ class Muon(torch.optim.Optimizer):
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
             if parameters := [p for p in group["params"] if p.grad is not None]:
-                self._update(parameters, group["lr"], group["weight_decay"])
+                self._update(parameters, group["lr"], group["weight_decay"], kernels=group["kernels"])
 
-    def _update(self, parameters: list[nn.Parameter], learning_rate: float, weight_decay: float) -> None:
+    def _update(
+        self, parameters: list[nn.Parameter], learning_rate: float, weight_decay: float, *, kernels: bool
+    ) -> None:
         for p in parameters:
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
@@ -48,7 +59,8 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_lerp_(own_means, known, 1 - MOMENTUM)
         ahead = torch._foreach_lerp(known, own_means, MOMENTUM)
         whole = [parallel.gathered(n, like) for n, like in zip(ahead, parameters, strict=True)]
-        updates = [parallel.shard_of(u, like) for u, like in zip(orthogonalized(whole), parameters, strict=True)]
+        matrices = orthogonalized([n.flatten(1) if kernels else n for n in whole])
+        updates = [parallel.shard_of(u.reshape(p.shape), p) for u, p in zip(matrices, parameters, strict=True)]
         rate = learning_rate * (1 - self.found_inf)
         torch._foreach_mul_(own, 1 - rate * weight_decay)
         torch._foreach_sub_(own, torch._foreach_mul(updates, rate))
@@ -104,26 +116,29 @@ class Optimizer:
 
 
 def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
-    """AdamW for all parameters, or Muon for the matrices inside the blocks and AdamW for the rest.
+    """AdamW for all parameters, or Muon for the matrices inside the `HIDDEN` parts and AdamW for the rest.
 
-    Inside the blocks are the linear maps and the Fourier modes, which hold nearly all weights. Muon is made for maps
-    of hidden channels to hidden channels: stems, heads and embeddings are left to AdamW. Parameters with one axis
-    (biases, gains) have no weight decay.
+    Inside are linear maps, Fourier modes and convolutions, which hold nearly all weights. Muon is made for maps of
+    hidden channels to hidden channels: stems, heads and embeddings are left to AdamW. Parameters with one axis (biases,
+    gains) have no weight decay.
 
     Raises:
-        ConfigFault: Muon for a model without blocks.
+        ConfigFault: Muon for a model without hidden layers.
     """
-    inside = [module for name, module in model.named_modules() if "blocks" in name.split(".")]
+    inside = [module for name, module in model.named_modules() if HIDDEN & set(name.split("."))]
+    kernels = [module.weight for module in inside if isinstance(module, KERNELS)]
     linear = [module.weight for module in inside if isinstance(module, nn.Linear)]
-    modes = [p for module in inside for p in module.parameters(recurse=False) if p.ndim > 2]
-    hidden = [*linear, *modes] if config.optimizer == "muon" else []
+    others = [module for module in inside if not isinstance(module, KERNELS)]
+    modes = [p for module in others for p in module.parameters(recurse=False) if p.ndim > 2]
+    hidden = [*linear, *modes, *kernels] if config.optimizer == "muon" else []
     if config.optimizer == "muon" and not hidden:
-        raise ConfigFault("optimizer: muon is for models with blocks; this one has none: choose adamw")
+        raise ConfigFault("optimizer: muon is for models with hidden layers; this one has none: choose adamw")
     rest = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
     matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
-    return Optimizer(adamw, Muon(hidden, config.weight_decay) if hidden else None)
+    muon = Muon([*linear, *modes], config.weight_decay, kernels) if hidden else None
+    return Optimizer(adamw, muon)
 
 
 def learning_rate(config: TrainingSection, step: int, valid_losses: Sequence[float] = (), patience: int = 1) -> float:
