@@ -242,10 +242,7 @@ class Transformer(nn.Module):
 
 
 class _Modes(nn.Module):
-    """Complex weights (in, out, *modes) as one real parameter (M, 2, in, out), laid out as that of `FourierMixing`.
-
-    Fused optimizers and the moving average take real tensors only. Torch wants a tuple where the type changes.
-    """
+    """Complex weights (in, out, *modes) as real ones (M, 2, in, out), which fused optimizers take."""
 
     def __init__(self, modes: Sequence[int]) -> None:
         super().__init__()
