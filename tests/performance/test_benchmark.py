@@ -44,6 +44,7 @@ NAMES = {
     "data_wait_fraction_4_ranks",
     "encoding_over_cat",
     "encoding_over_h5py",
+    "encoding_over_writing",
     *(["encoding_2_over_1_cores"] if (os.cpu_count() or 1) > 1 else []),
     "first_cold_batch_seconds",
     "batch_of_100000_over_100_trajectories",

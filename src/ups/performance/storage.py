@@ -28,7 +28,7 @@ from ups.config import BenchmarkConfig
 from ups.data.latent_cache import LatentCache
 from ups.data.latent_shards import Layout, shard_path, write_shard
 from ups.data.samples import LatentSamples
-from ups.files import place_of, read_json, write_json
+from ups.files import place_of, publish, read_json, write_json
 from ups.performance.benchmark import Record, record
 from ups.runs.machine import in_turns
 from ups.runs.run import Run
@@ -66,8 +66,8 @@ def _encoding(run: Run, config: BenchmarkConfig) -> list[Record]:
     found = run_query(STORAGE_WORKER, replace(run, device="cpu", **place), {"rounds": config.rounds})
     speeds = {name: found["bytes"] / seconds / 1e6 for name, seconds in found["seconds"].items()}
     one = speeds.pop("encoding_1")
-    others = {"encoding_over_cat": "cat", "encoding_over_h5py": "h5py"}
-    records = [record(name, one, "MB/s, one core", speeds[other]) for name, other in others.items()]
+    others = ("cat", "h5py", "writing")
+    records = [record(f"encoding_over_{other}", one, "MB/s, one core", speeds[other]) for other in others]
     if num_processes == 2:
         records.append(record("encoding_2_over_1_cores", speeds["encoding_2"], "MB/s", one))
     return records
@@ -85,9 +85,8 @@ def time_encoding(run: Run, ranks: Ranks) -> None:
             _timed, ranks, 1, lambda: subprocess.run(["/bin/cat", path], stdout=subprocess.DEVNULL, check=True)
         ),
         "h5py": partial(_timed, ranks, 1, partial(_read_file, path)),
-        "encoding_1": partial(_encode, run, ranks, 1),
-        "encoding_2": partial(_encode, run, ranks, 2),
-    }
+        "writing": partial(_timed, ranks, 1, partial(_write_file, run.folder / "zeros", path.stat().st_size)),
+    } | {f"encoding_{n}": partial(_encode, run, ranks, n) for n in range(1, ranks.world_size + 1)}
     seconds = _medians(contenders, read_json(run.folder / REQUEST)["rounds"])
     if ranks.rank == 0:
         write_json(run.folder / RESULT, {"bytes": path.stat().st_size, "seconds": seconds})
@@ -116,6 +115,12 @@ def _read_file(path: Path) -> None:
         collections.deque(file["tensor"], maxlen=0)
 
 
+def _write_file(path: Path, num_bytes: int) -> None:
+    """Write a file and flush it to disk, which bounds how fast a cache of so many bytes can be written."""
+    with publish(path) as temporary:
+        temporary.write_bytes(bytes(num_bytes))
+
+
 def _encode(run: Run, ranks: Ranks, num_processes: int) -> float:
     """Seconds in which this many ranks encode the dataset into a new cache, until it is on disk."""
     run = replace(run, folder=run.folder / "latents")
@@ -129,7 +134,7 @@ def _encode(run: Run, ranks: Ranks, num_processes: int) -> float:
 def _first_batch(run: Run, config: BenchmarkConfig) -> Record:
     """Seconds from opening the cache to the first batch, of the slowest family, with nothing in the page cache."""
     families = run.inputs["latent_cache"]["transient"]
-    contenders = {family: partial(_cold, run, family, first_only=True, preload=None) for family in families}
+    contenders = {family: partial(_cold, run, family, num_batches=1, preload=True) for family in families}
     return record("first_cold_batch_seconds", max(_medians(contenders, config.rounds).values()), "s")
 
 
@@ -137,25 +142,26 @@ def _preloading(run: Run, config: BenchmarkConfig) -> list[Record]:
     """Samples per second of a pass over all samples that starts cold: read ahead, against read when they are used."""
     records = []
     for family in (dataset.family for dataset in config.loading_datasets):
-        contenders = {
-            str(preload): partial(_cold, run, family, first_only=False, preload=preload) for preload in (True, False)
-        }
-        seconds = _medians(contenders, config.rounds)
+        timed = partial(_cold, run, family, num_batches=None)
+        seconds = _medians({str(ahead): partial(timed, preload=ahead) for ahead in (True, False)}, config.rounds)
         count = LatentSamples(open_cache(run, "transient"), "train").num_samples[family]
-        ahead, used = count / seconds["True"], count / seconds["False"]
-        records.append(record(f"preloaded_over_mapped_{family}", ahead, "samples/s", used))
+        ahead, mapped = count / seconds["True"], count / seconds["False"]
+        records.append(record(f"preloaded_over_mapped_{family}", ahead, "samples/s", mapped))
     return records
 
 
-def _cold(run: Run, family: str, *, first_only: bool, preload: bool | None) -> float:
-    """Seconds to open the cache and load one batch, or all samples in random order, when none was read before."""
+def _cold(run: Run, family: str, *, num_batches: int | None, preload: bool) -> float:
+    """Seconds to open a family's cache and load batches in random order, by default all, when none was read before."""
     _forget(place_of(run.data_root, run.inputs["latent_cache"]))
     started = time.perf_counter()
-    run = replace(run, launch=run.launch.model_copy(update={"preload_latents": preload}))
-    samples = LatentSamples(open_cache(run, "transient"), "train")
+    run = replace(run, launch=run.launch.model_copy(update={"preload_latents": False}))
+    cache = open_cache(run, "transient").only(family)
+    if preload:
+        cache.preload()
+    samples = LatentSamples(cache, "train")
     size = batch_size(run.config["batch_tokens"], samples.num_tokens[family], run.config["batch_multiple"])
     order = np.random.default_rng(run.config["seed"]).permutation(samples.num_samples[family])
-    for first in range(0, size if first_only else len(order), size):
+    for first in range(0, len(order), size)[:num_batches]:
         samples.load(family, order[first : first + size])
     return time.perf_counter() - started
 
