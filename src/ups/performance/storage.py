@@ -87,13 +87,13 @@ def time_encoding(run: Run, ranks: Ranks) -> None:
         "h5py": partial(_timed, ranks, 1, partial(_read_file, path)),
         "writing": partial(_timed, ranks, 1, partial(_write_file, run.folder / "zeros", path.stat().st_size)),
     } | {f"encoding_{n}": partial(_encode, run, ranks, n) for n in range(1, ranks.world_size + 1)}
-    seconds = _medians(contenders, read_json(run.folder / REQUEST)["rounds"])
+    seconds = medians(contenders, read_json(run.folder / REQUEST)["rounds"])
     if ranks.rank == 0:
         write_json(run.folder / RESULT, {"bytes": path.stat().st_size, "seconds": seconds})
     ranks.barrier()
 
 
-def _medians(contenders: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+def medians(contenders: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
     """Median of the seconds that each contender returns, in turns, after one round as warm-up."""
     taken = [{name: run() for name, run in contenders.items()} for _ in range(1 + rounds)]
     return {name: median(each[name] for each in taken[1:]) for name in contenders}
@@ -135,7 +135,7 @@ def _first_batch(run: Run, config: BenchmarkConfig) -> Record:
     """Seconds from opening the cache to the first batch, of the slowest family, with nothing in the page cache."""
     families = run.inputs["latent_cache"]["transient"]
     contenders = {family: partial(_cold, run, family, num_batches=1, preload=True) for family in families}
-    return record("first_cold_batch_seconds", max(_medians(contenders, config.rounds).values()), "s")
+    return record("first_cold_batch_seconds", max(medians(contenders, config.rounds).values()), "s")
 
 
 def _preloading(run: Run, config: BenchmarkConfig) -> list[Record]:
@@ -143,7 +143,7 @@ def _preloading(run: Run, config: BenchmarkConfig) -> list[Record]:
     records = []
     for family in (dataset.family for dataset in config.loading_datasets):
         timed = partial(_cold, run, family, num_batches=None)
-        seconds = _medians({str(ahead): partial(timed, preload=ahead) for ahead in (True, False)}, config.rounds)
+        seconds = medians({str(ahead): partial(timed, preload=ahead) for ahead in (True, False)}, config.rounds)
         count = LatentSamples(open_cache(run, "transient"), "train").num_samples[family]
         ahead, mapped = count / seconds["True"], count / seconds["False"]
         records.append(record(f"preloaded_over_mapped_{family}", ahead, "samples/s", mapped))
@@ -181,14 +181,14 @@ def _many_over_few(run: Run, config: BenchmarkConfig) -> Record:
     entry = entries_of(open_cache(run, "transient"), family)[0]
     contenders: dict[str, Callable[[], object]] = {}
     for count in (FEW, MANY):
-        samples = _tiny_samples(run.folder / f"tiny{count}", entry, count)
+        samples = tiny_samples(run.folder / f"tiny{count}", entry, count)
         contenders[str(count)] = partial(_load_batches, samples, family, np.random.default_rng(config.seed))
     seconds = in_turns(contenders, config.rounds, torch.device("cpu"))
     few, many = (seconds[str(count)] / NUM_BATCHES for count in (FEW, MANY))
     return record("batch_of_100000_over_100_trajectories", many, f"s, {BATCH_SIZE} samples", few)
 
 
-def _tiny_samples(folder: Path, entry: dict[str, Any], count: int) -> LatentSamples:
+def tiny_samples(folder: Path, entry: dict[str, Any], count: int) -> LatentSamples:
     """Samples of `count` tiny trajectories, all in one shard."""
     layout, (num_snapshots, num_tokens, channels) = Layout((count, *TINY), None), TINY
     z = np.random.default_rng(0).standard_normal((num_snapshots, num_tokens, channels), np.float32)
