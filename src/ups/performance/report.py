@@ -12,7 +12,7 @@ from ups.performance.benchmark import Record
 
 BLUE, GREEN, RED, GREY = "#1f77b4", "#2ca02c", "#d62728", "#8c8c8c"
 LOWER_IS_BETTER = ("activation_checkpointing_memory_over_plain", "batch_of_100000_over_100_trajectories")
-# The baseline is a unit of time, not a competing setup.
+# The baseline is a scale, not a competing setup.
 NEUTRAL = (
     "first_step_over_import_torch",
     "resume_seconds",
