@@ -306,7 +306,7 @@ WRONG = [
     ("benchmark.rounds", 0),
     ("benchmark.seconds_per_round", 0.0),
     ("benchmark.datasets", []),
-    ("benchmark.loading_dataset.family", "advection_4d"),
+    ("benchmark.loading_datasets.0.family", "advection_4d"),
     ("benchmark.large_model.modes", [0, 0, 0]),
     ("evaluation.folder", ""),
     ("evaluation.folder", 3),

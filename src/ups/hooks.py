@@ -46,7 +46,8 @@ RENAMED = {
     "baselines.max_learning_rates": "baselines.max_trials",
     "benchmark.seconds": "benchmark.seconds_per_round",
     "benchmark.launches": "benchmark.num_launches",
-    "benchmark.fields": "benchmark.loading_dataset",
+    "benchmark.fields": "benchmark.loading_datasets",
+    "benchmark.loading_dataset": "benchmark.loading_datasets",
     "benchmark.wide": "benchmark.large_model",
     "benchmark.wide_batch_tokens": "benchmark.large_batch_tokens",
 }

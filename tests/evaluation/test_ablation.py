@@ -77,6 +77,7 @@ def test_compression_is_relative_to_the_first_variant_of_the_same_family():
         for family, (one, all_) in errors.items()
     ]
     lines = unpadded(compression_text(rows))
+    assert "| rounded | 4 | 1.5 | 1.5 |" in lines
     assert "| a | rounded | | 0.003 | 4 | 0.003 | 0.15 (1.5) | 0.6 (1.5) | 9 |" in lines
     assert "| b | float32 | | | 1 | 1e-07 | 0.2 (1) | 0.5 (1) | 9 |" in lines
 

@@ -35,8 +35,19 @@ NAMES = {
     ),
     "first_step_over_import_torch",
     "resume_seconds",
-    "cache_over_on_the_fly",
-    "cached_training_over_on_the_fly_training",
+    *(
+        f"{name}_{family}"
+        for name in ("cache_over_on_the_fly", "cached_training_over_on_the_fly_training", "preloaded_over_mapped")
+        for family in ("advection_1d", "diffusion_reaction_2d")
+    ),
+    "data_wait_fraction_2_ranks",
+    "data_wait_fraction_4_ranks",
+    "encoding_over_cat",
+    "encoding_over_h5py",
+    "encoding_over_writing",
+    *(["encoding_2_over_1_cores"] if (os.cpu_count() or 1) > 1 else []),
+    "first_cold_batch_seconds",
+    "batch_of_100000_over_100_trajectories",
     "speed_switches_over_plain",
     "bfloat16_over_float32",
     "compile_over_eager",

@@ -114,7 +114,8 @@ class BenchmarkConfig(Section):
 
     - `num_launches`: starts of a training job, from which start-up times are taken
     - `codec_steps`: training steps of the codec that encodes the data
-    - `datasets`, `loading_dataset`: simulated, for training the operator and for timing the loading of batches
+    - `datasets`, `loading_datasets`: simulated, for training the operator and for timing the loading of batches; the
+      first of the latter is also encoded again and has layout `tensor`
     - `large_model`, `large_batch_tokens`: operator and batch with which all speed switches are compared with none
     - `compiled_exports`: time exported models by `torch.compile` and AOTInductor as well, not only programs and ONNX
     """
@@ -125,7 +126,7 @@ class BenchmarkConfig(Section):
     num_launches: PositiveInt
     codec_steps: Steps
     datasets: Annotated[list[SimulatedDataset], Field(min_length=1)]
-    loading_dataset: SimulatedDataset
+    loading_datasets: Annotated[list[SimulatedDataset], Field(min_length=1)]
     large_model: Backbone
     large_batch_tokens: PositiveInt
     compiled_exports: bool

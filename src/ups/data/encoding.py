@@ -30,7 +30,7 @@ from ups.errors import ConfigFault, DataFault
 from ups.files import publish, remove_leftovers
 from ups.models.codec import FieldGroup, group_name
 
-MAX_SLAB_BYTES = 2**24  # of raw values, read and encoded at once
+MAX_SLAB_BYTES = 2**22  # of raw values, read and encoded at once; the tensors of larger ones do not fit into caches
 SLABS_IN_MEMORY = 16  # a slab is held about so many times: raw, normalized, as latents, with two more read ahead
 STATISTICS = ("max_mean", "max_fluctuation", "fluctuation", "change")
 

@@ -40,7 +40,8 @@ COMPRESSION_NOTE = (
     "Ratio: bytes of the fields as float32 / bytes of the latents on disk. Errors: nRMSE on the validation split, of "
     "the codec (with the rounding of the latents), and of the operator or steady model trained on them, one step and "
     "rollout; in brackets relative to that of the first variant. Decoding: megabytes of fields per second from latents "
-    "on disk that the system has in memory."
+    "on disk that the system has in memory. First table: geometric means of ratios and relative errors over families; "
+    "with one seed an error of a single family may differ by tens of percent between trainings that are equally good."
 )
 DECODED_TRAJECTORIES, DECODED_ROUNDS = 4, 5
 
@@ -101,12 +102,21 @@ def _decoding_speed(cache: LatentCache, codec: Codec, dataset: Dataset) -> float
 
 
 def compression_text(rows: list[dict[str, Any]]) -> str:
-    """Markdown: a row per family and variant."""
+    """Markdown: a row per variant, then one per family and variant."""
     first = {row["family"]: row for row in rows if row["name"] == rows[0]["name"]}
     columns = ["family", "variant", "codec.model. tolerance", "latents. tolerance", "ratio", "codec"]
     cells = (_compression_cells(row, first[row["family"]]) for row in sorted(rows, key=lambda row: row["family"]))
     columns += ["one step", "rollout", "MB / s"]
-    return "\n\n".join(["# Compression of latents", COMPRESSION_NOTE, table(columns, cells, num_names=2)]) + "\n"
+    variants = {row["name"]: [other for other in rows if other["name"] == row["name"]] for row in rows}
+    means = ([name, *map(number, _compression_means(own, first))] for name, own in variants.items())
+    tables = table(["variant", "ratio", "one step", "rollout"], means), table(columns, cells, num_names=2)
+    return "\n\n".join(["# Compression of latents", COMPRESSION_NOTE, *tables]) + "\n"
+
+
+def _compression_means(rows: list[dict[str, Any]], first: dict[str, dict[str, Any]]) -> list[float | None]:
+    """Geometric means over the families of a variant: ratio, then the error of each horizon relative to the first."""
+    relative = [[ratio(row[h], first[row["family"]][h]) for row in rows] for h in HORIZONS]
+    return [geometric_mean(values) for values in ([row["ratio"] for row in rows], *relative)]
 
 
 def _compression_cells(row: dict[str, Any], base: dict[str, Any]) -> list[str]:

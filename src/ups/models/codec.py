@@ -183,7 +183,8 @@ def encode_fields(u: Tensor, group: FieldGroup, bases: Tensor) -> Tensor:
     pairs = enumerate(zip(bases, group.std, strict=True))
     # With a contiguous factor the product rounds the same for any number of small patches; decoding has one anyway.
     fields = [_patches(u[:, field], group, field).mm((basis.mT / std).contiguous()) for field, (basis, std) in pairs]
-    return torch.cat(fields, -1).unflatten(0, (-1, group.num_tokens))
+    z = fields[0] if len(fields) == 1 else torch.cat(fields, -1)
+    return z.unflatten(0, (-1, group.num_tokens))
 
 
 def decode_fields(z: Tensor, group: FieldGroup, bases: Tensor) -> Tensor:

@@ -55,12 +55,12 @@ def measure(run: Run, config: BenchmarkConfig, num_gpus: int) -> list[Record]:
     run = replace(run, config=run.config | ENDLESS | {"learning_rate": 1e-4, "log_every": run.config["log_every"]})
     single = switch_comparisons(families) | {CHECKPOINTS: checkpoint_comparison(families, threads)}
     large = all_switches_comparison(families, config.large_model.model_dump(), config.large_batch_tokens)
-    data = data_comparisons(config.loading_dataset.family, threads)
+    data = {n: both for each in config.loading_datasets for n, both in data_comparisons(each.family, threads).items()}
     timings = _time(run, "single", config, single | data | large)
 
     records = loop_records(CHECKPOINTS, timings.pop(CHECKPOINTS), run.launch.checkpoint_steps)
     records += [*_scaling(run, families, config, num_gpus), *_starts(run, config)]
-    records += [throughput(name, timings[name]) for name in (CACHE, CACHED_TRAINING, ALL_SWITCHES)]
+    records += [throughput(name, timings[name]) for name in (*data, *large)]
     records += [throughput(name, both) for name, both in timings.items() if name in single]
     records += spectra_records(config.rounds, config.seed)
     peaks = {side: timings[CHECKPOINTING][side]["peak_bytes"] for side in ("value", "baseline")}
@@ -107,8 +107,8 @@ def data_comparisons(family: str, threads: int) -> dict[str, Comparison]:
     load = plain([family], 1) | {"train": False, "prefetch": False}
     train = plain([family], threads)
     return {
-        CACHE: {"value": load, "baseline": load | {"encode_on_the_fly": True}},
-        CACHED_TRAINING: {"value": train, "baseline": train | {"encode_on_the_fly": True}},
+        f"{CACHE}_{family}": {"value": load, "baseline": load | {"encode_on_the_fly": True}},
+        f"{CACHED_TRAINING}_{family}": {"value": train, "baseline": train | {"encode_on_the_fly": True}},
     }
 
 
@@ -144,6 +144,8 @@ def _scaling(run: Run, families: list[str], config: BenchmarkConfig, num_gpus: i
             timings = _time(replace(run, launch=launch), f"ranks{world_size}", config, comparisons)
             remark = "oversubscribed" if oversubscribed else ""
             records += [throughput(name, both, remark) for name, both in timings.items()]
+            waits = data_wait(timings[SCALING.format(world_size)]["value"])
+            records.append(record(f"data_wait_fraction_{world_size}_ranks", waits, "of step time"))
     return records
 
 
@@ -220,7 +222,7 @@ def loop_records(name: str, timings: Timings, checkpoint_steps: int) -> list[Rec
     return [
         record("samples_per_second", median_of(bare, samples_per_second), "samples/s"),
         record("step_seconds", step_seconds, "s"),
-        record("data_wait_fraction", median_of(bare, lambda r: r["waited"] / r["seconds"]), "of step time"),
+        record("data_wait_fraction", data_wait(bare), "of step time"),
         record(name, extra / (checkpoint_steps * step_seconds), "of step time"),
     ]
 
@@ -228,6 +230,11 @@ def loop_records(name: str, timings: Timings, checkpoint_steps: int) -> list[Rec
 def median_of(timing: dict[str, Any], quantity: Callable[[dict[str, float]], float]) -> float:
     """Median over the rounds of one setup."""
     return median(map(quantity, timing["rounds"]))
+
+
+def data_wait(timing: dict[str, Any]) -> float:
+    """The fraction of the time in which rank 0 waits for data."""
+    return median_of(timing, lambda one: one["waited"] / one["seconds"])
 
 
 def samples_per_second(one: dict[str, float]) -> float:

@@ -160,7 +160,7 @@ def prepare_benchmark(
     root = data_root / BENCHMARK
     raw = root / "01_raw"
     launch = launch.model_copy(update={"num_processes": 1, "num_nodes": 1})
-    simulated = SimulateConfig(seed=config.seed, datasets=[*config.datasets, config.loading_dataset])
+    simulated = SimulateConfig(seed=config.seed, datasets=[*config.datasets, *config.loading_datasets])
     files = simulate_pdebench("simulate", simulated, raw)
     datasets = describe_datasets(files, {}, {}, split, WHOLE, raw, root)
     normalization = fit_normalization(datasets, raw, root)
@@ -178,6 +178,7 @@ def measure_speed(
 
     from ups.performance.benchmark import measure
     from ups.performance.exported import export_records
+    from ups.performance.storage import storage_records
 
     # One process, as in the reference setups; whole batches, because accumulation would change the measured time.
     launch = launch.model_copy(update={"num_processes": 1, "num_nodes": 1, "micro_batch_tokens": None})
@@ -187,7 +188,8 @@ def measure_speed(
     run = Run(root / "06_models/operator", "operator", "benchmark", section, data, launch, where, root, root / "01_raw")
     described = machine.describe_machine(where, launch.threads_per_process or os.cpu_count() or 1, config.seed)
     exported = export_records(run, config)  # first, because it may fail for want of a package
-    return {"machine": described, "records": [*measure(run, config, torch.cuda.device_count()), *exported]}
+    records = [*measure(run, config, torch.cuda.device_count()), *storage_records(run, config), *exported]
+    return {"machine": described, "records": records}
 
 
 def report_benchmark(benchmark: dict[str, Any]) -> tuple[str, Any]:
