@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from tests.contents import expect_one_line
 from tests.training.jobs import launched
-from ups.errors import DataFault
+from ups.errors import ConfigFault, DataFault
 from ups.runs import machine, processes
 
 
@@ -69,6 +70,20 @@ def test_a_wrong_micro_batch_is_one_line(tmp_path: Path, tokens: str):
         DataFault, match=r"tuning\.json is damaged \(operator on 1 x cpu, ddp.*; delete it and run again$"
     ):
         machine.with_tuned_micro_batch(launched(), "operator", "cpu", tmp_path)
+
+
+def test_graphs_without_a_gpu_are_refused():
+    """CUDA graphs on a CPU are one line that names the remedy; other ways to compile are not refused."""
+    with pytest.raises(ConfigFault, match=r"^launch\.compile=reduce-overhead .* set launch\.compile=true$"):
+        machine.device(launched(compile="reduce-overhead"))
+    assert machine.device(launched(compile=True)) == "cpu"
+
+
+@pytest.mark.parametrize("moving", [{"sharding": "fsdp"}, {"activation_checkpointing": True}])
+def test_graphs_of_tensors_that_move_are_refused(moving: dict):
+    """CUDA graphs are refused where tensors change their addresses from step to step."""
+    with pytest.raises(ValidationError, match=r"needs sharding=ddp and activation_checkpointing=false"):
+        launched(compile="reduce-overhead", **moving)
 
 
 def test_a_slow_first_call_is_no_part_of_the_time():

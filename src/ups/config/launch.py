@@ -21,6 +21,8 @@ class LaunchConfig(Section):
     - `device`: `auto` is CUDA if there is a GPU
     - `sharding`: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state
     - `bucket_megabytes`: size of the messages in which DDP reduces gradients
+    - `compile`: of the blocks; `reduce-overhead` also replays their kernels as CUDA graphs, which takes a GPU, replicas
+      and kept activations, because a graph expects its tensors at the same addresses
     - `deterministic`: refuse operations whose result depends on the order of threads of a GPU
     - `micro_batch_tokens`: tokens per process and forward pass; None: what `--pipeline tune` found, or else what is
       estimated to fit into the memory of the process
@@ -40,7 +42,7 @@ class LaunchConfig(Section):
     device: Literal["auto", "cpu", "cuda"]
     sharding: Literal["ddp", "fsdp"]
     bucket_megabytes: PositiveFloat
-    compile: bool
+    compile: bool | Literal["reduce-overhead"]
     activation_checkpointing: bool
     deterministic: bool
     micro_batch_tokens: PositiveInt | None
@@ -63,6 +65,12 @@ class LaunchConfig(Section):
     def _check_nodes(self) -> "LaunchConfig":
         if self.num_nodes > 1 and self.rendezvous is None:
             raise ValueError("several nodes need launch.rendezvous=HOST:PORT, an address of the first one")
+        return self
+
+    @model_validator(mode="after")
+    def _check_graphs(self) -> "LaunchConfig":
+        if self.compile == "reduce-overhead" and (self.sharding != "ddp" or self.activation_checkpointing):
+            raise ValueError("launch.compile=reduce-overhead needs sharding=ddp and activation_checkpointing=false")
         return self
 
 

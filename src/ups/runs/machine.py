@@ -46,12 +46,14 @@ def device(launch: LaunchConfig) -> str:
     """`cpu` or `cuda`; a GPU machine never falls back to the CPU by itself.
 
     Raises:
-        ConfigFault: CUDA is asked for and absent, or there are more processes than GPUs.
+        ConfigFault: CUDA or CUDA graphs are asked for and absent, or there are more processes than GPUs.
     """
     import torch
 
     num_gpus = torch.cuda.device_count()
     if launch.device == "cpu" or (launch.device == "auto" and num_gpus == 0):
+        if launch.compile == "reduce-overhead":
+            raise ConfigFault("launch.compile=reduce-overhead needs a GPU for CUDA graphs: set launch.compile=true")
         return "cpu"
     if num_gpus < launch.num_processes:
         raise ConfigFault(
