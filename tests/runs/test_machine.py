@@ -72,18 +72,29 @@ def test_a_wrong_micro_batch_is_one_line(tmp_path: Path, tokens: str):
         machine.with_tuned_micro_batch(launched(), "operator", "cpu", tmp_path)
 
 
-def test_graphs_without_a_gpu_are_refused():
-    """CUDA graphs on a CPU are one line that names the remedy; other ways to compile are not refused."""
-    with pytest.raises(ConfigFault, match=r"^launch\.compile=reduce-overhead .* set launch\.compile=true$"):
-        machine.device(launched(compile="reduce-overhead"))
-    assert machine.device(launched(compile=True)) == "cpu"
+@pytest.mark.parametrize(
+    ("name", "value", "instead"), [("compile", "reduce-overhead", True), ("sharding", "fsdp-offload", "fsdp")]
+)
+def test_what_takes_a_gpu_is_refused_without_one(name: str, value: str, instead: object):
+    """CUDA graphs and offloading on a CPU are one line that names the remedy, which is not refused."""
+    wanted = rf"^launch\.{name}={value} needs a GPU: set launch\.{name}={str(instead).lower()}$"
+    with pytest.raises(ConfigFault, match=wanted):
+        machine.device(launched(**{name: value}))
+    assert machine.device(launched(**{name: instead})) == "cpu"
 
 
-@pytest.mark.parametrize("moving", [{"sharding": "fsdp"}, {"activation_checkpointing": True}])
-def test_graphs_of_tensors_that_move_are_refused(moving: dict):
-    """CUDA graphs are refused where tensors change their addresses from step to step."""
-    with pytest.raises(ValidationError, match=r"needs sharding=ddp and activation_checkpointing=false"):
-        launched(compile="reduce-overhead", **moving)
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"compile": "reduce-overhead", "sharding": "fsdp"},
+        {"compile": "reduce-overhead", "activation_checkpointing": True},
+    ]
+    + [{"sharding": "fsdp-offload", "num_processes": 1}],
+)
+def test_switches_that_exclude_each_other_are_refused(switches: dict):
+    """CUDA graphs of tensors that change their addresses, and shards of a single process, are refused."""
+    with pytest.raises(ValidationError, match="needs"):
+        launched(**switches)
 
 
 def test_a_slow_first_call_is_no_part_of_the_time():

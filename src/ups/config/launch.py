@@ -19,7 +19,8 @@ class LaunchConfig(Section):
     - `rendezvous`: "HOST:PORT" at which several nodes meet, an address of the first one in a private network
     - `threads_per_process`: None: the cores of the machine divided by `num_processes`
     - `device`: `auto` is CUDA if there is a GPU
-    - `sharding`: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state
+    - `sharding`: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state, `fsdp-offload`
+      also keeps the shards in the memory of the CPU, which takes the optimizer's steps
     - `bucket_megabytes`: size of the messages in which DDP reduces gradients
     - `compile`: of the blocks; `reduce-overhead` also replays their kernels as CUDA graphs, which takes a GPU, replicas
       and kept activations, because a graph expects its tensors at the same addresses
@@ -40,7 +41,7 @@ class LaunchConfig(Section):
     rendezvous: Annotated[str, Field(pattern=r"^[^:/\s]+:\d+$")] | None
     threads_per_process: PositiveInt | None
     device: Literal["auto", "cpu", "cuda"]
-    sharding: Literal["ddp", "fsdp"]
+    sharding: Literal["ddp", "fsdp", "fsdp-offload"]
     bucket_megabytes: PositiveFloat
     compile: bool | Literal["reduce-overhead"]
     activation_checkpointing: bool
@@ -68,7 +69,9 @@ class LaunchConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_graphs(self) -> "LaunchConfig":
+    def _check_switches(self) -> "LaunchConfig":
+        if self.sharding == "fsdp-offload" and self.world_size == 1:
+            raise ValueError("launch.sharding=fsdp-offload needs several processes")
         if self.compile == "reduce-overhead" and (self.sharding != "ddp" or self.activation_checkpointing):
             raise ValueError("launch.compile=reduce-overhead needs sharding=ddp and activation_checkpointing=false")
         return self

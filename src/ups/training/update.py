@@ -141,7 +141,7 @@ class Update:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            if self.run.launch.sharding == "fsdp":
+            if self.run.launch.sharding != "ddp":
                 raise replace(share, tokens=0).too_large(
                     f"one sample of {share.key} does not fit into memory"
                 ) from None
@@ -196,7 +196,7 @@ class Update:
             with record_function("forward"), self._memory_faults(share, "forward"):
                 values = self._loss(share, micro, position)
         except OutOfMemory:
-            if self.run.launch.sharding == "fsdp":
+            if self.run.launch.sharding != "ddp":
                 raise
             return None
         kind = self.inject.at("loss", share.step)
@@ -223,7 +223,7 @@ class Update:
         if self.checked < CHECKED_STEPS:
             parallel.check_gradients_agree(self.model, self.ranks)
             self.checked += 1
-        skip = self._is_bad(parallel.clip_gradients(parameters, self.config.clip_norm), step)
+        skip = self._is_bad(parallel.clip_gradients(parameters, self.config.clip_norm).to(self.ranks.device), step)
         self.optimizer.step(learning_rate, skip)
         self.optimizer.zero_grad()
         decay = min(self.config.ema_decay, (1 + step) / (10 + step))
