@@ -1,7 +1,10 @@
 """Micro-batches that were found to fit, and times."""
 
+import sys
 import time
+from importlib import machinery
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,6 +84,42 @@ def test_what_takes_a_gpu_is_refused_without_one(name: str, value: str, instead:
     with pytest.raises(ConfigFault, match=wanted):
         machine.device(launched(**{name: value}))
     assert machine.device(launched(**{name: instead})) == "cpu"
+
+
+def test_settings_of_nccl_are_refused_without_a_gpu():
+    """A CPU does not exchange by NCCL."""
+    with pytest.raises(ConfigFault, match=r"^launch\.nccl=.* needs GPUs: leave it empty$"):
+        machine.device(launched(nccl={"NCCL_DEBUG": "INFO"}))
+
+
+class FakeGpu:
+    """NVML with one GPU, known by its UUID, whose counter advances by 3 kJ at each call."""
+
+    NVMLError_NotSupported = OSError
+    millijoules = 0
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+        return {"GPU-abc": 7}[uuid]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: int) -> int:  # noqa: N802
+        assert gpu == 7
+        self.millijoules += 3_000_000
+        return self.millijoules
+
+
+def test_energy_is_that_of_the_gpu(monkeypatch: pytest.MonkeyPatch):
+    """The counter of the process's own GPU, in kJ; a CPU has none."""
+    fake = FakeGpu()
+    fake.__spec__ = machinery.ModuleSpec("pynvml", None)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="abc"))
+    gpu = torch.device("cuda", 0)
+    assert processes.energy_kilojoules(gpu) == 3.0
+    assert processes.energy_kilojoules(gpu) == 6.0
+    assert processes.energy_kilojoules(torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,14 @@ from ups.config.data import SimulatedDataset
 from ups.config.sections import Fraction, Section, Seed, Steps
 from ups.config.training import Backbone
 
+NCCL = Literal[
+    "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_CROSS_NIC", "NCCL_CUMEM_ENABLE", "NCCL_DEBUG", "NCCL_IB_DISABLE",
+    "NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "NCCL_IB_TC", "NCCL_IB_TIMEOUT", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS",
+    "NCCL_NET_GDR_LEVEL", "NCCL_NTHREADS", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_PROTO",
+    "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME",
+]  # fmt: skip
+NcclValue = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, pattern=r"^[A-Za-z0-9_^=,.:/-]+$")]
+
 
 class LaunchConfig(Section):
     """How a stage is trained: none of these parameters changes the trained weights beyond rounding.
@@ -22,6 +30,7 @@ class LaunchConfig(Section):
     - `sharding`: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state, `fsdp-offload`
       also keeps the shards in the memory of the CPU, which takes the optimizer's steps
     - `bucket_megabytes`: size of the messages in which DDP reduces gradients
+    - `nccl`: environment variables of training processes on GPUs, as NVIDIA's manual of NCCL describes them
     - `compile`: of the blocks; `reduce-overhead` also replays their kernels as CUDA graphs, which takes a GPU, replicas
       and kept activations, because a graph expects its tensors at the same addresses
     - `deterministic`: refuse operations whose result depends on the order of threads of a GPU
@@ -43,6 +52,7 @@ class LaunchConfig(Section):
     device: Literal["auto", "cpu", "cuda"]
     sharding: Literal["ddp", "fsdp", "fsdp-offload"]
     bucket_megabytes: PositiveFloat
+    nccl: dict[NCCL, NcclValue]
     compile: bool | Literal["reduce-overhead"]
     activation_checkpointing: bool
     deterministic: bool

@@ -56,6 +56,8 @@ def device(launch: LaunchConfig) -> str:
         for name, (value, instead) in FOR_GPUS.items():
             if getattr(launch, name) == value:
                 raise ConfigFault(f"launch.{name}={value} needs a GPU: set launch.{name}={instead}")
+        if launch.nccl:
+            raise ConfigFault(f"launch.nccl={launch.nccl} needs GPUs: leave it empty")
         return "cpu"
     if num_gpus < launch.num_processes:
         raise ConfigFault(
