@@ -98,7 +98,7 @@ class SubmitConfig(Section):
     Attributes:
         name: Of the job, a DNS label, as Kubernetes wants it.
         accelerator: GPU by its name at the target, `launch.num_processes` of them; None: CPUs alone.
-        storage: Bucket (sky), volume (dstack) or PersistentVolumeClaim (k8s) that keeps the data root.
+        storage: Bucket (sky), volume (dstack) or PersistentVolumeClaim (k8s, trainjob) that keeps the data root.
         secrets: Environment variables, whose values are never written anywhere.
     """
 
