@@ -94,8 +94,7 @@ class Optimizer:
         for part in self.parts.values():
             for group in part.param_groups:
                 group["lr"] = learning_rate
-            place = part.param_groups[0]["params"][0].device  # the CPU's, of shards that are kept there
-            part.found_inf = skip.to(place)  # how torch.amp.GradScaler has fused optimizers skip a step
+            part.found_inf = skip  # how torch.amp.GradScaler has fused optimizers skip a step
             part.step()
 
     def zero_grad(self) -> None:

@@ -224,7 +224,7 @@ class Update:
             parallel.check_gradients_agree(self.model, self.ranks)
             self.checked += 1
         skip = self._is_bad(parallel.clip_gradients(parameters, self.config.clip_norm).to(self.ranks.device), step)
-        self.optimizer.step(learning_rate, skip)
+        self.optimizer.step(learning_rate, skip.to(parameters[0].device))  # the CPU's, where shards are kept there
         self.optimizer.zero_grad()
         decay = min(self.config.ema_decay, (1 + step) / (10 + step))
         with torch.no_grad():
