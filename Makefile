@@ -1,11 +1,11 @@
-# For a machine with Python 3.11+, make and git: `make run`, `make test`, `make docs`; for developers `make lint`, `make proof`, `make mutants`.
+# For a machine with Python 3.11+, make and git: `make run`, `make test`, `make docs`; for developers `make lint`, `make proof`, `make test-extras`, `make mutants`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export DO_NOT_TRACK := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: run test lint proof mutants docs requirements audit
+.PHONY: run test test-extras lint proof mutants docs requirements audit
 
 run: $(VENV)/installed
 	@echo 'Simulates small datasets of 11 PDEs, trains, evaluates and judges: 12 to 20 minutes on two CPU cores,'
@@ -17,6 +17,14 @@ test: $(VENV)/installed
 	@echo 'Runs the tests on two CPU cores, among them small runs of the whole pipeline: 6 to 15 minutes,'
 	@echo '1 GB below the temporary folder, no network.'
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# What needs further packages: Lightning, S3 simulated by moto, manifests in the schemas of Kubernetes and Kubeflow. The
+# packages of requirements.txt keep their versions. A network is needed for the packages alone.
+test-extras: $(VENV)/installed
+	sed '/--hash/d; s/ \\$$//' requirements.txt > $(VENV)/pins.txt
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/pins.txt --editable '.[lightning,s3-test,energy,manifests-test]'
+	$(BIN)/python -m pip check
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/training/test_lightning.py tests/data/test_remote.py tests/runs/test_submission.py
 
 # Faults, bit-exact resume on 1, 2 and 3 ranks, tuning and benchmark in miniature. Fewer kills per resumed job than
 # `pytest -m slow` makes, so that it ends within half an hour on two cores.

@@ -17,9 +17,10 @@ from ups.hooks import check_parameters
 
 PROJECT = Path(__file__).parents[1]
 TWO_FAMILIES = {"source": "folder", "raw_root": "files"}
-FILES = {"burgers_1d": "1D_Burgers_Sols_Nu0.01.hdf5", "darcy_2d": "2D_DarcyFlow_beta1.0_Train.hdf5"}
+ELEVEN = {find_file(name).family: name for name in load("pdebench")["download"]["files"]}
+TWO = {family: ELEVEN[family] for family in ("burgers_1d", "darcy_2d")}
 MODEL = {"hidden_channels": [16, 16, 16], "num_layers": 3, "modes": [4, 4, 4]}
-STEPS = {"steps": 4, "batch_tokens": 2048, "warmup_steps": 1, "validate_every": 4}
+STEPS = {"batch_tokens": 2048, "warmup_steps": 1}
 
 
 @pytest.mark.parametrize("data", [{}, TWO_FAMILIES], ids=["eleven", "two"])
@@ -36,24 +37,31 @@ def test_one_parameter_is_the_number_of_gpus(num_processes: int, data: dict[str,
 
 def test_the_listed_files_are_those_of_eleven_families():
     """`--env pdebench` names published files alone, of each family at least one."""
-    files = load("pdebench")["download"]["files"]
-    assert len({find_file(name).family for name in files}) == 11
+    assert len(ELEVEN) == 11
 
 
 @pytest.mark.slow
-def test_two_families_are_trained_on_two_processes(tmp_path: Path):
-    """A folder with the files of two families is trained on with the parameters for GPUs, here on two CPU processes."""
+@pytest.mark.parametrize(
+    ("files", "num_processes", "steps"),
+    [(TWO, 1, 4), (TWO, 2, 4), (ELEVEN, 2, 4), (TWO, 4, 1), (TWO, 8, 1), (ELEVEN, 4, 1), (ELEVEN, 8, 1)],
+    ids=lambda value: len(value) if isinstance(value, dict) else value,
+)
+def test_families_are_trained_with_the_parameters_for_gpus(
+    files: dict[str, str], num_processes: int, steps: int, tmp_path: Path
+):
+    """A folder with files of two or eleven families is trained on, here by CPU processes."""
     (tmp_path / "raw").mkdir()
-    for family, name in FILES.items():
+    for family, name in files.items():
         write_file(tmp_path / "raw", family, name, count=8)
     places = {"source": "folder", "raw_root": str(tmp_path / "raw"), "data_root": str(tmp_path / "data")}
-    stages = {"codec": STEPS, "operator": STEPS | {"model": MODEL}, "steady": STEPS | {"model": MODEL}}
-    launch = {"num_processes": 2, "device": "cpu", "compile": False, "threads_per_process": 1}
+    few = STEPS | {"steps": steps, "validate_every": steps}
+    stages = {"codec": few, "operator": few | {"model": MODEL}, "steady": few | {"model": MODEL}}
+    launch = {"num_processes": num_processes, "device": "cpu", "compile": False, "threads_per_process": 1}
     run = {"env": "pdebench", "to_nodes": "train_operator,train_steady", "params": places | stages | {"launch": launch}}
     (tmp_path / "run.yml").write_text(yaml.safe_dump({"run": run}))
     command = [sys.executable, "-m", "kedro", "run", "--config", str(tmp_path / "run.yml")]
-    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for stage in ("operator", "steady"):
         receipt = read_json(tmp_path / "data" / "06_models" / f"{stage}.json")
-        assert read_json(tmp_path / "data" / receipt["path"] / "run.json")["launch"]["num_processes"] == 2
+        assert read_json(tmp_path / "data" / receipt["path"] / "run.json")["launch"]["num_processes"] == num_processes

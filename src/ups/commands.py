@@ -231,7 +231,7 @@ def score(predictions: Path, truth: Path, output: Path | None, device: str | Non
 
 
 @main.command()
-@click.option("--on", "target", required=True, help="slurm, sky, dstack or k8s.")
+@click.option("--on", "target", required=True, help="slurm, sky, dstack, k8s or trainjob.")
 @click.option("--dry-run", is_flag=True, help="Show the script or task file, and submit nothing.")
 @click.option("--env", metavar="NAME", default="local", help="Environment of conf, as for `kedro run`.")
 @click.option("--pipeline", default="__default__", help="As for `kedro run`.")

@@ -1,14 +1,18 @@
 """Micro-batches that were found to fit, and times."""
 
+import sys
 import time
+from importlib import machinery
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from tests.contents import expect_one_line
 from tests.training.jobs import launched
-from ups.errors import DataFault
+from ups.errors import ConfigFault, DataFault
 from ups.runs import machine, processes
 
 
@@ -69,6 +73,67 @@ def test_a_wrong_micro_batch_is_one_line(tmp_path: Path, tokens: str):
         DataFault, match=r"tuning\.json is damaged \(operator on 1 x cpu, ddp.*; delete it and run again$"
     ):
         machine.with_tuned_micro_batch(launched(), "operator", "cpu", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"), [("compile", "reduce-overhead", True), ("sharding", "fsdp-offload", "fsdp")]
+)
+def test_what_takes_a_gpu_is_refused_without_one(name: str, value: str, instead: object):
+    """CUDA graphs and offloading on a CPU are one line that names the remedy, which is not refused."""
+    wanted = rf"^launch\.{name}={value} needs a GPU: set launch\.{name}={str(instead).lower()}$"
+    with pytest.raises(ConfigFault, match=wanted):
+        machine.device(launched(**{name: value}))
+    assert machine.device(launched(**{name: instead})) == "cpu"
+
+
+def test_settings_of_nccl_are_refused_without_a_gpu():
+    """A CPU does not exchange by NCCL."""
+    with pytest.raises(ConfigFault, match=r"^launch\.nccl=.* needs GPUs: leave it empty$"):
+        machine.device(launched(nccl={"NCCL_DEBUG": "INFO"}))
+
+
+class FakeGpu:
+    """NVML with one GPU, known by its UUID, whose counter advances by 3 kJ at each call."""
+
+    NVMLError_NotSupported = OSError
+    millijoules = 0
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+        return {"GPU-abc": 7}[uuid]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: int) -> int:  # noqa: N802
+        assert gpu == 7
+        self.millijoules += 3_000_000
+        return self.millijoules
+
+
+def test_energy_is_that_of_the_gpu(monkeypatch: pytest.MonkeyPatch):
+    """The counter of the process's own GPU, in kJ; a CPU has none."""
+    fake = FakeGpu()
+    fake.__spec__ = machinery.ModuleSpec("pynvml", None)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="abc"))
+    gpu = torch.device("cuda", 0)
+    assert processes.energy_kilojoules(gpu) == 3.0
+    assert processes.energy_kilojoules(gpu) == 6.0
+    assert processes.energy_kilojoules(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"compile": "reduce-overhead", "sharding": "fsdp"},
+        {"compile": "reduce-overhead", "activation_checkpointing": True},
+    ]
+    + [{"sharding": "fsdp-offload", "num_processes": 1}],
+)
+def test_switches_that_exclude_each_other_are_refused(switches: dict):
+    """CUDA graphs of tensors that change their addresses, and shards of a single process, are refused."""
+    with pytest.raises(ValidationError, match="needs"):
+        launched(**switches)
 
 
 def test_a_slow_first_call_is_no_part_of_the_time():

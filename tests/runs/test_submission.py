@@ -16,7 +16,7 @@ from ups.errors import ConfigFault
 from ups.runs.submission import TARGETS, Job, hourly_price
 
 PROJECT = Path(__file__).parents[2]
-CLOUDS = ("sky", "dstack", "k8s")
+CLOUDS = ("sky", "dstack", "k8s", "trainjob")
 LARGE = {"accelerator": "H100", "num_processes": 8, "cores": 64, "memory_gigabytes": 512, "disk_gigabytes": 1000}
 CLOUD = {"image": "registry.example/ups:1.0", "storage": "s3://results", "hours": 12.0}
 SECRET = {"secrets": ["MY_TOKEN"], "setup": ["module load cuda"]}
@@ -39,14 +39,27 @@ def shell_of(target: str, task: dict[str, Any]) -> str:
     """The commands that a task runs."""
     if target == "k8s":
         return task["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    if target == "trainjob":
+        return task["spec"]["trainer"]["args"][0]
     return task["run"] if target == "sky" else "\n".join(task["commands"])
+
+
+def pod_of(task: dict[str, Any]) -> dict[str, Any]:
+    """What a TrainJob changes of the pods of its runtime."""
+    (patch,) = task["spec"]["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    return node["template"]["spec"]["template"]["spec"]
 
 
 def resources(target: str, task: dict[str, Any]) -> dict[str, Any]:
     """GPUs, cores, memory and disk that a task asks for, as text."""
-    if target == "k8s":
-        pod = task["spec"]["template"]["spec"]
-        found, names = pod["containers"][0]["resources"]["limits"], ("cpu", "memory", "ephemeral-storage")
+    if target in ("k8s", "trainjob"):
+        pod = pod_of(task) if target == "trainjob" else task["spec"]["template"]["spec"]
+        names = ("cpu", "memory", "ephemeral-storage")
+        container = (
+            task["spec"]["trainer"]["resourcesPerNode"] if target == "trainjob" else pod["containers"][0]["resources"]
+        )
+        found = container["limits"]
         gpu = f"{pod['nodeSelector']['nvidia.com/gpu.product']}:{found['nvidia.com/gpu']}"
     else:
         found = task["resources"]
@@ -161,15 +174,44 @@ def test_kubernetes_reads_its_job(options: dict[str, Any]):
     assert validator.validate(manifest, validator.latest_version(), strict=True)
 
 
+@pytest.mark.parametrize("options", [{}, LARGE | SECRET | {"nodes": 2}])
+def test_kubeflow_reads_its_job(options: dict[str, Any]):
+    """Kubeflow's own classes take the manifest and give it back whole: they drop a name that they do not know."""
+    kubeflow = pytest.importorskip("kubeflow_trainer_api.models")
+    manifest = rendered("trainjob", **options, storage="results")
+    assert kubeflow.TrainerV1alpha1TrainJob.from_dict(manifest).to_dict() == manifest
+
+
+def test_the_nodes_of_a_train_job_find_each_other(tmp_path: Path):
+    """Of two nodes the first runs, the second has an agent, and no option of torchrun is left to either."""
+    task = rendered("trainjob", nodes=2, params="name=$(date) x")
+    shell = shell_of("trainjob", task).replace("/results", str(tmp_path))
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("kedro", "ups"):
+        (programs / name).write_text(f'#!/bin/bash\nprintf "%s|" {name} "$@" "$PET_NNODES"\n')
+        (programs / name).chmod(0o755)
+    known = {"PET_NNODES": "2", "PET_MASTER_ADDR": "a-0.a", "PET_MASTER_PORT": "29400"}
+    variables = known | {"PATH": f"{programs}:/usr/bin:/bin"}
+    shown = [
+        subprocess.run(["bash", "-c", shell], env=variables | {"PET_NODE_RANK": rank}, capture_output=True, check=True)
+        for rank in "01"
+    ]
+    params = f"name=$(date) x,data_root={tmp_path}/ups,launch.num_nodes=2,launch.rendezvous=a-0.a:29400"
+    assert shown[0].stdout.decode() == f"kedro|run|--env|local|--pipeline|full|--params|{params}||"
+    assert shown[1].stdout.decode() == f"ups|agent|--data-root|{tmp_path}/ups||"
+
+
 @pytest.mark.parametrize(
     ("target", "options", "message"),
     [
-        ("pbs", {}, "there is no target 'pbs'; known: slurm, sky, dstack, k8s"),
+        ("pbs", {}, "there is no target 'pbs'; known: slurm, sky, dstack, k8s, trainjob"),
         ("slrum", {}, "did you mean slurm?"),
         ("sky", {}, "submit.storage is missing, which sky needs"),
         ("k8s", {"storage": "a"}, "submit.image is missing, which k8s needs"),
-        ("sky", {"storage": "a", "nodes": 2}, "submit.nodes = 2 is for Slurm only"),
-        ("sky", {"storage": "a", "num_seeds": 2}, "submit.num_seeds = 2 is for Slurm only"),
+        ("sky", {"storage": "a", "nodes": 2}, "submit.nodes = 2 is for slurm and trainjob only"),
+        ("sky", {"storage": "a", "num_seeds": 2}, "submit.num_seeds = 2 is for slurm only"),
+        ("trainjob", CLOUD | {"num_seeds": 2}, "submit.num_seeds = 2 is for slurm only"),
         ("slurm", {"num_processes": 8}, "submit.cores = 2 is less than launch.num_processes = 8"),
     ],
 )

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from tests.training.jobs import launched
 from ups.errors import DataFault
@@ -71,6 +72,21 @@ def test_deterministic_matrix_products(deterministic: bool, tmp_path: Path):
     """A GPU library gets the fixed workspace that deterministic matrix products need, only where it is asked for."""
     variables = environment(launched(deterministic=deterministic), tmp_path, "lo")
     assert ("CUBLAS_WORKSPACE_CONFIG" in variables) == deterministic
+
+
+def test_settings_of_nccl_reach_its_processes(tmp_path: Path):
+    """A setting, which may be a number, becomes an environment variable, and one of the interface wins over ours."""
+    asked = {"NCCL_IB_DISABLE": 1, "NCCL_SOCKET_IFNAME": "^docker0"}
+    variables = environment(launched(nccl=asked), tmp_path, "lo")
+    found = {name: value for name, value in variables.items() if name.startswith("NCCL_")}
+    assert found == {"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "^docker0"}
+
+
+@pytest.mark.parametrize("asked", [{"NCCL_PROTOCOL": "LL"}, {"LD_PRELOAD": "a.so"}, {"NCCL_DEBUG": "a b"}])
+def test_settings_that_nccl_does_not_know_are_refused(asked: dict):
+    """A misspelt name, which NCCL would ignore, a variable of something else, and a value with blanks are refused."""
+    with pytest.raises(ValidationError, match="nccl"):
+        launched(nccl=asked)
 
 
 def test_a_chosen_cache_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -62,7 +62,7 @@ LOOP |= {"patience": None, "log_every": 1, "validate_every": 12}
 PATCHES = {"patch_size": [2, 2, 2], "max_tokens": [8, 16, 64], "components": 2, "tolerance": None}
 LAUNCH = {"num_processes": 2, "num_nodes": 1, "rendezvous": None, "threads_per_process": 1, "device": "cpu"}
 LAUNCH |= {"sharding": "ddp", "compile": False, "activation_checkpointing": False, "deterministic": False}
-LAUNCH |= {"micro_batch_tokens": None}
+LAUNCH |= {"micro_batch_tokens": None, "nccl": {}}
 LAUNCH |= {
     "bucket_megabytes": 25.0,
     "memory_gigabytes": None,

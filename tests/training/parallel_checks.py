@@ -343,6 +343,8 @@ def on_two_ranks(ranks: Ranks) -> dict[str, Check]:
         "one to ddp": lambda: handover_gap(one("ddp"), many("ddp")),
         "ddp to fsdp": lambda: handover_gap(many("ddp"), many("fsdp")),
         "fsdp to one": lambda: handover_gap(many("fsdp"), one("ddp")),
+        "ddp to fsdp-offload": lambda: handover_gap(many("ddp"), many("fsdp-offload")),
+        "fsdp-offload to one": lambda: handover_gap(many("fsdp-offload"), one("ddp")),
         "one to fsdp": lambda: handover_gap(one("ddp"), many("fsdp")),
     }
 

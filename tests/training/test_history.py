@@ -160,6 +160,15 @@ def test_utilization(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert timer.flops == 0.0
 
 
+def test_energy_counts_from_the_start_of_the_job(monkeypatch: pytest.MonkeyPatch):
+    """What a GPU used before does not count, and what it used before the last line does; a CPU has no such line."""
+    assert "energy_kilojoules" not in StepTimer(2.0, CPU, peak_rate=1.0).metrics()
+    counter = iter([40.0, 42.0, 45.0])
+    monkeypatch.setattr("ups.training.history.energy_kilojoules", lambda device: next(counter))
+    timer = StepTimer(2.0, CPU, peak_rate=1.0)
+    assert [timer.metrics()["energy_kilojoules"] for _ in range(2)] == [2.0, 5.0]
+
+
 @pytest.mark.parametrize(("num_skipped", "goes_on"), [(2, True), (3, False)])
 def test_as_many_steps_may_be_skipped_as_are_allowed(num_skipped: int, goes_on: bool, tmp_path: Path):
     """With at most two skipped steps two are reported, and the third ends the training."""

@@ -95,7 +95,10 @@ def test_shards_survive_a_step_that_all_give_up(outcome: StepResult, check: str)
     assert small(gaps), gaps
 
 
-@pytest.mark.parametrize("check", ["one to ddp", "ddp to fsdp", "fsdp to one", "one to fsdp"])
+@pytest.mark.parametrize(
+    "check",
+    ["one to ddp", "ddp to fsdp", "fsdp to one", "one to fsdp", "ddp to fsdp-offload", "fsdp-offload to one"],
+)
 def test_state_moves_between_shardings(outcome: StepResult, check: str):
     """Model, average and optimizer continue on another number of ranks and with the other sharding."""
     gaps = outcome(2, check)

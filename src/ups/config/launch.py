@@ -11,6 +11,14 @@ from ups.config.data import SimulatedDataset
 from ups.config.sections import Fraction, Section, Seed, Steps
 from ups.config.training import Backbone
 
+NCCL = Literal[
+    "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_CROSS_NIC", "NCCL_CUMEM_ENABLE", "NCCL_DEBUG", "NCCL_IB_DISABLE",
+    "NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "NCCL_IB_TC", "NCCL_IB_TIMEOUT", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS",
+    "NCCL_NET_GDR_LEVEL", "NCCL_NTHREADS", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_PROTO",
+    "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME",
+]  # fmt: skip
+NcclValue = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, pattern=r"^[A-Za-z0-9_^=,.:/-]+$")]
+
 
 class LaunchConfig(Section):
     """How a stage is trained: none of these parameters changes the trained weights beyond rounding.
@@ -19,8 +27,12 @@ class LaunchConfig(Section):
     - `rendezvous`: "HOST:PORT" at which several nodes meet, an address of the first one in a private network
     - `threads_per_process`: None: the cores of the machine divided by `num_processes`
     - `device`: `auto` is CUDA if there is a GPU
-    - `sharding`: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state
+    - `sharding`: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state, `fsdp-offload`
+      also keeps the shards in the memory of the CPU, which takes the optimizer's steps
     - `bucket_megabytes`: size of the messages in which DDP reduces gradients
+    - `nccl`: environment variables of training processes on GPUs, as NVIDIA's manual of NCCL describes them
+    - `compile`: of the blocks; `reduce-overhead` also replays their kernels as CUDA graphs, which takes a GPU, replicas
+      and kept activations, because a graph expects its tensors at the same addresses
     - `deterministic`: refuse operations whose result depends on the order of threads of a GPU
     - `micro_batch_tokens`: tokens per process and forward pass; None: what `--pipeline tune` found, or else what is
       estimated to fit into the memory of the process
@@ -38,9 +50,10 @@ class LaunchConfig(Section):
     rendezvous: Annotated[str, Field(pattern=r"^[^:/\s]+:\d+$")] | None
     threads_per_process: PositiveInt | None
     device: Literal["auto", "cpu", "cuda"]
-    sharding: Literal["ddp", "fsdp"]
+    sharding: Literal["ddp", "fsdp", "fsdp-offload"]
     bucket_megabytes: PositiveFloat
-    compile: bool
+    nccl: dict[NCCL, NcclValue]
+    compile: bool | Literal["reduce-overhead"]
     activation_checkpointing: bool
     deterministic: bool
     micro_batch_tokens: PositiveInt | None
@@ -65,6 +78,14 @@ class LaunchConfig(Section):
             raise ValueError("several nodes need launch.rendezvous=HOST:PORT, an address of the first one")
         return self
 
+    @model_validator(mode="after")
+    def _check_switches(self) -> "LaunchConfig":
+        if self.sharding == "fsdp-offload" and self.world_size == 1:
+            raise ValueError("launch.sharding=fsdp-offload needs several processes")
+        if self.compile == "reduce-overhead" and (self.sharding != "ddp" or self.activation_checkpointing):
+            raise ValueError("launch.compile=reduce-overhead needs sharding=ddp and activation_checkpointing=false")
+        return self
+
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -77,7 +98,7 @@ class SubmitConfig(Section):
     Attributes:
         name: Of the job, a DNS label, as Kubernetes wants it.
         accelerator: GPU by its name at the target, `launch.num_processes` of them; None: CPUs alone.
-        storage: Bucket (sky), volume (dstack) or PersistentVolumeClaim (k8s) that keeps the data root.
+        storage: Bucket (sky), volume (dstack) or PersistentVolumeClaim (k8s, trainjob) that keeps the data root.
         secrets: Environment variables, whose values are never written anywhere.
     """
 

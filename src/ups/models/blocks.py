@@ -140,6 +140,10 @@ class AttentionMixing(nn.Module):
     distance of two tokens. With `qk_norm` they are first divided by their RMS and multiplied by a trained gain (Henry
     et al. 2020, arXiv:2010.04245). A window has `window_of` tokens along each axis; with `shifted` the windows are
     displaced by half a window (Liu et al. 2021, arXiv:2103.14030).
+
+    FlexAttention of torch 2.13 with a mask of windows gives the same within 3e-7, is slower on a CPU (forward pass of 8
+    x 32 x 32 tokens of 128 channels, windows of 8 x 8, compiled, one core: 30 ms against 19 ms), and has no backward
+    pass there.
     """
 
     def __init__(

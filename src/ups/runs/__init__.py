@@ -8,7 +8,7 @@ processes: ends a worker when its parent process ends; the memory that a process
 run: files of a run folder, read and written by launcher and workers
 status: why a job has ended; `status.json`
 machine: device, micro-batch that fits, times in turns, description of the machine
-submission: a run as a job of Slurm, SkyPilot, dstack or Kubernetes, whose templates are `*.jinja`
+submission: a run as a job of Slurm, SkyPilot, dstack, Kubernetes or Kubeflow, whose templates are `*.jinja`
 tracking: MLflow runs
 registry: MLflow's registry of models
 served_model: the model as MLflow serves it, a file that is copied beside the bundle

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 TUNING = "tuning.json"
 GIBIBYTE = 2**30
+FOR_GPUS = {"compile": ("reduce-overhead", "true"), "sharding": ("fsdp-offload", "fsdp")}
 Tuning = dict[str, PositiveInt | None]
 """Contents of `tuning.json`: key of a place -> tokens of a micro-batch, None for the whole batch."""
 
@@ -46,12 +47,17 @@ def device(launch: LaunchConfig) -> str:
     """`cpu` or `cuda`; a GPU machine never falls back to the CPU by itself.
 
     Raises:
-        ConfigFault: CUDA is asked for and absent, or there are more processes than GPUs.
+        ConfigFault: CUDA, or what takes it, is asked for and absent, or there are more processes than GPUs.
     """
     import torch
 
     num_gpus = torch.cuda.device_count()
     if launch.device == "cpu" or (launch.device == "auto" and num_gpus == 0):
+        for name, (value, instead) in FOR_GPUS.items():
+            if getattr(launch, name) == value:
+                raise ConfigFault(f"launch.{name}={value} needs a GPU: set launch.{name}={instead}")
+        if launch.nccl:
+            raise ConfigFault(f"launch.nccl={launch.nccl} needs GPUs: leave it empty")
         return "cpu"
     if num_gpus < launch.num_processes:
         raise ConfigFault(

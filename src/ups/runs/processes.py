@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,3 +101,21 @@ def peak_memory_gigabytes(device: "torch.device") -> float:
         return torch.cuda.max_memory_allocated(device) / GIGABYTE
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIGABYTE
+
+
+def energy_kilojoules(device: "torch.device") -> float | None:
+    """Energy that this process's GPU has used since its driver was loaded.
+
+    None on a CPU, without the package nvidia-ml-py, and for a GPU that does not count it.
+    """
+    if device.type != "cuda" or find_spec("pynvml") is None:
+        return None
+    import pynvml
+    import torch
+
+    pynvml.nvmlInit()
+    gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    try:
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e6
+    except pynvml.NVMLError_NotSupported:
+        return None

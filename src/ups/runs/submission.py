@@ -24,18 +24,23 @@ CATALOGS = Path.home() / ".sky" / "catalogs"
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of cluster or cloud: the template of a job, the command that submits its file, the options it needs."""
+    """A kind of cluster or cloud: the template of a job, the command that submits its file, the options it needs.
+
+    `several`: which of `nodes` and `num_seeds` may be more than one per job.
+    """
 
     template: str
     command: tuple[str, ...]
     needs: tuple[str, ...] = ()
+    several: tuple[str, ...] = ()
 
 
 TARGETS = {
-    "slurm": Target("slurm.sh.jinja", ("sbatch",)),
+    "slurm": Target("slurm.sh.jinja", ("sbatch",), several=("nodes", "num_seeds")),
     "sky": Target("sky.yml.jinja", ("sky", "jobs", "launch"), ("storage",)),
     "dstack": Target("dstack.yml.jinja", ("dstack", "apply", "-f"), ("image", "storage")),
     "k8s": Target("k8s.yml.jinja", ("kubectl", "create", "-f"), ("image", "storage")),
+    "trainjob": Target("trainjob.yml.jinja", ("kubectl", "create", "-f"), ("image", "storage"), ("nodes",)),
 }
 
 
@@ -104,8 +109,9 @@ class Job:
 
     def _check_cloud(self, name: str) -> None:
         for option in ("nodes", "num_seeds"):
-            if (value := getattr(self.submit, option)) > 1:
-                raise ConfigFault(f"submit.{option} = {value} is for Slurm only: with {name} set submit.{option}=1")
+            if (value := getattr(self.submit, option)) > 1 and option not in TARGETS[name].several:
+                able = " and ".join(other for other, target in TARGETS.items() if option in target.several)
+                raise ConfigFault(f"submit.{option} = {value} is for {able} only: with {name} set submit.{option}=1")
         for path in sorted((self.project / "conf" / "local").glob("*.yml")) if "local" in self.words else ():
             if set(yaml.safe_load(path.read_text(encoding="utf-8")) or {}) - {"submit"}:
                 remedy = "move its values to an environment of its own, conf/NAME, for --env NAME"

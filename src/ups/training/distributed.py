@@ -37,14 +37,14 @@ class Ranks:
 
     @classmethod
     def join(cls, device: str, timeout_seconds: int) -> "Ranks":
-        """Join the process group that torchrun describes in the environment: NCCL on GPUs, gloo on CPUs."""
+        """Join the process group that torchrun describes in the environment: NCCL for tensors on GPUs, else gloo."""
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device("cpu")
         if device == "cuda":
             torch.cuda.set_device(place)
         if world_size == 1:
             return cls(rank, world_size, place)
-        timeout, backend = timedelta(seconds=timeout_seconds), "nccl" if device == "cuda" else "gloo"
+        timeout, backend = timedelta(seconds=timeout_seconds), "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         store = _store(rank, world_size, timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         control = dist.new_group(backend="gloo", timeout=timeout) if device == "cuda" else dist.group.WORLD

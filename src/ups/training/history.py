@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ups.config.training import TrainingSection
 from ups.errors import Diverged
-from ups.runs.processes import peak_memory_gigabytes
+from ups.runs.processes import energy_kilojoules, peak_memory_gigabytes
 from ups.training.batches import Share
 from ups.training.distributed import Ranks
 from ups.training.parallel import full_state
@@ -116,6 +116,7 @@ class StepTimer:
         self.checkpoint_seconds, self.saved_at = 60 * checkpoint_minutes, time.monotonic()
         self.device, self.peak_rate = device, peak_rate
         self.flops_per_sample: dict[str, float] = {}
+        self.energy_started = energy_kilojoules(device)
         self.restart()
 
     def restart(self) -> None:
@@ -140,7 +141,7 @@ class StepTimer:
         """What rank 0 did since the last `restart`, then restarts.
 
         Steps per second, share of time spent waiting for data, busy cores, floating-point operations per second and
-        their share of what a matrix product reaches on this device, peak memory.
+        their share of what a matrix product reaches on this device, peak memory, energy of its GPU since the start.
         """
         seconds = time.monotonic() - self.started
         measured = {"steps_per_second": self.num_steps / seconds, "data_wait_fraction": self.waited / seconds}
@@ -148,6 +149,8 @@ class StepTimer:
         measured["flops_per_second"] = self.flops / seconds
         measured["flops_utilization"] = self.flops / seconds / self.peak_rate
         measured["peak_memory_gigabytes"] = peak_memory_gigabytes(self.device)
+        if self.energy_started is not None:
+            measured["energy_kilojoules"] = energy_kilojoules(self.device) - self.energy_started
         self.restart()
         return measured
 

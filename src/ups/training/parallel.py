@@ -3,6 +3,10 @@
 Gradients of replicas are averaged by hand after the backward pass, not by torch's DistributedDataParallel: parameters
 of families that a batch does not use have no gradient, and all ranks can skip a step together if one of them runs out
 of memory before the exchange.
+
+States are gathered by hand as well, not by torch.distributed.checkpoint: `get_model_state_dict` on the CPU returns the
+weights themselves, which change while a checkpoint is written, and `set_optimizer_state_dict` refuses a parameter
+without moments, or (`strict=False`) gives it a step count of 1: the step of its first gradient would be another.
 """
 
 import math
@@ -14,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.profiler import record_function
 
@@ -22,23 +26,26 @@ from ups.errors import Unsynchronised
 from ups.models.blocks import Blocks
 from ups.training.distributed import Ranks
 
-Sharding = Literal["ddp", "fsdp"]
+Sharding = Literal["ddp", "fsdp", "fsdp-offload"]
 
 
 def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding) -> None:
-    """Replicate rank 0's model on every rank (`ddp`), or shard it over the ranks (`fsdp`), in place.
+    """Replicate rank 0's model on every rank (`ddp`), or shard it over the ranks, in place.
+
+    Shards of `fsdp-offload` are on the CPU, and their optimizer takes its steps there.
 
     Forward passes need no change; backward passes belong within `gradient_sync`.
     """
-    if ranks.world_size > 1 and sharding == "fsdp":
-        _shard(model, ranks)
+    if ranks.world_size > 1 and sharding != "ddp":
+        pinned = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
+        _shard(model, ranks, pinned if sharding == "fsdp-offload" else OffloadPolicy())
     elif ranks.world_size > 1:
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor, src=0)
 
 
-def _shard(model: nn.Module, ranks: Ranks) -> None:
+def _shard(model: nn.Module, ranks: Ranks, offload: OffloadPolicy) -> None:
     """Shard every block as a unit of its own, and all other parameters with the root (FSDP2)."""
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
 
@@ -50,7 +57,7 @@ def _shard(model: nn.Module, ranks: Ranks) -> None:
     blocks = [block for blocks in model.modules() if isinstance(blocks, Blocks) for block in blocks]
     for module in (*blocks, model):
         # Reshard the root too: otherwise it stays unsharded after a forward pass without a backward pass.
-        fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=placement)
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=placement, offload_policy=offload)
 
 
 @contextmanager
@@ -122,7 +129,7 @@ def gathered(shard: Tensor, like: Tensor) -> Tensor:
 
 def shard_of(whole: Tensor, like: Tensor) -> Tensor:
     """This rank's shard of a tensor that is sharded like `like`."""
-    return _sharded_like(whole, like).to_local() if isinstance(like, DTensor) else whole
+    return _sharded_like(whole, like).to_local().to(like.device) if isinstance(like, DTensor) else whole
 
 
 @torch.no_grad()

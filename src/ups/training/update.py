@@ -39,8 +39,8 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)
 
 
-def compile_blocks(model: nn.Module) -> None:
-    """Compile every block of `model` in place.
+def compile_blocks(model: nn.Module, mode: str | None = None) -> None:
+    """Compile every block of `model` in place; `mode` is one of `torch.compile`.
 
     All blocks share one graph per batch shape and set of boundaries, whatever the family, so that few graphs are
     compiled, each at the first batch of its shape. Names in `state_dict` and copies of the model are unaffected.
@@ -48,7 +48,7 @@ def compile_blocks(model: nn.Module) -> None:
     torch._dynamo.config.recompile_limit = MAX_COMPILED_SHAPES
     for blocks in (module for module in model.modules() if isinstance(module, Blocks)):
         for block in blocks:
-            block.compile(fullgraph=True, dynamic=False)
+            block.compile(fullgraph=True, dynamic=False, mode=mode)
 
 
 def why_not_compiled(device: torch.device) -> str | None:
@@ -94,7 +94,9 @@ class Update:
         self.dropping = [blocks for blocks in stacks if blocks.drop_path > 0]
         for blocks in stacks:
             blocks.recompute = run.launch.activation_checkpointing
-        self.eager_because = _compile(self.model, ranks) if run.launch.compile else "launch.compile is off"
+        self.eager_because = (
+            _compile(self.model, ranks, run.launch.compile) if run.launch.compile else "launch.compile is off"
+        )
         for model in (self.model, self.average):
             parallel.parallelize(model, ranks, run.launch.sharding)
         self.optimizer = make_optimizer(self.model, config)
@@ -104,6 +106,8 @@ class Update:
 
     def __call__(self, share: Share, learning_rate: float, *, stop: bool, save: bool) -> StepResult:
         """Take the step of `share`; `stop` and `save` are requests of this rank; one rank's request holds for all."""
+        if self.run.launch.compile == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()  # graphs may overwrite the results of the last step
         loss = torch.zeros((), device=self.ranks.device)
         last = len(share.micro_batches) - 1
         for position, micro in enumerate(share.micro_batches):
@@ -137,7 +141,7 @@ class Update:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            if self.run.launch.sharding == "fsdp":
+            if self.run.launch.sharding != "ddp":
                 raise replace(share, tokens=0).too_large(
                     f"one sample of {share.key} does not fit into memory"
                 ) from None
@@ -192,7 +196,7 @@ class Update:
             with record_function("forward"), self._memory_faults(share, "forward"):
                 values = self._loss(share, micro, position)
         except OutOfMemory:
-            if self.run.launch.sharding == "fsdp":
+            if self.run.launch.sharding != "ddp":
                 raise
             return None
         kind = self.inject.at("loss", share.step)
@@ -219,8 +223,8 @@ class Update:
         if self.checked < CHECKED_STEPS:
             parallel.check_gradients_agree(self.model, self.ranks)
             self.checked += 1
-        skip = self._is_bad(parallel.clip_gradients(parameters, self.config.clip_norm), step)
-        self.optimizer.step(learning_rate, skip)
+        skip = self._is_bad(parallel.clip_gradients(parameters, self.config.clip_norm).to(self.ranks.device), step)
+        self.optimizer.step(learning_rate, skip.to(parameters[0].device))  # the CPU's, where shards are kept there
         self.optimizer.zero_grad()
         decay = min(self.config.ema_decay, (1 + step) / (10 + step))
         with torch.no_grad():
@@ -239,11 +243,11 @@ class Update:
         return (~good).float()
 
 
-def _compile(model: nn.Module, ranks: Ranks) -> str | None:
+def _compile(model: nn.Module, ranks: Ranks, how: Literal[True, "reduce-overhead"]) -> str | None:
     """Compile the model's blocks on all ranks or on none; returns and logs the reason if they are not compiled."""
     reason = next(filter(None, ranks.all_gather(why_not_compiled(ranks.device))), None)
     if reason is None:
-        compile_blocks(model)
+        compile_blocks(model, None if how is True else how)
     else:
         log.warning("torch.compile does not work here, training runs without it: %s", reason)
     return reason
