@@ -43,7 +43,10 @@ class DampedPersistence(nn.Module):
         with torch.autocast(z.device.type, enabled=False):
             z_hat, change_hat = self.spectrum(z, domain), self.spectrum(change, domain)
             grid = z_hat.shape[2:]
-            lost = self.gains[row, :, :num_fields, mode_places(grid, domain.periodic, z.device)].unsqueeze(2) - 1
+            place, gains = mode_places(grid, domain.periodic, z.device), self.gains[row, :, :num_fields]
+            below = place.long().clamp(max=NUM_GAINS - 2)
+            # Linear in between: a step at some wavenumber would ring through the whole domain.
+            lost = gains[..., below].lerp(gains[..., below + 1], place - below).unsqueeze(2) - 1
             modes = [modes.mT for modes in _modes(grid, domain, z.device)]
             u = along_axes(lost[0] * z_hat + lost[1] * change_hat, modes)
             return change + _to_tokens(u, domain) @ self.bases[row, :channels, :channels].mT
@@ -101,10 +104,10 @@ def axis_modes(num_points: int, periodic: bool, device: torch.device) -> tuple[T
 
 @constant
 def mode_places(grid: Sequence[int], periodic: Sequence[bool], device: torch.device) -> Tensor:
-    """The place among `NUM_GAINS` gains of each Fourier mode of a grid, (*grid)."""
+    """The place among `NUM_GAINS` gains of each Fourier mode of a grid, between two of them, (*grid)."""
     axes = [axis_modes(n, wraps, device)[1] for n, wraps in zip(grid, periodic, strict=True)]
     k = torch.meshgrid(*axes, indexing="ij")
-    return (PER_OCTAVE * (1 + torch.stack(k).square().sum(0).sqrt()).log2()).round().long().clamp(max=NUM_GAINS - 1)
+    return (PER_OCTAVE * (1 + torch.stack(k).square().sum(0).sqrt()).log2()).clamp(max=NUM_GAINS - 1)
 
 
 def _patch(components: int, num_axes: int) -> int:

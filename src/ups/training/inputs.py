@@ -144,14 +144,15 @@ def fit_persistence(operator: Operator, codec: Codec, domain: Domain, steps: Ite
 
     Per field and wavenumber, with sums over the samples and modes, and states in units of the expected change:
     P = <z z_next> / <z^2> has the least error, and G = R / (R + `NOISE`^2) is the Wiener filter of a signal
-    R = <(z_next - P z)^2> with white noise. P = 1 for the mean. Nothing is fitted where the codec drops components.
+    R = <(z_next - P z)^2> with white noise. P = 1 for the mean, and for no wave less than for a shorter one, which
+    leaves it smooth. Nothing is fitted where the codec drops components.
     """
     name, filters = group_name(domain.family, "fields"), operator.persistence
     group, row = codec.groups[name], row_of(filters.rows, domain.family)
     if group.components < group.patch_points:
         return
     filters.bases[row, : group.num_channels, : group.num_channels] = torch.block_diag(*codec.bases(name))
-    places = mode_places(group.grid, domain.periodic, filters.gains.device).flatten()
+    places = mode_places(group.grid, domain.periodic, filters.gains.device).round().long().flatten()
     sums = torch.zeros(4, len(group.mean), NUM_GAINS, dtype=torch.float64)
     for z, z_next in steps:
         unit = operator.statistics.expected_change(z, domain)
@@ -161,6 +162,7 @@ def fit_persistence(operator: Operator, codec: Codec, domain: Domain, steps: Ite
     count, past, both, new = sums
     kept = (both / past.clamp(min=TINY)).clamp(0, 1)
     kept[:, 0] = 1
+    kept = kept.flip(-1).cummax(-1).values.flip(-1)
     rest = (new - 2 * kept * both + kept.square() * past) / count.clamp(min=1)
     known, every = count[0].nonzero().flatten().numpy(), np.arange(NUM_GAINS)
     for gains, values in zip(filters.gains[row], (kept, rest / (rest + NOISE**2)), strict=True):
