@@ -105,3 +105,14 @@ def test_bfloat16_leaves_the_filter_alone():
     expected = model.persistence(z, z.flip(0), DOMAIN)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(model.persistence(z, z.flip(0), DOMAIN), expected)
+
+
+def test_a_wave_is_kept_no_less_than_shorter_ones():
+    """States that oscillate fast in long waves alone fit gains of P that do not rise with the wavenumber."""
+    model, encode, u = operator(), codec().encode, fields(64)
+    long_waves = heat(u, 0.2)
+    fit_persistence(model, codec(), DOMAIN, [(encode(u, NAME), encode(heat(u, 0.01) - 2 * long_waves, NAME))])
+    kept = model.persistence.gains[0, 0]
+    assert kept[:, 0].tolist() == [1.0] * 3
+    assert (kept.diff() <= 0).all()
+    assert kept[:, 12].min() > 0.1
