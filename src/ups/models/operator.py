@@ -46,7 +46,7 @@ class DampedPersistence(nn.Module):
             place, gains = mode_places(grid, domain.periodic, z.device), self.gains[row, :, :num_fields]
             below = place.long().clamp(max=NUM_GAINS - 2)
             # Linear in between: a step at some wavenumber would ring through the whole domain.
-            lost = gains[..., below].lerp(gains[..., below + 1], place - below).unsqueeze(2) - 1
+            lost = gains[..., below].lerp(gains[..., below + 1], (place - below).to(gains.dtype)).unsqueeze(2) - 1
             modes = [modes.mT for modes in _modes(grid, domain, z.device)]
             u = along_axes(lost[0] * z_hat + lost[1] * change_hat, modes)
             return change + _to_tokens(u, domain) @ self.bases[row, :channels, :channels].mT
@@ -84,7 +84,7 @@ def _to_tokens(u: Tensor, domain: Domain) -> Tensor:
 def along_axes(u: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     """Multiply fields u (C, B, *grid) along each axis by its matrix (n, n)."""
     for matrix in reversed(matrices):  # each product has its axis last, and moves it to the front
-        u = (u @ matrix.mT).movedim(-1, 2)
+        u = (u @ matrix.mT.to(u.dtype)).movedim(-1, 2)
     return u
 
 
