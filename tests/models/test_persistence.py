@@ -63,7 +63,7 @@ def test_persistence_without_noise_changes_nothing():
     model, z = operator(), codec().encode(fields(4), NAME)
     change = z.flip(0)
     torch.testing.assert_close(model.persistence(z, change, torch.tensor(0.0), DOMAIN), change, atol=1e-5, rtol=0)
-    model.persistence.bases.zero_(), model.persistence.persistent.zero_()
+    model.persistence.bases.zero_(), model.persistence.gains.zero_()
     assert torch.equal(model.persistence(z, change, torch.tensor(9.0), DOMAIN), change)
 
 
@@ -73,8 +73,8 @@ def test_what_is_kept_and_let_through_by_hand():
     u = torch.stack([wave, wave, 0 * wave])[None]
     model, large = operator(), codec().on_grid(FAMILY, (16, 12))
     filters, noise = model.persistence, torch.tensor(0.1)
-    filters.rest.fill_(1e9)
-    filters.persistent[0, 1, 16], filters.rest[0, 1, 16] = 0.3, 0.01  # 8 log2(1 + 3) = 16
+    filters.gains[0, 1] = 1e9
+    filters.gains[0, 0, 1, 16], filters.gains[0, 1, 1, 16] = 0.3, 0.01  # 8 log2(1 + 3) = 16
     found = filters(large.encode(u, NAME), large.encode(2 * u, NAME), noise, Domain(FAMILY, (8, 6), (True, False)))
     expected = torch.stack([2 * wave, (0.3 - 1 + 0.5 * 2) * wave, 0 * wave])
     torch.testing.assert_close(large.decode(found, NAME)[0], expected, atol=1e-5, rtol=0)
@@ -95,7 +95,7 @@ def test_white_noise_of_the_network_is_filtered():
     """A filter for noise of 0.1 passes changes at small wavenumbers, and next to none where persistence is exact."""
     model, encode, u = operator(), codec().encode, fields(64)
     fit_persistence(model, codec(), DOMAIN, [(encode(u, NAME), encode(u - 2 * heat(u, 0.05), NAME))])
-    passed = model.persistence.rest[0] / (model.persistence.rest[0] + 0.1**2)
+    passed = model.persistence.gains[0, 1] / (model.persistence.gains[0, 1] + 0.1**2)
     assert passed[:, 8].min() > 0.9
     assert passed[:, -1].max() < 0.1
 
@@ -103,7 +103,18 @@ def test_white_noise_of_the_network_is_filtered():
 def test_bfloat16_leaves_the_filter_alone():
     """Under autocast the filtered change is the same bit for bit."""
     model, z, noise = operator(), codec().encode(fields(4), NAME), torch.tensor(0.5)
-    model.persistence.persistent.uniform_(generator=torch.Generator().manual_seed(1))
+    model.persistence.gains.uniform_(generator=torch.Generator().manual_seed(1))
     expected = model.persistence(z, z.flip(0), noise, DOMAIN)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(model.persistence(z, z.flip(0), noise, DOMAIN), expected)
+
+
+def test_a_wave_is_kept_no_less_than_shorter_ones():
+    """States that oscillate fast in long waves alone fit gains of P that do not rise with the wavenumber."""
+    model, encode, u = operator(), codec().encode, fields(64)
+    long_waves = heat(u, 0.2)
+    fit_persistence(model, codec(), DOMAIN, [(encode(u, NAME), encode(heat(u, 0.01) - 2 * long_waves, NAME))])
+    kept = model.persistence.gains[0, 0]
+    assert kept[:, 0].tolist() == [1.0] * 3
+    assert (kept.diff() <= 0).all()
+    assert kept[:, 12].min() > 0.1

@@ -58,7 +58,7 @@ def tiny_surrogate(name: str) -> Surrogate:
         getattr(model.statistics, limit).fill_(1e3)
     if not family.steady:
         model.persistence.bases[1].copy_(torch.block_diag(*codec.bases(group_name(name, "fields"))[..., :COMPONENTS]))
-        model.persistence.persistent.uniform_(generator=generator)
+        model.persistence.gains.uniform_(generator=generator)
         model.statistics.validation_error.fill_(0.5)
     steady, operator = (model, None) if family.steady else (None, model)
     return Surrogate(codec, operator, None, None, steady, {})

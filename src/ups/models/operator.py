@@ -24,8 +24,7 @@ class DampedPersistence(nn.Module):
 
     - `bases` (families, D, D): latents of a token to the values of its patch, field by field; 0 where nothing is
       filtered, for example because the codec drops components
-    - `persistent`, `rest` (families, C, NUM_GAINS): P and R by field and length k of the wave vector, in waves per
-      domain
+    - `gains` (families, 2, C, NUM_GAINS): P and R by field and length k of the wave vector, in waves per domain
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -33,8 +32,7 @@ class DampedPersistence(nn.Module):
         self.rows, self.num_fields = sizes.rows, tuple(sizes.num_fields)
         families, channels = len(sizes.families), max(sizes.latent_channels)
         self.register_buffer("bases", torch.zeros(families, channels, channels))
-        for name in ("persistent", "rest"):
-            self.register_buffer(name, torch.ones(families, max(sizes.num_fields), NUM_GAINS))
+        self.register_buffer("gains", torch.ones(families, 2, max(sizes.num_fields), NUM_GAINS))
 
     def forward(self, z: Tensor, change: Tensor, noise: Tensor, domain: Domain) -> Tensor:
         """The filtered change (B, N, D) of states z (B, N, D), from a change (B, N, D) with noise of RMS `noise` ()."""
@@ -45,10 +43,16 @@ class DampedPersistence(nn.Module):
         # bfloat16 has errors far above the energies at large wavenumbers.
         with torch.autocast(z.device.type, enabled=False):
             z_hat, change_hat = self.spectrum(z, domain), self.spectrum(change, domain)
-            places = mode_places(z_hat.shape[2:], domain.periodic, z.device)
-            persistent, rest = (each[row, :num_fields, places].unsqueeze(1) for each in (self.persistent, self.rest))
+            grid = z_hat.shape[2:]
+            place = mode_places(grid, domain.periodic, z.device)
+            below = place.long().clamp(max=NUM_GAINS - 2)
+            # Linear in between: a step at some wavenumber would ring through the whole domain.
+            gains = self.gains[row, :, :num_fields]
+            persistent, rest = (
+                gains[..., below].lerp(gains[..., below + 1], (place - below).to(gains.dtype)).unsqueeze(2)
+            )
             stopped = noise.square() / (rest + noise.square()).clamp(min=TINY)
-            modes = [modes.mT for modes in _modes(z_hat.shape[2:], domain, z.device)]
+            modes = [modes.mT for modes in _modes(grid, domain, z.device)]
             u = along_axes((persistent - 1) * z_hat - stopped * change_hat, modes)
             return change + _to_tokens(u, domain) @ self.bases[row, :channels, :channels].mT
 
@@ -85,7 +89,7 @@ def _to_tokens(u: Tensor, domain: Domain) -> Tensor:
 def along_axes(u: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     """Multiply fields u (C, B, *grid) along each axis by its matrix (n, n)."""
     for matrix in reversed(matrices):  # each product has its axis last, and moves it to the front
-        u = (u @ matrix.mT).movedim(-1, 2)
+        u = (u @ matrix.mT.to(u.dtype)).movedim(-1, 2)
     return u
 
 
@@ -105,10 +109,10 @@ def axis_modes(num_points: int, periodic: bool, device: torch.device) -> tuple[T
 
 @constant
 def mode_places(grid: Sequence[int], periodic: Sequence[bool], device: torch.device) -> Tensor:
-    """The place among `NUM_GAINS` gains of each Fourier mode of a grid, (*grid)."""
+    """The place among `NUM_GAINS` gains of each Fourier mode of a grid, between two of them, (*grid)."""
     axes = [axis_modes(n, wraps, device)[1] for n, wraps in zip(grid, periodic, strict=True)]
     k = torch.meshgrid(*axes, indexing="ij")
-    return (PER_OCTAVE * (1 + torch.stack(k).square().sum(0).sqrt()).log2()).round().long().clamp(max=NUM_GAINS - 1)
+    return (PER_OCTAVE * (1 + torch.stack(k).square().sum(0).sqrt()).log2()).clamp(max=NUM_GAINS - 1)
 
 
 def _patch(components: int, num_axes: int) -> int:

@@ -142,15 +142,15 @@ def fit_persistence(operator: Operator, codec: Codec, domain: Domain, steps: Ite
     """Fit `DampedPersistence` for a family to time steps z -> z_next, each (B, N, D).
 
     Per field and wavenumber, with means over the samples and modes, and states in units of the expected change:
-    P = <z z_next> / <z^2>, between 0 and 1, has the least error, and R = <(z_next - P z)^2>. P = 1 for the mean.
-    Nothing is fitted where the codec drops components.
+    P = <z z_next> / <z^2>, between 0 and 1, has the least error, and R = <(z_next - P z)^2>. P = 1 for the mean, and
+    for no wave less than for a shorter one: it is smooth. Nothing is fitted where the codec drops components.
     """
     name, filters = group_name(domain.family, "fields"), operator.persistence
     group, row = codec.groups[name], row_of(filters.rows, domain.family)
     if group.components < group.patch_points:
         return
     filters.bases[row, : group.num_channels, : group.num_channels] = torch.block_diag(*codec.bases(name))
-    places = mode_places(group.grid, domain.periodic, filters.rest.device).flatten()
+    places = mode_places(group.grid, domain.periodic, filters.gains.device).round().long().flatten()
     sums = torch.zeros(4, len(group.mean), NUM_GAINS, dtype=torch.float64)
     for z, z_next in steps:
         unit = operator.statistics.expected_change(z, domain)
@@ -160,9 +160,10 @@ def fit_persistence(operator: Operator, codec: Codec, domain: Domain, steps: Ite
     count, past, both, new = sums
     kept = (both / past.clamp(min=TINY)).clamp(0, 1)
     kept[:, 0] = 1
+    kept = kept.flip(-1).cummax(-1).values.flip(-1)
     rest = (new - 2 * kept * both + kept.square() * past) / count.clamp(min=1)
     known, every = count[0].nonzero().flatten().numpy(), np.arange(NUM_GAINS)
-    for gains, values in ((filters.persistent[row], kept), (filters.rest[row], rest)):
+    for gains, values in zip(filters.gains[row], (kept, rest), strict=True):
         for field, of_field in enumerate(values.numpy()):
             gains[field] = torch.from_numpy(np.interp(every, known, of_field[known]))
 
