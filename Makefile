@@ -22,7 +22,7 @@ test: $(VENV)/installed
 # packages of requirements.txt keep their versions. A network is needed for the packages alone.
 test-extras: $(VENV)/installed
 	sed '/--hash/d; s/ \\$$//' requirements.txt > $(VENV)/pins.txt
-	$(BIN)/python -m pip install --quiet --constraint $(VENV)/pins.txt --editable '.[lightning,s3-test,energy,manifests-test]'
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/pins.txt --editable '.[lightning,s3-test,manifests-test]'
 	$(BIN)/python -m pip check
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/training/test_lightning.py tests/data/test_remote.py tests/runs/test_submission.py
 

@@ -43,7 +43,7 @@ def test_the_listed_files_are_those_of_eleven_families():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "num_processes", "steps"),
-    [(TWO, 1, 4), (TWO, 2, 4), (ELEVEN, 2, 4), (TWO, 4, 1), (TWO, 8, 1), (ELEVEN, 4, 1), (ELEVEN, 8, 1)],
+    [(TWO, 1, 4), (TWO, 2, 4), (ELEVEN, 2, 4), (TWO, 4, 1), (TWO, 8, 1)],
     ids=lambda value: len(value) if isinstance(value, dict) else value,
 )
 def test_families_are_trained_with_the_parameters_for_gpus(

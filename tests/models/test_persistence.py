@@ -32,6 +32,7 @@ def operator() -> Operator:
     model = Operator(Sizes((FAMILY,), (2,), (3,), (12,), (0,), NUM_CONDITIONS), small(modes=(3, 3, 3)))
     model.statistics.max_mean.fill_(1e3), model.statistics.max_fluctuation.fill_(1e3)
     model.persistence.bases[0] = torch.block_diag(*codec().bases(NAME))
+    model.persistence.find_fitted()
     return model.requires_grad_(False)
 
 
@@ -63,7 +64,7 @@ def test_persistence_without_noise_changes_nothing():
     model, z = operator(), codec().encode(fields(4), NAME)
     change = z.flip(0)
     torch.testing.assert_close(model.persistence(z, change, torch.tensor(0.0), DOMAIN), change, atol=1e-5, rtol=0)
-    model.persistence.bases.zero_(), model.persistence.gains.zero_()
+    model.persistence.bases.zero_(), model.persistence.gains.zero_(), model.persistence.find_fitted()
     assert torch.equal(model.persistence(z, change, torch.tensor(9.0), DOMAIN), change)
 
 
@@ -74,7 +75,7 @@ def test_what_is_kept_and_let_through_by_hand():
     model, large = operator(), codec().on_grid(FAMILY, (16, 12))
     filters, noise = model.persistence, torch.tensor(0.1)
     filters.gains[0, 1] = 1e9
-    filters.gains[0, 0, 1, 16], filters.gains[0, 1, 1, 16] = 0.3, 0.01  # 8 log2(1 + 3) = 16
+    filters.gains[0, 0, 1, 16], filters.gains[0, 1, 1, 16] = 0.3, 0.1**2 / (16 * 12)  # 8 log2(1 + 3) = 16
     found = filters(large.encode(u, NAME), large.encode(2 * u, NAME), noise, Domain(FAMILY, (8, 6), (True, False)))
     expected = torch.stack([2 * wave, (0.3 - 1 + 0.5 * 2) * wave, 0 * wave])
     torch.testing.assert_close(large.decode(found, NAME)[0], expected, atol=1e-5, rtol=0)
@@ -95,7 +96,7 @@ def test_white_noise_of_the_network_is_filtered():
     """A filter for noise of 0.1 passes changes at small wavenumbers, and next to none where persistence is exact."""
     model, encode, u = operator(), codec().encode, fields(64)
     fit_persistence(model, codec(), DOMAIN, [(encode(u, NAME), encode(u - 2 * heat(u, 0.05), NAME))])
-    passed = model.persistence.gains[0, 1] / (model.persistence.gains[0, 1] + 0.1**2)
+    passed = model.persistence.gains[0, 1] / (model.persistence.gains[0, 1] + 0.1**2 / 96)
     assert passed[:, 8].min() > 0.9
     assert passed[:, -1].max() < 0.1
 
@@ -118,3 +119,40 @@ def test_a_wave_is_kept_no_less_than_shorter_ones():
     assert kept[:, 0].tolist() == [1.0] * 3
     assert (kept.diff() <= 0).all()
     assert kept[:, 12].min() > 0.1
+
+
+@pytest.mark.parametrize("grid", [(9,), (6, 10), (6, 4, 10)], ids=str)
+@pytest.mark.parametrize("periodic", [True, False])
+def test_what_a_step_keeps_beside_a_larger_family(grid: tuple[int, ...], periodic: bool):
+    """Fitted to u -> u / 2, an untrained operator halves all but the mean; another family has more axes and fields."""
+    names = {1: "burgers_1d", 2: "shallow_water_2d", 3: "compressible_ns_3d"}
+    name, patch = names[len(grid)], 3 if grid == (9,) else 2
+    num_fields, components = (5 if len(grid) == 3 else 1), patch ** len(grid)
+    key = group_name(name, "fields")
+    group = FieldGroup(grid, patch, components, (False,) * num_fields, (0.0,) * num_fields, (1.0,) * num_fields)
+    lossless = Codec({key: group}).requires_grad_(False).eval()
+    sizes = Sizes((FAMILY, name), (2, len(grid)), (3, num_fields), (50, group.num_channels), (0, 0), NUM_CONDITIONS)
+    model = Operator(sizes, small(modes=(2, 2, 2))).requires_grad_(False)
+    model.statistics.max_mean.fill_(1e3), model.statistics.max_fluctuation.fill_(1e3)
+    domain = Domain(name, group.token_grid, (periodic,) * len(grid))
+    z = lossless.encode(torch.randn(64, num_fields, *grid, generator=torch.Generator().manual_seed(0)), key)
+    fit_persistence(model, lossless, domain, [(z, z / 2)])
+    u, u_next = (lossless.decode(x, key) for x in (z, model(z, z[..., :0], torch.zeros(64, NUM_CONDITIONS), domain)))
+    mean = u.mean(tuple(range(2, u.ndim)), keepdim=True)
+    torch.testing.assert_close(u_next, mean + (u - mean) / 2, atol=1e-4, rtol=0)
+
+
+def test_a_finer_grid_filters_the_same_waves():
+    """Fitted on solutions of the heat equation on two grids, R and P of the long waves agree."""
+    found = []
+    for factor in (1, 2):
+        grid = tuple(factor * n for n in GRID)
+        made, model = codec().on_grid(FAMILY, grid), operator()
+        domain = Domain(FAMILY, tuple(n // 2 for n in grid), DOMAIN.periodic)
+        wave = torch.cos(2 * torch.pi * 2 * (torch.arange(grid[0]) + 0.5) / grid[0])[:, None].expand(grid)
+        sizes = torch.linspace(1, 2, 8).view(8, 1, 1, 1).expand(8, 3, 1, 1)
+        u, u_next = sizes * wave, (sizes.flip(0) + sizes / 2) * wave
+        fit_persistence(model, made, domain, [(made.encode(u, NAME), made.encode(u_next, NAME))])
+        found.append(model.persistence.gains[0, :, :, 13])  # 8 log2(1 + 2) = 12.7
+    torch.testing.assert_close(found[0], found[1])
+    assert found[0][1].min() > 1e-3

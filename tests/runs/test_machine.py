@@ -82,20 +82,20 @@ def test_what_takes_a_gpu_is_refused_without_one(name: str, value: str, instead:
     """CUDA graphs and offloading on a CPU are one line that names the remedy, which is not refused."""
     wanted = rf"^launch\.{name}={value} needs a GPU: set launch\.{name}={str(instead).lower()}$"
     with pytest.raises(ConfigFault, match=wanted):
-        machine.device(launched(**{name: value}))
-    assert machine.device(launched(**{name: instead})) == "cpu"
+        machine.training_device(launched(**{name: value}))
+    assert machine.training_device(launched(**{name: instead})) == "cpu"
 
 
 def test_settings_of_nccl_are_refused_without_a_gpu():
     """A CPU does not exchange by NCCL."""
     with pytest.raises(ConfigFault, match=r"^launch\.nccl=.* needs GPUs: leave it empty$"):
-        machine.device(launched(nccl={"NCCL_DEBUG": "INFO"}))
+        machine.training_device(launched(nccl={"NCCL_DEBUG": "INFO"}))
 
 
 class FakeGpu:
     """NVML with one GPU, known by its UUID, whose counter advances by 3 kJ at each call."""
 
-    NVMLError_NotSupported = OSError
+    NVMLError = OSError
     millijoules = 0
 
     def nvmlInit(self) -> None:  # noqa: N802

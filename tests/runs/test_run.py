@@ -1,9 +1,13 @@
 """Files of a run folder."""
 
+import json
 from pathlib import Path
+
+import pytest
 
 from tests.contents import expect_one_line
 from tests.training.jobs import launched
+from ups.errors import DataFault
 from ups.runs.run import Run
 
 
@@ -30,3 +34,13 @@ def test_a_wrong_description_is_one_line(tmp_path: Path):
     folder = written(tmp_path / "06_models/codec/0").folder
     fields = ("stage", "fingerprint", "config", "inputs", "launch", "device", "data_root")
     expect_one_line(folder / "run.json", lambda: Run.read(folder), fields)
+
+
+def test_a_run_of_another_version_is_not_called_damaged(tmp_path: Path):
+    """A launch option that this version has, and the run lacks, is no damage that deleting the file would repair."""
+    folder = written(tmp_path / "06_models/codec/0").folder
+    content = json.loads((folder / "run.json").read_text())
+    del content["launch"]["nccl"]
+    (folder / "run.json").write_text(json.dumps(content))
+    with pytest.raises(DataFault, match="another version of ups: train its stage again"):
+        Run.read(folder)

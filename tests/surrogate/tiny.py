@@ -59,6 +59,7 @@ def tiny_surrogate(name: str) -> Surrogate:
     if not family.steady:
         model.persistence.bases[1].copy_(torch.block_diag(*codec.bases(group_name(name, "fields"))[..., :COMPONENTS]))
         model.persistence.gains.uniform_(generator=generator)
+        model.persistence.find_fitted()
         model.statistics.validation_error.fill_(0.5)
     steady, operator = (model, None) if family.steady else (None, model)
     return Surrogate(codec, operator, None, None, steady, {})

@@ -151,3 +151,10 @@ class BenchmarkConfig(Section):
     large_model: Backbone
     large_batch_tokens: PositiveInt
     compiled_exports: bool
+
+    @model_validator(mode="after")
+    def _check_families(self) -> "BenchmarkConfig":
+        names = [dataset.family for dataset in self.loading_datasets]
+        if len(names) != len(set(names)) or {dataset.family for dataset in self.datasets} & set(names):
+            raise ValueError("loading_datasets must be of different families, which benchmark.datasets does not have")
+        return self

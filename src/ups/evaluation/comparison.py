@@ -221,9 +221,9 @@ def _cell(ours: Tensor | None, strong: Tensor | None) -> str:
 
 
 LIMITS_NOTE = (
-    "Rollouts in which the limits on predicted states, the same for all models, changed a state: shares of the "
-    "predicted states and of their values that were changed, and the nRMSE as it is and without any limit. Other "
-    "rollouts, and models without a row, do not touch their limits."
+    "Rollouts of operators and transient baselines in which the limits on predicted states, the same for all models, "
+    "changed a state: shares of the predicted states and of their values that were changed, and the nRMSE as it is and "
+    "without any limit. Those without a row do not touch their limits."
 )
 
 

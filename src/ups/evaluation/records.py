@@ -51,9 +51,10 @@ class LimitCount:
 
             def changed(z: Tensor) -> Tensor:
                 setattr(self._statistics, name, value)
-                z_next = step(z)
-                setattr(self._statistics, name, usual)
-                return z_next
+                try:
+                    return step(z)
+                finally:
+                    setattr(self._statistics, name, usual)
 
             return changed
 

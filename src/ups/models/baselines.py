@@ -51,7 +51,7 @@ class GridOperator(GridModel):
 
 
 class NormalizedGridOperator(GridModel):
-    """`Operator` with another network F: its inputs, the unit of its output, and no change of conserved integrals."""
+    """`Operator` with another network F and no filter: its inputs, the unit of its output, its conserved integrals."""
 
     def __init__(self, network: nn.Module, sizes: Sizes, condition_channels: Sequence[int]) -> None:
         super().__init__(network, sizes, condition_channels)

@@ -1,5 +1,6 @@
 """The operator, which advances a latent state by one time step, and the steady model, which predicts a solution."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,16 +12,18 @@ from ups.models.sizes import Backbone, Domain, Sizes, row_of
 from ups.models.state_statistics import StateStatistics
 
 NUM_GAINS, PER_OCTAVE = 96, 8  # places for wavenumbers k, at PER_OCTAVE * log2(1 + k): up to 4095
+MAX_POINTS = 2048  # of an axis: its modes are a matrix
 TINY = 1e-20  # smallest energy
 
 
 class DampedPersistence(nn.Module):
-    """The change of a state, filtered by wavenumber of the grid: (P - 1) z + R / (R + e^2) change.
+    """The change of a state, filtered by wavenumber of the grid: (P - 1) z + R / (R + e^2 / n) change.
 
-    P is the share of a Fourier mode that persists in a step, R the energy of the rest, in units of the expected change:
-    a step keeps the share P, and lets the predicted change through a Wiener filter with white noise of RMS e. Large
-    wavenumbers of a smooth solution depend on the smaller ones and not on their own past: a small P forgets the errors
-    of earlier steps, and a small R stops the noise of the network, whose tokens are coarser than the grid.
+    P is the share of a Fourier mode that persists in a step, R the energy of the rest over the number n of grid points,
+    in units of the expected change. A step keeps the share P, and lets the predicted change through a Wiener filter for
+    white noise of RMS e. Large wavenumbers of a smooth solution depend on the smaller ones and not on their own past: a
+    small P forgets the errors of earlier steps, and a small R stops the noise of the network, whose tokens are coarser
+    than the grid.
 
     - `bases` (families, D, D): latents of a token to the values of its patch, field by field; 0 where nothing is
       filtered, for example because the codec drops components
@@ -33,12 +36,19 @@ class DampedPersistence(nn.Module):
         families, channels = len(sizes.families), max(sizes.latent_channels)
         self.register_buffer("bases", torch.zeros(families, channels, channels))
         self.register_buffer("gains", torch.ones(families, 2, max(sizes.num_fields), NUM_GAINS))
+        self.is_fitted = [False] * families  # plain values, so that nothing is computed where nothing is filtered
+        self.register_load_state_dict_post_hook(_after_loading)
+
+    def find_fitted(self) -> None:
+        """Call this after a change of `bases`."""
+        self.is_fitted = [bool(basis.any()) for basis in self.bases]
 
     def forward(self, z: Tensor, change: Tensor, noise: Tensor, domain: Domain) -> Tensor:
         """The filtered change (B, N, D) of states z (B, N, D), from a change (B, N, D) with noise of RMS `noise` ()."""
         row, channels = row_of(self.rows, domain.family), z.shape[-1]
         num_fields = self.num_fields[row]
-        if not _patch(channels // num_fields, len(domain.grid)):
+        patch = _patch(channels // num_fields, len(domain.grid))
+        if not self.is_fitted[row] or patch * max(domain.grid) > MAX_POINTS:
             return change
         # bfloat16 has errors far above the energies at large wavenumbers.
         with torch.autocast(z.device.type, enabled=False):
@@ -51,7 +61,8 @@ class DampedPersistence(nn.Module):
             persistent, rest = (
                 gains[..., below].lerp(gains[..., below + 1], (place - below).to(gains.dtype)).unsqueeze(2)
             )
-            stopped = noise.square() / (rest + noise.square()).clamp(min=TINY)
+            noise = noise.square() / math.prod(grid)  # its energy in a mode, as R per point of the grid
+            stopped = noise / (rest + noise).clamp(min=TINY)
             modes = [modes.mT for modes in _modes(grid, domain, z.device)]
             u = along_axes((persistent - 1) * z_hat - stopped * change_hat, modes)
             return change + _to_tokens(u, domain) @ self.bases[row, :channels, :channels].mT
@@ -61,6 +72,10 @@ class DampedPersistence(nn.Module):
         row, channels = row_of(self.rows, domain.family), z.shape[-1]
         u = _to_grid(z @ self.bases[row, :channels, :channels], self.num_fields[row], domain)
         return along_axes(u, _modes(u.shape[2:], domain, z.device))
+
+
+def _after_loading(filters: DampedPersistence, _: object) -> None:
+    filters.find_fitted()
 
 
 def _modes(grid: Sequence[int], domain: Domain, device: torch.device) -> list[Tensor]:

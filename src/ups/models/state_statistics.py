@@ -21,7 +21,8 @@ class StateStatistics(nn.Module):
     - `max_growth`: largest factor by which one step may raise the RMS of the fluctuation, per field
     - `max_rms`: largest RMS of the fluctuation, per field; far below `max_fluctuation` where peaks are rare
     - `field_average` (families, D, D): matrix that averages over the channels of each field
-    - `validation_error` (families): latest validation loss in units of `step_rms`, at first 0; scales training noise
+    - `validation_error` (families): latest validation loss in units of `step_rms`, at first 0; scales
+      the noise of training, and is the noise that the operator's filter expects
 
     The amplitude a (B, 1, D) of a state is the RMS of its fluctuation over `fluctuation_rms`, one value per field,
     clamped to [0.2, 20]. Divided by it, decaying and rescaled solutions look alike to a network (reversible instance

@@ -32,6 +32,7 @@ from ups.runs.torchrun import run_query
 
 TUNE_WORKER = "ups.performance.tune"
 PROFILE_WORKER = "ups.performance.profile"
+ALONE = {"num_processes": 1, "num_nodes": 1, "sharding": "ddp"}
 BENCHMARK = "benchmark"  # the data root of the benchmark, below that of the run
 
 
@@ -115,7 +116,7 @@ def _tune(
     """The largest micro-batch and the device and processes it was measured on; or why the stage cannot be tuned."""
     if missing := _missing(stage, inputs):
         return {"stage": stage, "untuned": missing}
-    where = machine.device(launch)
+    where = machine.training_device(launch)
     folder = data_root / "06_models" / stage / "tuning"
     section = config.model_dump(mode="json")
     run = Run(folder, stage, "tuning", section, trained_receipts(inputs), launch, where, data_root, raw)
@@ -143,7 +144,7 @@ def profile_operator(
 
     folder, section = data_root / "06_models/operator/profile", operator.model_dump(mode="json")
     inputs = {"latent_cache": latent_cache}
-    run = Run(folder, "operator", "profile", section, inputs, launch, machine.device(launch), data_root)
+    run = Run(folder, "operator", "profile", section, inputs, launch, machine.training_device(launch), data_root)
     found = run_query(PROFILE_WORKER, run, config.model_dump(mode="json"))
     return read_json(folder / TRACE), profile_text(found, "operator"), profile_figure(found, "operator")
 
@@ -159,7 +160,7 @@ def prepare_benchmark(
     """Simulate and encode the data of the benchmark, in a data root of their own, unless they are up to date."""
     root = data_root / BENCHMARK
     raw = root / "01_raw"
-    launch = launch.model_copy(update={"num_processes": 1, "num_nodes": 1})
+    launch = launch.model_copy(update=ALONE)
     simulated = SimulateConfig(seed=config.seed, datasets=[*config.datasets, *config.loading_datasets])
     files = simulate_pdebench("simulate", simulated, raw)
     datasets = describe_datasets(files, {}, {}, split, WHOLE, raw, root)
@@ -181,9 +182,9 @@ def measure_speed(
     from ups.performance.storage import storage_records
 
     # One process, as in the reference setups; whole batches, because accumulation would change the measured time.
-    launch = launch.model_copy(update={"num_processes": 1, "num_nodes": 1, "micro_batch_tokens": None})
+    launch = launch.model_copy(update=ALONE | {"micro_batch_tokens": None})
     machine.limit_threads(launch)
-    where, root = machine.device(launch), data_root / BENCHMARK
+    where, root = machine.training_device(launch), data_root / BENCHMARK
     section = operator.model_dump(mode="json")
     run = Run(root / "06_models/operator", "operator", "benchmark", section, data, launch, where, root, root / "01_raw")
     described = machine.describe_machine(where, launch.threads_per_process or os.cpu_count() or 1, config.seed)

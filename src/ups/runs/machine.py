@@ -47,17 +47,12 @@ def device(launch: LaunchConfig) -> str:
     """`cpu` or `cuda`; a GPU machine never falls back to the CPU by itself.
 
     Raises:
-        ConfigFault: CUDA, or what takes it, is asked for and absent, or there are more processes than GPUs.
+        ConfigFault: CUDA is asked for and absent, or there are more processes than GPUs.
     """
     import torch
 
     num_gpus = torch.cuda.device_count()
     if launch.device == "cpu" or (launch.device == "auto" and num_gpus == 0):
-        for name, (value, instead) in FOR_GPUS.items():
-            if getattr(launch, name) == value:
-                raise ConfigFault(f"launch.{name}={value} needs a GPU: set launch.{name}={instead}")
-        if launch.nccl:
-            raise ConfigFault(f"launch.nccl={launch.nccl} needs GPUs: leave it empty")
         return "cpu"
     if num_gpus < launch.num_processes:
         raise ConfigFault(
@@ -65,6 +60,22 @@ def device(launch: LaunchConfig) -> str:
             "lower it or set launch.device=cpu"
         )
     return "cuda"
+
+
+def training_device(launch: LaunchConfig) -> str:
+    """The `device` of a training job.
+
+    Raises:
+        ConfigFault: as `device`, and if there is no GPU for an option that needs one.
+    """
+    where = device(launch)
+    if where == "cpu":
+        for name, (value, instead) in FOR_GPUS.items():
+            if getattr(launch, name) == value:
+                raise ConfigFault(f"launch.{name}={value} needs a GPU: set launch.{name}={instead}")
+        if launch.nccl:
+            raise ConfigFault(f"launch.nccl={launch.nccl} needs GPUs: leave it empty")
+    return where
 
 
 def limit_threads(launch: LaunchConfig) -> None:
@@ -92,7 +103,8 @@ def save_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: P
 
 def tuning_key(launch: LaunchConfig, stage: str, device: str) -> str:
     """All that the memory of a micro-batch depends on, beside the machine, for example "operator on 2 x cuda, ddp"."""
-    return f"{stage} on {launch.world_size} x {device}, {launch.sharding}"
+    graphs = ", reduce-overhead" if launch.compile == "reduce-overhead" else ""
+    return f"{stage} on {launch.world_size} x {device}, {launch.sharding}{graphs}"
 
 
 def in_turns(contenders: dict[str, Callable[[], object]], rounds: int, device: "torch.device") -> dict[str, float]:

@@ -32,7 +32,8 @@ def main(module: str, folder: Path, job: str, role: str) -> None:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # finds this node's address on that network, sends nothing
         probe.connect(place)
         own_address = probe.getsockname()[0]
-    own_choice = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in os.environ}
+    interfaces = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} - set(launch.nccl)
+    own_choice = {name: os.environ[name] for name in interfaces if name in os.environ}
     os.environ.update(environment(launch, run.data_root, _interface_of(own_address)) | own_choice)
     # Closed when this process ends.
     store = _hosted_store(family, place, launch.timeout_seconds) if role == HOST else None  # noqa: F841

@@ -106,16 +106,16 @@ def peak_memory_gigabytes(device: "torch.device") -> float:
 def energy_kilojoules(device: "torch.device") -> float | None:
     """Energy that this process's GPU has used since its driver was loaded.
 
-    None on a CPU, without the package nvidia-ml-py, and for a GPU that does not count it.
+    None on a CPU, without the package nvidia-ml-py or NVIDIA's library, and for a GPU that does not count it.
     """
     if device.type != "cuda" or find_spec("pynvml") is None:
         return None
     import pynvml
     import torch
 
-    pynvml.nvmlInit()
-    gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     try:
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         return pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e6
-    except pynvml.NVMLError_NotSupported:
+    except pynvml.NVMLError:
         return None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config import LaunchConfig
+from ups.errors import DataFault
 from ups.files import plain, read_json, relative, resolved, storage_faults, write_json
 
 RUN, STATUS, METRICS, LOG, CHECKPOINTS = "run.json", "status.json", "metrics.jsonl", "train.log", "checkpoints"
@@ -48,7 +49,11 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> "Run":
-        """Read `folder/run.json`."""
+        """Read `folder/run.json`; raises `DataFault` if another version has written it, with other launch options."""
+        content = read_json(folder / RUN)
+        launch = content.get("launch") if isinstance(content, dict) else None
+        if isinstance(launch, dict) and set(launch) != set(LaunchConfig.model_fields):
+            raise DataFault(f"{folder / RUN} was written by another version of ups: train its stage again")
         run: Run = read_json(folder / RUN, cls)
         raw = None if run.raw is None else resolved(str(run.raw), folder)
         return replace(run, folder=folder, data_root=(folder / run.data_root).resolve(), raw=raw)

@@ -1,5 +1,6 @@
 """Shared by all stages that are trained on latents: latent cache, model sizes, state statistics, RMS per field."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +16,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentSamples, domains
 from ups.files import place_of
 from ups.models.codec import Codec, codec_from, group_name
-from ups.models.operator import NUM_GAINS, TINY, Operator, mode_places
+from ups.models.operator import MAX_POINTS, NUM_GAINS, TINY, Operator, mode_places
 from ups.models.sizes import Domain, row_of
 from ups.models.state_statistics import StateStatistics
 from ups.models.weights import load_model
@@ -25,7 +26,7 @@ from ups.runs.run import Run
 if TYPE_CHECKING:
     from ups.data.encoding import Encode  # imports h5py
 
-MOST_STEPS = 512  # to which persistence is fitted
+MOST_STEPS, MOST_VALUES, BATCH_VALUES = 512, 2**26, 2**20  # of the states to which persistence is fitted
 SMALLEST_STATISTIC = 1e-3  # latents have about unit variance; fields that are constant in the data have 0
 
 
@@ -132,8 +133,11 @@ def set_persistence(operator: Operator, cache: LatentCache, codec: Codec) -> Non
     """Fit the `persistence` of an operator to time steps of the training split, at most `MOST_STEPS` per family."""
     samples = LatentSamples(cache, "train")
     for family, count in samples.num_samples.items():
-        chosen = np.random.default_rng(0).permutation(count)[:MOST_STEPS]
-        batches = (samples.load(family, part) for part in np.array_split(chosen, -(-len(chosen) // 16)))
+        group = codec.groups[group_name(family, "fields")]
+        values = group.num_tokens * group.num_channels
+        chosen = np.random.default_rng(0).permutation(count)[: max(1, min(MOST_STEPS, MOST_VALUES // values))]
+        parts = np.array_split(chosen, min(len(chosen), -(-len(chosen) * values // BATCH_VALUES)))
+        batches = (samples.load(family, part) for part in parts)
         fit_persistence(operator, codec, domains(cache)[family], ((batch.z, batch.z_next) for batch in batches))
 
 
@@ -142,15 +146,18 @@ def fit_persistence(operator: Operator, codec: Codec, domain: Domain, steps: Ite
     """Fit `DampedPersistence` for a family to time steps z -> z_next, each (B, N, D).
 
     Per field and wavenumber, with means over the samples and modes, and states in units of the expected change:
-    P = <z z_next> / <z^2>, between 0 and 1, has the least error, and R = <(z_next - P z)^2>. P = 1 for the mean, and
-    for no wave less than for a shorter one: it is smooth. Nothing is fitted where the codec drops components.
+    P = <z z_next> / <z^2>, which has the least error, between 0 and 1, and R = <(z_next - P z)^2> / grid points. P = 1
+    for the mean, and for no wave less than for a shorter one: it is smooth. Nothing is fitted where the codec drops
+    components, and where an axis has more than `MAX_POINTS`.
     """
     name, filters = group_name(domain.family, "fields"), operator.persistence
     group, row = codec.groups[name], row_of(filters.rows, domain.family)
-    if group.components < group.patch_points:
+    grid = tuple(n * group.patch for n in domain.grid)  # the codec may have been trained on another one
+    if group.components < group.patch_points or max(grid) > MAX_POINTS:
         return
     filters.bases[row, : group.num_channels, : group.num_channels] = torch.block_diag(*codec.bases(name))
-    places = mode_places(group.grid, domain.periodic, filters.gains.device).round().long().flatten()
+    filters.find_fitted()
+    places = mode_places(grid, domain.periodic, filters.gains.device).round().long().flatten()
     sums = torch.zeros(4, len(group.mean), NUM_GAINS, dtype=torch.float64)
     for z, z_next in steps:
         unit = operator.statistics.expected_change(z, domain)
@@ -161,11 +168,12 @@ def fit_persistence(operator: Operator, codec: Codec, domain: Domain, steps: Ite
     kept = (both / past.clamp(min=TINY)).clamp(0, 1)
     kept[:, 0] = 1
     kept = kept.flip(-1).cummax(-1).values.flip(-1)
-    rest = (new - 2 * kept * both + kept.square() * past) / count.clamp(min=1)
-    known, every = count[0].nonzero().flatten().numpy(), np.arange(NUM_GAINS)
+    rest = (new - 2 * kept * both + kept.square() * past) / count.clamp(min=1) / math.prod(grid)
+    known, every = 1 + count[0, 1:].nonzero().flatten().numpy(), np.arange(1, NUM_GAINS)
     for gains, values in zip(filters.gains[row], (kept, rest), strict=True):
         for field, of_field in enumerate(values.numpy()):
-            gains[field] = torch.from_numpy(np.interp(every, known, of_field[known]))
+            gains[field, 0] = of_field[0]
+            gains[field, 1:] = torch.from_numpy(np.interp(every, known, of_field[known]))
 
 
 def field_rms(error: Tensor, family: str) -> Tensor:

@@ -110,10 +110,10 @@ class StageModule(L.LightningModule):
         self.log_dict({"valid_loss": valid_loss} | by_key, batch_size=1)
         if self.trainer.sanity_checking:
             return
-        if self.stage.after_validation is not None:
+        self.history.add_validation(losses, self.update, keep_best=self.config.patience is not None)
+        if self.stage.after_validation is not None and self.history.step < self.config.steps:
             for model in (self.update.model, self.update.average):
                 self.stage.after_validation(model, losses)
-        self.history.add_validation(losses, self.update, keep_best=self.config.patience is not None)
         self.trainer.should_stop |= self.history.is_exhausted(self.config.patience)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

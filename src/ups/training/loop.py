@@ -78,10 +78,10 @@ def train(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None
                 losses = validate(stage, update.average, config, run, ranks)
                 by_key = {f"valid_loss/{key}": loss for key, loss in losses.items()}
                 _record(run, ranks, step, {"valid_loss": fmean(losses.values()), **by_key})
-                if stage.after_validation is not None:
+                history.add_validation(losses, update, keep_best=config.patience is not None)
+                if stage.after_validation is not None and not is_last:  # the result is what was validated
                     for model in (update.model, update.average):
                         stage.after_validation(model, losses)
-                history.add_validation(losses, update, keep_best=config.patience is not None)
                 timer.restart()
 
             # Save, and stop if some rank received SIGTERM. After the last step the weights are written instead.

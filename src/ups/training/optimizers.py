@@ -119,8 +119,8 @@ def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
     """AdamW for all parameters, or Muon for the matrices inside the `HIDDEN` parts and AdamW for the rest.
 
     Inside are linear maps, Fourier modes and convolutions, which hold nearly all weights. Muon is made for maps of
-    hidden channels to hidden channels: stems, heads and embeddings are left to AdamW. Parameters with one axis (biases,
-    gains) have no weight decay.
+    hidden channels to hidden channels: stems, heads and embeddings are left to AdamW. Parameters with one axis longer
+    than 1 (biases, gains) have no weight decay.
 
     Raises:
         ConfigFault: Muon for a model without hidden layers.
@@ -129,12 +129,13 @@ def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
     kernels = [module.weight for module in inside if isinstance(module, KERNELS)]
     linear = [module.weight for module in inside if isinstance(module, nn.Linear)]
     others = [module for module in inside if not isinstance(module, KERNELS)]
-    modes = [p for module in others for p in module.parameters(recurse=False) if p.ndim > 2]
+    modes = [p for module in others for p in module.parameters(recurse=False) if p.ndim > 2 and min(p.shape[-2:]) > 1]
     hidden = [*linear, *modes, *kernels] if config.optimizer == "muon" else []
     if config.optimizer == "muon" and not hidden:
         raise ConfigFault("optimizer: muon is for models with hidden layers; this one has none: choose adamw")
     rest = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
-    matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
+    vectors = [p for p in rest if p.numel() == max(p.shape)]
+    matrices = [p for p in rest if p.numel() > max(p.shape)]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
     muon = Muon([*linear, *modes], config.weight_decay, kernels) if hidden else None

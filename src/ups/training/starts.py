@@ -140,6 +140,8 @@ def _known(surrogate: Surrogate, trajectories: Trajectories, seed: int) -> Start
         _copy_row(start.model, source, row_of(source.rows, family.name), start.model.state_dict())
         if isinstance(start.model, Operator):  # the boundary may be another than in the trained data
             start.model.conserved.mul_(measured.conserved != 0)
+            if units:
+                start.model.persistence.load_state_dict(measured.persistence.state_dict())
         statistics, measured = start.model.statistics, measured.statistics
         for limit in LIMITS:
             getattr(statistics, limit).copy_(getattr(measured, limit).maximum(getattr(statistics, limit)))
@@ -169,9 +171,11 @@ def _random(surrogate: Surrogate, codec: Codec, trajectories: Trajectories, seed
     measure_statistics(model.statistics, examples)
     if isinstance(model, Operator):
         model.conserved[0] = conserved_direction(family.name, [dataset.boundary], codec)
-        before, after = (examples.z[:, times].flatten(0, 1).cpu() for times in (slice(-1), slice(1, None)))
-        chosen = torch.linspace(0, len(before) - 1, min(len(before), MOST_STEPS)).long().split(16)
-        fit_persistence(model, codec, examples.domain, [(before[part], after[part]) for part in chosen])
+        total = len(examples.z) * examples.num_steps
+        chosen = torch.linspace(0, total - 1, min(total, MOST_STEPS)).long().split(16)
+        places = ((part // examples.num_steps, part % examples.num_steps) for part in chosen)
+        steps = ((examples.z[i, t].cpu(), examples.z[i, t + 1].cpu()) for i, t in places)
+        fit_persistence(model, codec, examples.domain, steps)
     settings = {"sizes": asdict(sizes), "backbone": asdict(model.backbone)}
     return Start(codec, model.to(trajectories.u.device), settings, None)
 
@@ -243,3 +247,5 @@ def _copy_row(model: Model, source: Model, row: int, names: Iterable[str]) -> No
         values = found[name][row : row + 1] if name in buffers else found[name if shared else of_family]
         part = values[tuple(map(slice, tensors[name].shape))]
         tensors[name][tuple(map(slice, part.shape))] = part
+    if isinstance(model, Operator):
+        model.persistence.find_fitted()

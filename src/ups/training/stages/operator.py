@@ -86,7 +86,7 @@ def state_noise(config: Noise, error: Tensor, draw: Draw, shape: torch.Size) -> 
 
 
 def store_validation_error(model: nn.Module, losses: dict[str, float]) -> None:
-    """Copy the validation loss of each family into the model's statistics, where `state_noise` reads it."""
+    """Copy the validation loss of each family into the statistics, for `state_noise` and the operator's filter."""
     for family, loss in losses.items():
         model.statistics.validation_error[row_of(model.statistics.rows, family)] = loss
 
