@@ -8,6 +8,7 @@ import torch
 from tests.training.jobs import adapt_section
 from ups.data.families import condition_features
 from ups.errors import ConfigFault
+from ups.models.operator import Operator
 from ups.surrogate.surrogate import Surrogate
 from ups.training.examples import Trajectories, encode
 from ups.training.starts import Start, fno_scratch, rollout_error, scratch, starts, surrogate_of
@@ -20,7 +21,7 @@ def error_of(start: Start, few: Trajectories) -> float:
 
 @pytest.mark.parametrize("family", ["advection_1d", "compressible_ns_1d", "darcy_2d"])
 def test_a_known_family_has_its_own_weights(surrogate: Surrogate, trajectories: dict[str, Trajectories], family: str):
-    """With equal codec and statistics the network alone predicts what the network of all families does."""
+    """With equal codec, statistics and filter the network alone predicts what the network of all families does."""
     few, model = trajectories[family], surrogate.model(family)
     assert model is not None
     (start,) = starts(surrogate, few, adapt_section())
@@ -28,6 +29,10 @@ def test_a_known_family_has_its_own_weights(surrogate: Surrogate, trajectories: 
     row = model.rows[family]
     for name, buffer in start.model.statistics.named_buffers():
         buffer.copy_(getattr(model.statistics, name)[row : row + 1][tuple(map(slice, buffer.shape))])
+    if isinstance(start.model, Operator):
+        for name, buffer in start.model.persistence.named_buffers():
+            buffer.copy_(getattr(model.persistence, name)[row : row + 1][tuple(map(slice, buffer.shape))])
+        start.model.persistence.find_fitted()
     batch = encode(surrogate.codec, few).spread(6)
     with torch.no_grad():
         found, expected = (m(batch.z, batch.coefficients, batch.condition, batch.domain) for m in (start.model, model))
