@@ -181,7 +181,7 @@ def test_validation_by_parts_is_that_of_the_whole(tmp_path: Path, world_size: in
 
 
 def test_a_model_knows_its_last_validation_error(run: Run):
-    """Model and weights have the losses with which they were validated last, so that the result is what was validated."""
+    """Model and weights keep the losses with which they were validated last: the result is what was validated."""
     config = section(steps=8, validate_every=4)
     stage = operator.build(config, run)
     train_here(stage, config, run)
