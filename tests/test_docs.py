@@ -118,7 +118,7 @@ def test_commands_of_ups_exist(page: str, command: str):
 
 def test_targets_of_make_exist():
     """Each `make` in README and pages has its target."""
-    targets = re.findall(r"^(\w+):", (PROJECT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(r"^([\w-]+):", (PROJECT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     named = {words_of(command)[1] for _, command in commands("make ")}
     assert {"run", "docs"} <= named <= set(targets)
 

@@ -141,16 +141,6 @@ def test_without_correctors_the_other_scores_are_the_same(trained: Path, held_ou
     assert alone == [record for record in records if record["method"] not in ("diffusion", "consistency")]
 
 
-def test_limits_are_counted_for_every_model(trained: Path, tmp_path: Path):
-    """Models of random weights predict states of which limits change some; codec and persistence predict none."""
-    write_file(tmp_path, "advection_1d", count=2)
-    shares = {
-        (r["method"], r["horizon"]): r["value"] for r in score(trained, tmp_path) if r["metric"] == "limited_steps"
-    }
-    assert {method for method, _ in shares} == {"operator", "diffusion", "consistency"}
-    assert all(0 <= share <= 1 for share in shares.values()) and max(shares.values()) > 0
-
-
 def test_a_family_may_have_several_datasets(trained: Path, tmp_path: Path):
     """Files of one family with different parameters and grids are scored each for itself."""
     for beta, points in ((0.1, 8), (0.2, 8), (0.4, 16)):

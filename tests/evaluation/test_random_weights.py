@@ -13,8 +13,10 @@ from tests.training.jobs import launched
 from tests.untrained import receipt
 from ups.config.evaluation import Start
 from ups.evaluation.predictions import Compute
+from ups.evaluation.records import WITHOUT_LIMITS
 from ups.evaluation.scores import held_out, score_sets
 from ups.evaluation.selection import select_all
+from ups.models.state_statistics import UNLIMITED
 from ups.surrogate.trained import Trained
 
 COMPUTE = Compute(torch.device("cpu"), memory=2**30)
@@ -45,6 +47,29 @@ def test_every_dataset_has_noise_of_its_own(trained: Path, tmp_path: Path):
         for method in ("operator", "diffusion", "consistency")
     }
     assert same == {"operator": True, "diffusion": False, "consistency": False}
+
+
+def test_limits_are_counted_and_lifted(trained: Path, tmp_path: Path):
+    """Every model's changed states are counted; the operator's rollouts are scored as those of one without limits."""
+    models = Trained(receipt(trained, "latent_cache"), stages(trained) | {"corrector": CORRECTOR}, trained)
+    sets = [s for s in held_out(models.cache(), trained / "01_raw") if s.dataset.family == "advection_1d"]
+    found = {}
+    for limit in (1e-3, UNLIMITED):
+        surrogate = models.surrogate("cpu")
+        assert surrogate.operator is not None
+        for name in ("max_mean", "max_fluctuation", "max_growth", "max_rms"):
+            getattr(surrogate.operator.statistics, name).fill_(limit)
+        records = score_sets(tmp_path / f"{limit}", surrogate, sets, config(None), COMPUTE)
+        found[limit] = {(r["method"], r["metric"], r["horizon"]): r["value"] for r in records}
+    limited, free = found.values()
+    shares = {
+        method: limited[method, "limited_steps", "rollout"] for method in ("operator", "diffusion", "consistency")
+    }
+    assert min(shares.values()) > 0
+    assert [key for key in limited if key[1] == WITHOUT_LIMITS] == [("operator", WITHOUT_LIMITS, "rollout")]
+    assert limited["operator", WITHOUT_LIMITS, "rollout"] == free["operator", "nRMSE", "rollout"]
+    assert limited["operator", WITHOUT_LIMITS, "rollout"] != limited["operator", "nRMSE", "rollout"]
+    assert all(key[1] != WITHOUT_LIMITS for key in free)
 
 
 def test_single_steps_have_no_drift(trained: Path, tmp_path: Path):

@@ -45,7 +45,7 @@ NAMES = {
     "encoding_over_cat",
     "encoding_over_h5py",
     "encoding_over_writing",
-    *(["encoding_2_over_1_cores"] if (os.cpu_count() or 1) > 1 else []),
+    *(["encoding_2_over_1_cores"] if len(os.sched_getaffinity(0)) > 1 else []),
     "first_cold_batch_seconds",
     "batch_of_100000_over_100_trajectories",
     "speed_switches_over_plain",

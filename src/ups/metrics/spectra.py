@@ -40,11 +40,11 @@ def nyquist_energy(u: Tensor) -> Tensor:
     A network whose tokens are patches of 2 points per axis shows its patches there, as a checkerboard. Of an odd number
     of points the last one is left out.
     """
-    energy = u.new_zeros(*u.shape[:3], 1)
+    energy = torch.zeros(*u.shape[:3], 1, dtype=torch.float64, device=u.device)
     for axis, num_points in enumerate(u.shape[3:], start=3):
-        signs = u.new_tensor([1.0, -1.0]).repeat(num_points // 2)
-        amplitudes = u.movedim(axis, -1)[..., : len(signs)] @ signs / len(signs)
-        energy += amplitudes.square().flatten(2).unflatten(2, (u.shape[2], -1)).mean(-1, keepdim=True)
+        pairs = u.movedim(axis, 3)[:, :, :, : num_points // 2 * 2].unflatten(3, (-1, 2))
+        amplitudes = (pairs[:, :, :, :, 0] - pairs[:, :, :, :, 1]).sum(3, dtype=torch.float64) / (num_points // 2 * 2)
+        energy += amplitudes.square().reshape(*u.shape[:3], -1).mean(-1, keepdim=True)
     return energy
 
 

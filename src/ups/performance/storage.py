@@ -64,6 +64,7 @@ def _encoding(run: Run, config: BenchmarkConfig) -> list[Record]:
     section = {"tolerance": None, "on_disk": True}
     place = {"folder": run.folder / "encoding", "config": section, "inputs": inputs, "launch": launch}
     found = run_query(STORAGE_WORKER, replace(run, device="cpu", **place), {"rounds": config.rounds})
+    shutil.rmtree(run.folder / "encoding")
     speeds = {name: found["bytes"] / seconds / 1e6 for name, seconds in found["seconds"].items()}
     one = speeds.pop("encoding_1")
     others = ("cat", "h5py", "writing")
@@ -192,6 +193,8 @@ def _many_over_few(run: Run, config: BenchmarkConfig) -> Record:
         samples = tiny_samples(run.folder / f"tiny{count}", entry, count)
         contenders[str(count)] = partial(_load_batches, samples, family, np.random.default_rng(config.seed))
     seconds = in_turns(contenders, config.rounds, torch.device("cpu"))
+    for count in (FEW, MANY):
+        shutil.rmtree(run.folder / f"tiny{count}")
     few, many = (seconds[str(count)] / NUM_BATCHES for count in (FEW, MANY))
     return record("batch_of_100000_over_100_trajectories", many, f"s, {BATCH_SIZE} samples", few)
 
