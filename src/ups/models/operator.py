@@ -48,7 +48,7 @@ class DampedPersistence(nn.Module):
         row, channels = row_of(self.rows, domain.family), z.shape[-1]
         num_fields = self.num_fields[row]
         patch = _patch(channels // num_fields, len(domain.grid))
-        if not self.is_fitted[row] or patch * max(domain.grid) > MAX_POINTS:
+        if not (patch and self.is_fitted[row]) or patch * max(domain.grid) > MAX_POINTS:
             return change
         # bfloat16 has errors far above the energies at large wavenumbers.
         with torch.autocast(z.device.type, enabled=False):

@@ -134,8 +134,8 @@ def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
     if config.optimizer == "muon" and not hidden:
         raise ConfigFault("optimizer: muon is for models with hidden layers; this one has none: choose adamw")
     rest = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
-    vectors = [p for p in rest if p.numel() == max(p.shape)]
-    matrices = [p for p in rest if p.numel() > max(p.shape)]
+    vectors = [p for p in rest if p.numel() == max(p.shape, default=1)]
+    matrices = [p for p in rest if p.numel() > max(p.shape, default=1)]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
     muon = Muon([*linear, *modes], config.weight_decay, kernels) if hidden else None
