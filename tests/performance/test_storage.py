@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ups.performance.storage import TINY, medians, tiny_samples
+from ups.performance.storage import TINY, tiny_samples
+from ups.runs.machine import medians
 
 ENTRY = {"dataset": {"family": "advection_1d", "boundary": ["periodic"]}, "condition": [0.5]}
 

@@ -40,7 +40,7 @@ class DampedPersistence(nn.Module):
         self.register_load_state_dict_post_hook(_after_loading)
 
     def find_fitted(self) -> None:
-        """Call this after a change of `bases`."""
+        """Which families have bases; loading a state calls this, another change of `bases` must."""
         self.is_fitted = [bool(basis.any()) for basis in self.bases]
 
     def forward(self, z: Tensor, change: Tensor, noise: Tensor, domain: Domain) -> Tensor:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import h5py
@@ -30,7 +29,7 @@ from ups.data.latent_shards import Layout, shard_path, write_shard
 from ups.data.samples import LatentSamples
 from ups.files import place_of, publish, read_json, write_json
 from ups.performance.benchmark import Record, record
-from ups.runs.machine import in_turns
+from ups.runs.machine import in_turns, medians
 from ups.runs.run import Run
 from ups.runs.torchrun import REQUEST, RESULT, run_query
 from ups.training.distributed import Ranks
@@ -100,12 +99,6 @@ def _alive(file: Path, contender: Callable[[], float]) -> float:
     """The seconds of a contender, before which the launcher gets a sign of life."""
     file.touch()
     return contender()
-
-
-def medians(contenders: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Median of the seconds that each contender returns, in turns, after one round as warm-up."""
-    taken = [{name: run() for name, run in contenders.items()} for _ in range(1 + rounds)]
-    return {name: median(each[name] for each in taken[1:]) for name in contenders}
 
 
 def _timed(ranks: Ranks, num_processes: int, work: Callable[[], object]) -> float:

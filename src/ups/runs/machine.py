@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -112,13 +113,19 @@ def in_turns(contenders: dict[str, Callable[[], object]], rounds: int, device: "
 
     They are called alternately, so that other load on the machine slows all alike.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(1 + rounds):
-        for name, run in contenders.items():
-            started = now(device)
-            run()
-            seconds[name].append(now(device) - started)
-    return {name: median(times[1:]) for name, times in seconds.items()}
+
+    def seconds_of(run: Callable[[], object]) -> float:
+        started = now(device)
+        run()
+        return now(device) - started
+
+    return medians({name: partial(seconds_of, run) for name, run in contenders.items()}, rounds)
+
+
+def medians(contenders: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Median of the seconds that each contender returns, in turns, after one round as warm-up."""
+    taken = [{name: run() for name, run in contenders.items()} for _ in range(1 + rounds)]
+    return {name: median(each[name] for each in taken[1:]) for name in contenders}
 
 
 def describe_machine(device: str, threads: int, seed: int) -> dict[str, Any]:

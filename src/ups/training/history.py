@@ -149,8 +149,9 @@ class StepTimer:
         measured["flops_per_second"] = self.flops / seconds
         measured["flops_utilization"] = self.flops / seconds / self.peak_rate
         measured["peak_memory_gigabytes"] = peak_memory_gigabytes(self.device)
-        if self.energy_started is not None:
-            measured["energy_kilojoules"] = energy_kilojoules(self.device) - self.energy_started
+        energy = energy_kilojoules(self.device)
+        if energy is not None and self.energy_started is not None:
+            measured["energy_kilojoules"] = energy - self.energy_started
         self.restart()
         return measured
 

@@ -131,14 +131,14 @@ def set_statistics_of(
 
 def set_persistence(operator: Operator, cache: LatentCache, codec: Codec) -> None:
     """Fit the `persistence` of an operator to time steps of the training split, at most `MOST_STEPS` per family."""
-    samples = LatentSamples(cache, "train")
+    samples, domain_of = LatentSamples(cache, "train"), domains(cache)
     for family, count in samples.num_samples.items():
         group = codec.groups[group_name(family, "fields")]
         values = group.num_tokens * group.num_channels
         chosen = np.random.default_rng(0).permutation(count)[: max(1, min(MOST_STEPS, MOST_VALUES // values))]
         parts = np.array_split(chosen, min(len(chosen), -(-len(chosen) * values // BATCH_VALUES)))
         batches = (samples.load(family, part) for part in parts)
-        fit_persistence(operator, codec, domains(cache)[family], ((batch.z, batch.z_next) for batch in batches))
+        fit_persistence(operator, codec, domain_of[family], ((batch.z, batch.z_next) for batch in batches))
 
 
 @torch.no_grad()

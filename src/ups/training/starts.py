@@ -247,5 +247,4 @@ def _copy_row(model: Model, source: Model, row: int, names: Iterable[str]) -> No
         values = found[name][row : row + 1] if name in buffers else found[name if shared else of_family]
         part = values[tuple(map(slice, tensors[name].shape))]
         tensors[name][tuple(map(slice, part.shape))] = part
-    if isinstance(model, Operator):
-        model.persistence.find_fitted()
+    model.load_state_dict(tensors)
