@@ -94,7 +94,7 @@ def test_the_figure_shows_the_published_ratios():
 def test_times_are_those_of_the_makefile():
     """The README's first screen and `make run` tell the same time and size."""
     text, make = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
-    minutes, size = re.search(r"(about \d+ minutes on two quiet CPU cores)[^']*'[^']*'([\d.]+ GB)", make).groups()
+    minutes, size = re.search(r"(\d+ to \d+ minutes on two CPU cores)[^']*'[^']*'([\d.]+ GB)", make).groups()
     assert f"`make run` takes {minutes} and {size}" in text
 
 
