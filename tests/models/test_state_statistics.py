@@ -51,3 +51,23 @@ def test_a_limited_solution_is_counted():
     made.limited = torch.zeros(3)
     torch.testing.assert_close(made.limit_solution(3.0 + WAVE, DOMAIN), 1.0 + WAVE)
     assert made.limited.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("exponent", "expected"), [(1.0, 1.0), (0.5, 0.5), (-0.7, -0.7), (-1.8, -1.0), (2.0, 1.0)])
+def test_the_expected_change_follows_a_power_of_the_amplitude(exponent: float, expected: float):
+    """Changes of 0.3 a^p: p is found, as far as it is allowed, and in their units changes have a mean square of 1."""
+    made, amplitudes = statistics(fluctuation_rms=2.0, step_rms=5.0), torch.linspace(0.3, 5.0, 64)
+    z = 2.0 * amplitudes[:, None, None] * WAVE
+    steps = (z, z + 0.3 * (amplitudes**exponent)[:, None, None] * WAVE)
+    made.fit_change_law([steps], DOMAIN)
+    assert made.change_law[0, 1].item() == pytest.approx(expected, abs=0.05)
+    changes = (steps[1] - steps[0]) / made.expected_change(z, DOMAIN)
+    assert changes.square().mean().item() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_the_expected_change_grows_with_the_amplitude_where_amplitudes_hardly_vary():
+    """A spread of amplitudes of a hundredth says nothing about the exponent, although changes fall steeply with it."""
+    made, amplitudes = statistics(), torch.linspace(0.99, 1.01, 32)
+    z = amplitudes[:, None, None] * WAVE
+    made.fit_change_law([(z, z + (amplitudes**-9)[:, None, None] * WAVE)], DOMAIN)
+    assert made.change_law[0, 1].item() == pytest.approx(1.0, abs=0.05)

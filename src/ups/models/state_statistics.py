@@ -1,5 +1,7 @@
 """Statistics of latent states: normalization by a state's own amplitude, and limits that keep every rollout finite."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,9 @@ SMALLEST, LARGEST = 0.2, 20.0  # amplitudes
 SMALLEST_FLUCTUATION = 1e-3
 SMALLEST_CHANGE = 1e-2  # of a limited value, in units of `fluctuation_rms`
 UNLIMITED = 1e6
+SMALLEST_RATIO = 1e-3  # of a change to `step_rms`, in the fit of `expected_change`
+EXPONENTS = (-1.0, 1.0)
+PRIOR_VARIANCE = 0.01  # of log amplitudes: where they vary less the exponent stays near 1
 
 
 class StateStatistics(nn.Module):
@@ -21,7 +26,8 @@ class StateStatistics(nn.Module):
     - `max_growth`: largest factor by which one step may raise the RMS of the fluctuation, per field
     - `max_rms`: largest RMS of the fluctuation, per field; far below `max_fluctuation` where peaks are rare
     - `field_average` (families, D, D): matrix that averages over the channels of each field
-    - `validation_error` (families): latest validation loss in units of `step_rms`, at first 0; scales
+    - `change_law` (families, 2): the factor and the exponent of `expected_change`
+    - `validation_error` (families): latest validation loss in units of the expected change, at first 0; scales
       the noise of training, and is the noise that the operator's filter expects
 
     The amplitude a (B, 1, D) of a state is the RMS of its fluctuation over `fluctuation_rms`, one value per field,
@@ -45,6 +51,7 @@ class StateStatistics(nn.Module):
             self.register_buffer(name, torch.ones(shape))
         for name in ("max_growth", "max_rms"):
             self.register_buffer(name, torch.full(shape, UNLIMITED))
+        self.register_buffer("change_law", torch.ones(shape[0], 2))
         self.register_buffer("validation_error", torch.zeros(shape[0]))
         self.register_buffer("field_average", torch.eye(shape[1]).repeat(shape[0], 1, 1))
 
@@ -65,12 +72,34 @@ class StateStatistics(nn.Module):
         return mean_square.clamp(min=torch.finfo(x.dtype).tiny).sqrt()  # the square root has no gradient at 0
 
     def expected_change(self, z: Tensor, domain: Domain) -> Tensor:
-        """RMS (B, 1, D) of the change that one step is expected to make: `step_rms` times the RMS of a over fields.
+        """RMS (B, 1, D) of the change that one step is expected to make, f a^p `step_rms` with the RMS a over fields.
 
-        One amplitude for all fields, because the fields of a PDE are coupled: velocities change densities.
+        p is 1 where changes scale with the state, and negative where they fade while a field fills the domain. One
+        amplitude for all fields, because they are coupled: velocities change densities.
         """
         amplitude = self.amplitude(z, domain).square().mean(-1, keepdim=True).sqrt()
-        return self.of("step_rms", domain, z.shape[-1]) * amplitude
+        factor, exponent = self.change_law[row_of(self.rows, domain.family)]
+        return self.of("step_rms", domain, z.shape[-1]) * factor * amplitude**exponent
+
+    @torch.no_grad()
+    def fit_change_law(self, steps: Iterable[tuple[Tensor, Tensor]], domain: Domain) -> None:
+        """Fit f and p to time steps z -> z_next, each (B, N, D): least squares in the logarithms of a and change.
+
+        Where amplitudes hardly vary p stays near 1. It is at most 1: a larger one, where quadratic terms have it, makes
+        states that hardly change count too much in the loss. f gives changes a mean square of 1 in their units.
+        """
+        row, pairs = row_of(self.rows, domain.family), []
+        self.change_law[row] = 1.0  # then the expected change is a `step_rms`
+        for z, z_next in steps:
+            step_rms = self.of("step_rms", domain, z.shape[-1])
+            changes = torch.stack([self.expected_change(z, domain), self.field_rms(z_next - z, domain)])
+            pairs.append((changes / step_rms).squeeze(2).square().mean(2).sqrt())
+        a, change = torch.cat(pairs, 1).double().clamp(min=SMALLEST_RATIO).log()
+        around = a - a.mean()
+        covariance, variance = (around * change).mean(), (around * around).mean()
+        exponent = ((covariance + PRIOR_VARIANCE) / (variance + PRIOR_VARIANCE)).clamp(*EXPONENTS)
+        factor = (2 * (change - exponent * a)).exp().mean().sqrt()
+        self.change_law[row] = torch.stack([factor, exponent])
 
     def standardize(self, z: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
         """States of zero mean and unit amplitude (B, N, D), and the removed means and log amplitudes (B, 2 D)."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -129,16 +129,33 @@ def set_statistics_of(
     statistics.field_average[row, :num_channels, :num_channels] = torch.block_diag(*blocks)
 
 
+def set_change_law(statistics: StateStatistics, cache: LatentCache) -> None:
+    """Fit the expected change to `training_steps` of every transient family."""
+    for family, domain in _transient_domains(cache).items():
+        statistics.fit_change_law(training_steps(cache, family), domain)
+
+
 def set_persistence(operator: Operator, cache: LatentCache, codec: Codec) -> None:
-    """Fit the `persistence` of an operator to time steps of the training split, at most `MOST_STEPS` per family."""
-    samples, domain_of = LatentSamples(cache, "train"), domains(cache)
-    for family, count in samples.num_samples.items():
-        group = codec.groups[group_name(family, "fields")]
-        values = group.num_tokens * group.num_channels
-        chosen = np.random.default_rng(0).permutation(count)[: max(1, min(MOST_STEPS, MOST_VALUES // values))]
-        parts = np.array_split(chosen, min(len(chosen), -(-len(chosen) * values // BATCH_VALUES)))
-        batches = (samples.load(family, part) for part in parts)
-        fit_persistence(operator, codec, domain_of[family], ((batch.z, batch.z_next) for batch in batches))
+    """Fit the `persistence` of an operator to `training_steps` of every family; needs the expected change."""
+    for family, domain in _transient_domains(cache).items():
+        fit_persistence(operator, codec, domain, training_steps(cache, family))
+
+
+def training_steps(cache: LatentCache, family: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Time steps z -> z_next of the training split, each (B, N, D), at most `MOST_STEPS` in all."""
+    samples = LatentSamples(cache, "train")
+    values, count = (
+        math.prod(entries_of(cache, family)[0]["arrays"]["fields"]["shape"][2:]),
+        samples.num_samples[family],
+    )
+    chosen = np.random.default_rng(0).permutation(count)[: max(1, min(MOST_STEPS, MOST_VALUES // values))]
+    for part in np.array_split(chosen, min(len(chosen), -(-len(chosen) * values // BATCH_VALUES))):
+        batch = samples.load(family, part)
+        yield batch.z, batch.z_next
+
+
+def _transient_domains(cache: LatentCache) -> dict[str, Domain]:
+    return {family: domain for family, domain in domains(cache).items() if not FAMILIES[family].steady}
 
 
 @torch.no_grad()

@@ -2,13 +2,13 @@
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ups.config.studies import AdaptConfig
 from ups.data.families import Dataset
@@ -20,11 +20,11 @@ from ups.models.codec import Codec, FieldGroup, group_name
 from ups.models.operator import Operator, SteadyModel
 from ups.models.sizes import Sizes, row_of
 from ups.surrogate.surrogate import Setting, Surrogate, rollout
-from ups.training.examples import Trajectories, encode, fit_codec, measure_statistics, renormalized
+from ups.training.examples import Examples, Trajectories, encode, fit_codec, measure_statistics, renormalized
 from ups.training.inputs import MOST_STEPS, fit_persistence
 from ups.training.symmetry import conserved_direction
 
-LIMITS, UNITS = ("max_mean", "max_fluctuation", "max_growth", "max_rms"), ("fluctuation_rms", "step_rms")
+LIMITS, UNITS = ("max_mean", "max_fluctuation", "max_growth", "max_rms"), ("fluctuation_rms", "step_rms", "change_law")
 TRUNK = "mixer.trunks."
 
 Model = Operator | SteadyModel
@@ -171,13 +171,18 @@ def _random(surrogate: Surrogate, codec: Codec, trajectories: Trajectories, seed
     measure_statistics(model.statistics, examples)
     if isinstance(model, Operator):
         model.conserved[0] = conserved_direction(family.name, [dataset.boundary], codec)
-        total = len(examples.z) * examples.num_steps
-        chosen = torch.linspace(0, total - 1, min(total, MOST_STEPS)).long().split(16)
-        places = ((part // examples.num_steps, part % examples.num_steps) for part in chosen)
-        steps = ((examples.z[i, t].cpu(), examples.z[i, t + 1].cpu()) for i, t in places)
-        fit_persistence(model, codec, examples.domain, steps)
+        model.statistics.fit_change_law(_some_steps(examples), examples.domain)
+        fit_persistence(model, codec, examples.domain, _some_steps(examples))
     settings = {"sizes": asdict(sizes), "backbone": asdict(model.backbone)}
     return Start(codec, model.to(trajectories.u.device), settings, None)
+
+
+def _some_steps(examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+    """Time steps z -> z_next on the CPU, each (B, N, D), at most `MOST_STEPS` in all."""
+    total = len(examples.z) * examples.num_steps
+    for part in torch.linspace(0, total - 1, min(total, MOST_STEPS)).long().split(16):
+        i, t = part // examples.num_steps, part % examples.num_steps
+        yield examples.z[i, t].cpu(), examples.z[i, t + 1].cpu()
 
 
 def _model_like(surrogate: Surrogate, family: str) -> Model:

@@ -11,7 +11,7 @@ from ups.models.baselines import grid_model
 from ups.models.codec import codec_from
 from ups.models.weights import load_model
 from ups.runs.run import Run
-from ups.training.inputs import open_cache, set_statistics
+from ups.training.inputs import open_cache, set_change_law, set_statistics
 from ups.training.stage import Stage
 from ups.training.stages.operator import step_loss, store_validation_error
 from ups.training.stages.steady import steady_loss
@@ -37,6 +37,7 @@ def build(config: BaselineConfig, run: Run) -> Stage:
     model = grid_model(**settings)
     set_statistics(model.statistics, cache)
     if config.normalized:
+        set_change_law(model.statistics, cache)
         set_conserved(model, cache, load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"]))
     loss = steady_loss if family.steady else step_loss(model.statistics, config)
     loss = augmented(loss, cache, run) if config.symmetries else loss

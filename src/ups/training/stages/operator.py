@@ -18,7 +18,15 @@ from ups.models.state_statistics import StateStatistics
 from ups.models.weights import from_settings, load_model
 from ups.runs.run import Run
 from ups.training.distributed import Draw
-from ups.training.inputs import field_rms, model_settings, network_bytes, open_cache, set_persistence, set_statistics
+from ups.training.inputs import (
+    field_rms,
+    model_settings,
+    network_bytes,
+    open_cache,
+    set_change_law,
+    set_persistence,
+    set_statistics,
+)
 from ups.training.losses import TermSum, Transition
 from ups.training.stage import Loss, Stage
 from ups.training.symmetry import augmented, set_conserved
@@ -30,6 +38,7 @@ def build(config: OperatorConfig, run: Run) -> Stage:
     settings = model_settings(cache, config.model)
     operator = from_settings(Operator)(**settings)
     set_statistics(operator.statistics, cache)
+    set_change_law(operator.statistics, cache)
     codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
     set_persistence(operator, cache, codec)
     if config.conserve:
