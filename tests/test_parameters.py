@@ -277,6 +277,9 @@ WRONG = [
     ("operator.model.modes", [0, 0, 0]),
     ("diffusion.P_mean", NAN),
     ("diffusion.P_std", 0.0),
+    ("codec.precision", "float8"),
+    ("baselines.recipe.precision", "float8"),
+    ("consistency.precision", "float16"),
     ("diffusion.clip_norm", 0.0),
     ("consistency.q", 1.0),
     ("steady.warmup_steps", -1),
@@ -578,3 +581,14 @@ def test_a_place_on_s3_is_checked():
             check_parameters(base() | {"raw_root": place})
         assert "hidden" not in str(caught.value)
     check_parameters(base() | {"raw_root": "s3://bucket/raw", "source": "folder"})
+
+
+@pytest.mark.parametrize(("stage", "owner"), [("operator", "operator"), ("consistency", "diffusion")])
+def test_float8_needs_channels_that_it_can_multiply(stage: str, owner: str):
+    """Networks none of whose layers has edges of multiples of 16 are refused before any work; others are not."""
+    parameters = copy.deepcopy(base())
+    parameters[stage]["precision"] = "float8"
+    check_parameters(parameters)
+    parameters[owner]["model"]["hidden_channels"] = [24, 8, 40]
+    told = f"{stage}.precision = float8 needs hidden_channels that are multiples of 16, found [24, 8, 40]"
+    assert refusal(parameters) == told
