@@ -294,6 +294,7 @@ WRONG = [
     ("launch.rendezvous", "somewhere"),
     ("launch.sharding", "zero"),
     ("launch.compile", "maybe"),
+    ("launch.compile", 1),
     ("launch.deterministic", "mostly"),
     ("launch.micro_batch_tokens", 0),
     ("launch.memory_fraction", 1.0),
@@ -592,3 +593,22 @@ def test_float8_needs_channels_that_it_can_multiply(stage: str, owner: str):
     parameters[owner]["model"]["hidden_channels"] = [24, 8, 40]
     told = f"{stage}.precision = float8 needs hidden_channels that are multiples of 16, found [24, 8, 40]"
     assert refusal(parameters) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("compile", "maybe", "launch.compile: 'maybe' is none of true, false, reduce-overhead"),
+        ("compile", None, "launch.compile: None is none of true, false, reduce-overhead"),
+        ("nccl", {"NCCL_DEBUGG": "INFO"}, "launch.nccl: unknown variable NCCL_DEBUGG, did you mean NCCL_DEBUG?"),
+        ("nccl", {7: "INFO"}, "launch.nccl: unknown variable 7; known: NCCL_ALGO, "),
+        (
+            "nccl",
+            {"NCCL_DEBUG": "a b"},
+            "launch.nccl: NCCL_DEBUG = 'a b': use only letters, digits and _^=,.:/-, at least one",
+        ),
+    ],
+)
+def test_switches_of_training_are_refused_in_the_words_of_the_user(name: str, value: Any, told: str):
+    """A wrong value is one sentence with the parameter, the value and what is allowed, without types of Python."""
+    assert refusal(changed(f"launch.{name}", value)).startswith(told)
