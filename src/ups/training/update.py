@@ -137,7 +137,9 @@ class Update:
     def __call__(self, share: Share, learning_rate: float, *, stop: bool, save: bool) -> StepResult:
         """Take the step of `share`; `stop` and `save` are requests of this rank; one rank's request holds for all."""
         if self.run.launch.compile == "reduce-overhead":
-            torch.compiler.cudagraph_mark_step_begin()  # graphs may overwrite the results of the last step
+            # Graphs may overwrite the results of the last step, which have no reader any more. Not those of the last
+            # micro-batch: gradients are added up in the memory of the graphs that have computed the first ones.
+            torch.compiler.cudagraph_mark_step_begin()
         loss = torch.zeros((), device=self.ranks.device)
         last = len(share.micro_batches) - 1
         for position, micro in enumerate(share.micro_batches):
