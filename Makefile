@@ -18,13 +18,13 @@ test: $(VENV)/installed
 	@echo '1 GB below the temporary folder, no network.'
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# What needs further packages: Lightning, S3 simulated by moto, manifests in the schemas of Kubernetes and Kubeflow. The
+# What needs further packages: Lightning, torchao, S3 simulated by moto, manifests in the schemas of Kubernetes and Kubeflow. The
 # packages of requirements.txt keep their versions. A network is needed for the packages alone.
 test-extras: $(VENV)/installed
 	sed '/--hash/d; s/ \\$$//' requirements.txt > $(VENV)/pins.txt
-	$(BIN)/python -m pip install --quiet --constraint $(VENV)/pins.txt --editable '.[lightning,s3-test,manifests-test]'
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/pins.txt --editable '.[lightning,float8,s3-test,manifests-test]'
 	$(BIN)/python -m pip check
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/training/test_lightning.py tests/data/test_remote.py tests/runs/test_submission.py
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/training/test_lightning.py tests/training/test_float8.py tests/data/test_remote.py tests/runs/test_submission.py
 
 # Faults, bit-exact resume on 1, 2 and 3 ranks, tuning and benchmark in miniature. Fewer kills per resumed job than
 # `pytest -m slow` makes, so that it ends within half an hour on two cores.

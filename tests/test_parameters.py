@@ -277,6 +277,9 @@ WRONG = [
     ("operator.model.modes", [0, 0, 0]),
     ("diffusion.P_mean", NAN),
     ("diffusion.P_std", 0.0),
+    ("codec.precision", "float8"),
+    ("baselines.recipe.precision", "float8"),
+    ("consistency.precision", "float16"),
     ("diffusion.clip_norm", 0.0),
     ("consistency.q", 1.0),
     ("steady.warmup_steps", -1),
@@ -291,6 +294,7 @@ WRONG = [
     ("launch.rendezvous", "somewhere"),
     ("launch.sharding", "zero"),
     ("launch.compile", "maybe"),
+    ("launch.compile", 1),
     ("launch.deterministic", "mostly"),
     ("launch.micro_batch_tokens", 0),
     ("launch.memory_fraction", 1.0),
@@ -578,3 +582,33 @@ def test_a_place_on_s3_is_checked():
             check_parameters(base() | {"raw_root": place})
         assert "hidden" not in str(caught.value)
     check_parameters(base() | {"raw_root": "s3://bucket/raw", "source": "folder"})
+
+
+@pytest.mark.parametrize(("stage", "owner"), [("operator", "operator"), ("consistency", "diffusion")])
+def test_float8_needs_channels_that_it_can_multiply(stage: str, owner: str):
+    """Networks none of whose layers has edges of multiples of 16 are refused before any work; others are not."""
+    parameters = copy.deepcopy(base())
+    parameters[stage]["precision"] = "float8"
+    check_parameters(parameters)
+    parameters[owner]["model"]["hidden_channels"] = [24, 8, 40]
+    told = f"{stage}.precision = float8 needs hidden_channels that are multiples of 16, found [24, 8, 40]"
+    assert refusal(parameters) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("compile", "maybe", "launch.compile: 'maybe' is none of true, false, reduce-overhead"),
+        ("compile", None, "launch.compile: None is none of true, false, reduce-overhead"),
+        ("nccl", {"NCCL_DEBUGG": "INFO"}, "launch.nccl: unknown variable NCCL_DEBUGG, did you mean NCCL_DEBUG?"),
+        ("nccl", {7: "INFO"}, "launch.nccl: unknown variable 7; known: NCCL_ALGO, "),
+        (
+            "nccl",
+            {"NCCL_DEBUG": "a b"},
+            "launch.nccl: NCCL_DEBUG = 'a b': use only letters, digits and _^=,.:/-, at least one",
+        ),
+    ],
+)
+def test_switches_of_training_are_refused_in_the_words_of_the_user(name: str, value: Any, told: str):
+    """A wrong value is one sentence with the parameter, the value and what is allowed, without types of Python."""
+    assert refusal(changed(f"launch.{name}", value)).startswith(told)

@@ -77,6 +77,18 @@ def test_stages_without_datasets_are_not_planned(tmp_path: Path, monkeypatch: py
     assert list(result["stages"]) == ["codec", "steady", "diffusion", "consistency"]
 
 
+def test_steps_of_correctors_are_an_upper_bound():
+    """Steps and times of diffusion and consistency are told as "up to", because the split may leave families out."""
+    console = Console(width=80, record=True, force_terminal=False)
+    rows = {stage: {"steps": 1200, "seconds_per_step": 0.05} for stage in ("operator", "diffusion", "consistency")}
+    console.print(plan._table_of_stages(rows))
+    cells = [
+        line.split() for line in console.export_text().splitlines() if line.split()[:1] and line.split()[0] in rows
+    ]
+    assert cells[0] == ["operator", "1,200", "0.05", "60", "s"]
+    assert cells[1:] == [[s, "up", "to", "1,200", "0.05", "up", "to", "60", "s"] for s in ("diffusion", "consistency")]
+
+
 def test_time_of_a_step_is_that_of_a_run_with_the_same_options(tmp_path: Path):
     """Ten steps at 5 and ten at 2 per second are 0.35 s per step, for any number of steps; other options have none."""
     folder = tmp_path / "operator" / "0"

@@ -82,14 +82,41 @@ def test_what_takes_a_gpu_is_refused_without_one(name: str, value: str, instead:
     """CUDA graphs and offloading on a CPU are one line that names the remedy, which is not refused."""
     wanted = rf"^launch\.{name}={value} needs a GPU: set launch\.{name}={str(instead).lower()}$"
     with pytest.raises(ConfigFault, match=wanted):
-        machine.training_device(launched(**{name: value}))
-    assert machine.training_device(launched(**{name: instead})) == "cpu"
+        machine.training_device(launched(**{name: value}), "operator", "float32")
+    assert machine.training_device(launched(**{name: instead}), "operator", "float32") == "cpu"
 
 
 def test_settings_of_nccl_are_refused_without_a_gpu():
     """A CPU does not exchange by NCCL."""
     with pytest.raises(ConfigFault, match=r"^launch\.nccl=.* needs GPUs: leave it empty$"):
-        machine.training_device(launched(nccl={"NCCL_DEBUG": "INFO"}))
+        machine.training_device(launched(nccl={"NCCL_DEBUG": "INFO"}), "operator", "float32")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "installed", "told"),
+    [
+        ([], True, r"needs a GPU: set steady\.precision=bfloat16"),
+        ([(9, 0), (8, 0)], True, r"needs GPUs of compute capability 8\.9, found 8\.0: set steady\.precision=bfloat16"),
+        (
+            [(8, 9), (10, 0)],
+            False,
+            r"needs the extra: pip install -e '\.\[float8\]'; or set steady\.precision=bfloat16",
+        ),
+        ([(8, 9), (10, 0)], True, None),
+    ],
+)
+def test_float8_takes_hardware_and_a_package(
+    capabilities: list[tuple[int, int]], installed: bool, told: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    """Float8 is refused, in one line with the remedy, without GPUs that can do it and without torchao."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
+    monkeypatch.setattr(machine, "find_spec", lambda name: installed or None)
+    if told is None:
+        assert machine.training_device(launched(device="auto"), "steady", "float8") == "cuda"
+        return
+    with pytest.raises(ConfigFault, match=rf"^steady\.precision=float8 {told}$"):
+        machine.training_device(launched(device="auto"), "steady", "float8")
 
 
 class FakeGpu:

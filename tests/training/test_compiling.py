@@ -11,9 +11,18 @@ import torch
 from torch import nn
 
 from tests.backbones import small
-from ups.models.backbone import TokenMixer
+from tests.training.jobs import NO_TERMS, inputs_of, launched, section
+from tests.training.toys import ranks
+from ups.models.backbone import Block, TokenMixer
 from ups.models.sizes import Domain, Sizes
-from ups.training.update import compile_blocks, why_not_compiled
+from ups.runs.run import Run
+from ups.training import parallel
+from ups.training import update as update_module
+from ups.training.batches import Batches
+from ups.training.injection import Injection
+from ups.training.parallel import full_state
+from ups.training.stages.operator import build
+from ups.training.update import Update, compile_blocks, why_not_compiled
 
 torch.set_num_threads(1)
 
@@ -75,3 +84,65 @@ def test_a_missing_compiler_is_told(tmp_path: Path):
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("InvalidCxxCompiler: ")
     assert len(result.stdout.splitlines()) == 1
+
+
+class GraphMemory:
+    """The memory of CUDA graphs: what blocks and their backward passes return is NaN after the next `mark`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.results: list[torch.Tensor] = []
+        self.num_marks = 0
+        for block in (module for module in model.modules() if isinstance(module, Block)):
+            block.register_forward_hook(lambda module, inputs, output: self.keep(output))
+            for parameter in block.parameters():
+                parameter.register_hook(self.keep)
+
+    def keep(self, result: torch.Tensor) -> None:
+        """Remember the memory of a result, not the tensor: autograd still takes a gradient over without a copy."""
+        self.results.append(result.detach())
+
+    def mark(self) -> None:
+        """Begin a step: torch may now overwrite what graphs have returned."""
+        self.num_marks += 1
+        for result in self.results:
+            result.fill_(torch.nan)
+        self.results.clear()
+
+    def holds(self, tensor: torch.Tensor | None) -> bool:
+        """Whether a tensor lies in this memory."""
+        addresses = {result.untyped_storage().data_ptr() for result in self.results}
+        return tensor is not None and tensor.untyped_storage().data_ptr() in addresses
+
+
+def losses_terms_and_weights(root: Path, mode: str | bool, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Those of an operator trained for some steps of several micro-batches, read after its memory was overwritten."""
+    terms = NO_TERMS | {"spectral": {"weight": 0.1, "phase": [0.0, 1.0]}}
+    unroll = {"horizon": 2, "pushforward": False, "start": 0.0}
+    config, launch = section(steps=6, unroll=unroll, terms=terms), launched(micro_batch_tokens=32, compile=mode)
+    run, inject = Run(root, "operator", "", {}, inputs_of(root), launch, "cpu", root), Injection(root, 0)
+    torch.manual_seed(0)
+    stage = build(config, run)
+    update, batches = Update(stage, config, run, ranks(), inject), Batches(stage, config, run, ranks(), inject)
+    memory, read, clip = GraphMemory(update.model), [], parallel.clip_gradients
+
+    def clipped(parameters: tuple[nn.Parameter, ...], max_norm: float) -> torch.Tensor:
+        assert any(memory.holds(p.grad) for p in parameters), "autograd has copied the gradients"
+        return clip(parameters, max_norm)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "cudagraph_mark_step_begin", memory.mark)
+        patch.setattr(parallel, "clip_gradients", clipped)
+        for share in map(batches.read, range(config.steps)):
+            assert len(share.micro_batches) > 1
+            read += [update(share, 0.003, stop=False, save=False).loss, *stage.terms.values()]
+    assert memory.num_marks == (config.steps if mode else 0)
+    memory.mark()
+    return [*read, *full_state(update.model).values(), *full_state(update.average).values()]
+
+
+def test_nothing_is_read_that_cuda_graphs_have_overwritten(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """Losses, terms and weights are the same where graphs overwrite in a step what they have returned in the last."""
+    monkeypatch.setattr(update_module, "_compile", lambda *_: None)
+    plain, found = (losses_terms_and_weights(root, mode, monkeypatch) for mode in (False, "reduce-overhead"))
+    assert all(value.isfinite().all() for value in plain)
+    assert all(map(torch.equal, found, plain)) and len(found) == len(plain)

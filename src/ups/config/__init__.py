@@ -113,9 +113,19 @@ class Parameters(Section):
             raise ValueError(
                 f"seed = {self.seed} reaches no section: set it by --params seed={self.seed}, or in globals.yml of conf"
             )
+        self._check_float8()
         for variant in self.ablation.variants:
             self._check_variant(variant)
         return self
+
+    def _check_float8(self) -> None:
+        models = {"operator": self.operator, "diffusion": self.diffusion, "steady": self.steady}
+        for stage, owner in (models | {"consistency": self.diffusion}).items():
+            channels = owner.model.hidden_channels
+            if getattr(self, stage).precision == "float8" and all(n % 16 for n in channels):
+                raise ValueError(
+                    f"{stage}.precision = float8 needs hidden_channels that are multiples of 16, found {list(channels)}"
+                )
 
     def _check_remote(self, place: str) -> None:
         if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/[\w+.-]+)*/?", place, re.ASCII):

@@ -3,21 +3,40 @@
 Sections `profile` and `benchmark`: measurements of speed and memory.
 """
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from ups.config.data import SimulatedDataset
 from ups.config.sections import Fraction, Section, Seed, Steps
 from ups.config.training import Backbone
+from ups.errors import nearest
 
-NCCL = Literal[
+NCCL = (
     "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_CROSS_NIC", "NCCL_CUMEM_ENABLE", "NCCL_DEBUG", "NCCL_IB_DISABLE",
     "NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "NCCL_IB_TC", "NCCL_IB_TIMEOUT", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS",
     "NCCL_NET_GDR_LEVEL", "NCCL_NTHREADS", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_PROTO",
     "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME",
-]  # fmt: skip
-NcclValue = Annotated[str, Field(strict=False, coerce_numbers_to_str=True, pattern=r"^[A-Za-z0-9_^=,.:/-]+$")]
+)  # fmt: skip
+
+
+def _expect_variables(variables: dict[str, str]) -> dict[str, str]:
+    for name, value in variables.items():
+        if name not in NCCL:
+            raise ValueError(f"unknown variable {name}{nearest(name, NCCL)}")
+        if not re.fullmatch(r"[A-Za-z0-9_^=,.:/-]+", value):
+            raise ValueError(f"{name} = {value!r}: use only letters, digits and _^=,.:/-, at least one")
+    return variables
+
+
+def _expect_mode(value: Any) -> Any:
+    if not isinstance(value, bool) and value != "reduce-overhead":
+        raise ValueError(f"{value!r} is none of true, false, reduce-overhead")
+    return value
+
+
+NcclText = Annotated[str, Field(strict=False, coerce_numbers_to_str=True)]
 
 
 class LaunchConfig(Section):
@@ -52,8 +71,8 @@ class LaunchConfig(Section):
     device: Literal["auto", "cpu", "cuda"]
     sharding: Literal["ddp", "fsdp", "fsdp-offload"]
     bucket_megabytes: PositiveFloat
-    nccl: dict[NCCL, NcclValue]
-    compile: bool | Literal["reduce-overhead"]
+    nccl: Annotated[dict[NcclText, NcclText], AfterValidator(_expect_variables)]
+    compile: Annotated[bool | Literal["reduce-overhead"], BeforeValidator(_expect_mode)]
     activation_checkpointing: bool
     deterministic: bool
     micro_batch_tokens: PositiveInt | None

@@ -7,6 +7,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from ups.config.sections import NonNegative, PerDimension, PerDimensionFloat, Section, Seed, Steps, section_of
 from ups.models import sizes
 
+BackbonePrecision = Literal["float32", "bfloat16", "float8"]
+
 
 class Backbone(section_of(sizes.Backbone)):
     """The options of `ups.models.sizes.Backbone`; a class of this module, because `ParallelRunner` pickles sections."""
@@ -145,10 +147,12 @@ class CodecConfig(TrainingSection):
 class OperatorConfig(TrainingSection):
     """Stage `operator`: one time step in latent space.
 
+    `precision`: `float8` is bfloat16, with the matrix products of the blocks' linear layers in float8.
     `conserve`: no step changes the integral of a field that the PDE conserves under its boundary condition.
     `symmetries`: training samples are mirrored and rotated at random, where PDE and domain allow it.
     """
 
+    precision: BackbonePrecision
     model: Backbone
     noise: Noise
     conserve: bool
@@ -160,6 +164,7 @@ class OperatorConfig(TrainingSection):
 class DiffusionConfig(TrainingSection):
     """Stage `diffusion`: unit-variance residuals at EDM's log-normal noise levels, log sigma ~ N(P_mean, P_std^2)."""
 
+    precision: BackbonePrecision
     model: Backbone
     P_mean: float
     P_std: PositiveFloat
@@ -168,6 +173,7 @@ class DiffusionConfig(TrainingSection):
 class ConsistencyConfig(TrainingSection):
     """Stage `consistency`: easy consistency tuning (Geng et al. 2024, arXiv:2406.14548); q, k, b as in `next_sigma`."""
 
+    precision: BackbonePrecision
     P_mean: float
     P_std: PositiveFloat
     q: Annotated[float, Field(gt=1.0)]
@@ -178,5 +184,6 @@ class ConsistencyConfig(TrainingSection):
 class SteadyConfig(TrainingSection):
     """Stage `steady`: coefficient fields to steady solutions; `symmetries` as for the operator."""
 
+    precision: BackbonePrecision
     model: Backbone
     symmetries: bool

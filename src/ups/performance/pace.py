@@ -19,7 +19,7 @@ from ups.config import AblationConfig, BaselinesConfig, LaunchConfig
 from ups.config.baselines import Candidate, Kind
 from ups.config.training import TrainingSection
 from ups.files import read_json, write_json
-from ups.runs.machine import device
+from ups.runs.machine import training_device
 from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, cached_step, fingerprint
 from ups.runs.torchrun import REQUEST, RESULT, run_query
@@ -55,8 +55,9 @@ def seconds_per_step(
 
     def measure(folder: Path) -> dict[str, Any]:
         first = next(iter(stages.values()))  # a worker process needs one stage to start with; `request` has all
-        place = (launch, device(launch), data_root, raw)
-        run = Run(folder, first["stage"], identity, first["config"], first["inputs"], *place)
+        for each in stages.values():
+            where = training_device(launch, each["stage"], each["config"]["precision"])
+        run = Run(folder, first["stage"], identity, first["config"], first["inputs"], launch, where, data_root, raw)
         return {"seconds_per_step": run_query(PACE_WORKER, run, request)}
 
     return cached_step(step, data_root / "06_models" / "pace", identity, measure, root=data_root)

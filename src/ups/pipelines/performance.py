@@ -116,7 +116,7 @@ def _tune(
     """The largest micro-batch and the device and processes it was measured on; or why the stage cannot be tuned."""
     if missing := _missing(stage, inputs):
         return {"stage": stage, "untuned": missing}
-    where = machine.training_device(launch)
+    where = machine.training_device(launch, stage, config.precision)
     folder = data_root / "06_models" / stage / "tuning"
     section = config.model_dump(mode="json")
     run = Run(folder, stage, "tuning", section, trained_receipts(inputs), launch, where, data_root, raw)
@@ -143,8 +143,8 @@ def profile_operator(
     from ups.performance.report import profile_figure, profile_text
 
     folder, section = data_root / "06_models/operator/profile", operator.model_dump(mode="json")
-    inputs = {"latent_cache": latent_cache}
-    run = Run(folder, "operator", "profile", section, inputs, launch, machine.training_device(launch), data_root)
+    inputs, where = {"latent_cache": latent_cache}, machine.training_device(launch, "operator", operator.precision)
+    run = Run(folder, "operator", "profile", section, inputs, launch, where, data_root)
     found = run_query(PROFILE_WORKER, run, config.model_dump(mode="json"))
     return read_json(folder / TRACE), profile_text(found, "operator"), profile_figure(found, "operator")
 
@@ -184,7 +184,7 @@ def measure_speed(
     # One process, as in the reference setups; whole batches, because accumulation would change the measured time.
     launch = launch.model_copy(update=ALONE | {"micro_batch_tokens": None})
     machine.limit_threads(launch)
-    where, root = machine.training_device(launch), data_root / BENCHMARK
+    where, root = machine.training_device(launch, "operator", operator.precision), data_root / BENCHMARK
     section = operator.model_dump(mode="json")
     run = Run(root / "06_models/operator", "operator", "benchmark", section, data, launch, where, root, root / "01_raw")
     described = machine.describe_machine(where, launch.threads_per_process or os.cpu_count() or 1, config.seed)

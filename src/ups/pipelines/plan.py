@@ -50,7 +50,8 @@ log = logging.getLogger(__name__)
 
 SHARDS = "04_feature/latents/*/*.zarr/*/c/*/*/0/0"
 NAME_WIDTH, WIDTHS = 30, (15, 13, 10, 10)  # of the lines of sizes, together at most 80
-STAGES = ("codec", "operator", "steady", "diffusion", "consistency")
+CORRECTORS = ("diffusion", "consistency")
+STAGES = ("codec", "operator", "steady", *CORRECTORS)
 # Options that do not change how long a training step takes.
 ANY_LENGTH = ("steps", "warmup_steps", "seed", "learning_rate", "validate_every", "log_every", "patience")
 
@@ -209,14 +210,16 @@ def _line(name: str, cells: tuple[str, ...]) -> str:
 
 def _table_of_stages(stages: dict[str, dict[str, Any]]) -> Table:
     title = "Training; times as in earlier runs with these options"
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    caption = "up to: fewer if families lack validation trajectories"
+    shown = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
     shown.add_column("stage")
     for name in ("steps", "seconds per step", "estimated time"):
         shown.add_column(name, justify="right")
     for stage, entry in stages.items():
         rate = entry["seconds_per_step"]
-        times = ("not known", "not known") if rate is None else (f"{rate:.3g}", _duration(rate * entry["steps"]))
-        shown.add_row(stage, f"{entry['steps']:,}", *times)
+        limit = "up to " if stage in CORRECTORS else ""
+        whole = "not known" if rate is None else limit + _duration(rate * entry["steps"])
+        shown.add_row(stage, f"{limit}{entry['steps']:,}", "not known" if rate is None else f"{rate:.3g}", whole)
     return shown
 
 

@@ -45,7 +45,7 @@ def train_stage(
     def work(folder: Path) -> Receipt:
         remove_leftovers(folder)
         if not is_finished(folder):
-            kind = machine.training_device(launch)
+            kind = machine.training_device(launch, stage, config.precision)
             tuned = machine.with_tuned_micro_batch(launch, stage, kind, data_root)
             section = config.model_dump(mode="json")
             _train(Run(folder, stage, key, section, inputs, tuned, kind, data_root, raw))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 TUNING = "tuning.json"
 GIBIBYTE = 2**30
+FLOAT8_CAPABILITY = (8, 9)  # of GPUs that multiply matrices in float8: Ada, Hopper and later
 FOR_GPUS = {"compile": ("reduce-overhead", "true"), "sharding": ("fsdp-offload", "fsdp")}
 Tuning = dict[str, PositiveInt | None]
 """Contents of `tuning.json`: key of a place -> tokens of a micro-batch, None for the whole batch."""
@@ -63,11 +65,11 @@ def device(launch: LaunchConfig) -> str:
     return "cuda"
 
 
-def training_device(launch: LaunchConfig) -> str:
-    """The `device` of a training job.
+def training_device(launch: LaunchConfig, stage: str, precision: str) -> str:
+    """The `device` of a training job of a stage.
 
     Raises:
-        ConfigFault: as `device`, and if there is no GPU for an option that needs one.
+        ConfigFault: as `device`, and if there is no GPU or no package for an option that needs one.
     """
     where = device(launch)
     if where == "cpu":
@@ -76,7 +78,23 @@ def training_device(launch: LaunchConfig) -> str:
                 raise ConfigFault(f"launch.{name}={value} needs a GPU: set launch.{name}={instead}")
         if launch.nccl:
             raise ConfigFault(f"launch.nccl={launch.nccl} needs GPUs: leave it empty")
+    if precision == "float8":
+        _expect_float8(f"{stage}.precision", launch.num_processes if where == "cuda" else 0)
     return where
+
+
+def _expect_float8(parameter: str, num_gpus: int) -> None:
+    import torch
+
+    instead = f"set {parameter}=bfloat16"
+    capabilities = [torch.cuda.get_device_capability(index) for index in range(num_gpus)]
+    if not capabilities:
+        raise ConfigFault(f"{parameter}=float8 needs a GPU: {instead}")
+    if min(capabilities) < FLOAT8_CAPABILITY:
+        found, needed = (".".join(map(str, pair)) for pair in (min(capabilities), FLOAT8_CAPABILITY))
+        raise ConfigFault(f"{parameter}=float8 needs GPUs of compute capability {needed}, found {found}: {instead}")
+    if find_spec("torchao") is None:
+        raise ConfigFault(f"{parameter}=float8 needs the extra: pip install -e '.[float8]'; or {instead}")
 
 
 def limit_threads(launch: LaunchConfig) -> None:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from statistics import fmean
 from typing import Any
 
@@ -115,7 +115,7 @@ class StepTimer:
     def __init__(self, checkpoint_minutes: float, device: torch.device, peak_rate: float) -> None:
         self.checkpoint_seconds, self.saved_at = 60 * checkpoint_minutes, time.monotonic()
         self.device, self.peak_rate = device, peak_rate
-        self.flops_per_sample: dict[str, float] = {}
+        self.flops_per_sample: dict[tuple[str, Hashable], float] = {}
         self.energy_started = energy_kilojoules(device)
         self.restart()
 
@@ -132,10 +132,14 @@ class StepTimer:
         return share
 
     def count(self, share: Share, update: Update, world_size: int) -> None:
-        """Add the floating-point operations of a step of this rank, counted for one sample when a key first appears."""
-        if share.key not in self.flops_per_sample:
-            self.flops_per_sample[share.key] = update.flops_per_sample(share)
-        self.flops += self.flops_per_sample[share.key] * share.size / world_size
+        """Add the floating-point operations of a step of this rank.
+
+        They are counted for one sample when a key first appears, and anew in every phase of the loss.
+        """
+        kind = share.key, update.stage.phase and update.stage.phase(share.step)
+        if kind not in self.flops_per_sample:
+            self.flops_per_sample[kind] = update.flops_per_sample(share)
+        self.flops += self.flops_per_sample[kind] * share.size / world_size
 
     def metrics(self) -> dict[str, float]:
         """What rank 0 did since the last `restart`, then restarts.

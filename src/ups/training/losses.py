@@ -211,6 +211,10 @@ class TermSum:
         self.codec, self.steps = codec, steps
         self.values: dict[str, Tensor] = {}
 
+    def active(self, step: int) -> tuple[str, ...]:
+        """Names of the terms that training step `step` computes."""
+        return tuple(name for name, config in self.configs.items() if term_weight(config, step, self.steps) > 0)
+
     def __call__(self, transition: Transition, draw: Draw) -> Tensor:
         """The sum for each sample of a training step, (B,)."""
         assert draw.step is not None, "terms are part of the training loss only"

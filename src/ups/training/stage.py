@@ -1,6 +1,6 @@
 """What a training stage is: a model, a loss and samples; and the sizes of its batches."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,8 +46,9 @@ class Stage:
     the model's constructor arguments as plain values, `num_tokens` the tokens of one snapshot of each key,
     `sample_bytes` an estimate of the memory of forward and backward pass for one sample of each key, from which the
     sizes of micro-batches are derived. A loss with further terms keeps the latest value of each in `terms` (0-d
-    tensors) for logging. `after_validation` gets the model and the validation loss of each key; it may only change
-    buffers of the model, which checkpoints contain.
+    tensors) for logging. `phase` of a step tells which operations its loss has (unrolled time steps, terms); None:
+    always the same. `after_validation` gets the model and the validation loss of each key; it may only change buffers
+    of the model, which checkpoints contain.
     """
 
     model: nn.Module
@@ -58,6 +59,7 @@ class Stage:
     num_tokens: dict[str, int]
     sample_bytes: dict[str, int]
     terms: dict[str, Tensor] | None = None
+    phase: Callable[[int], Hashable] | None = None
     after_validation: Callable[[nn.Module, dict[str, float]], None] | None = None
 
     def batch_sizes(self, config: TrainingSection) -> dict[str, int]:

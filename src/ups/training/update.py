@@ -16,7 +16,7 @@ from torch.profiler import record_function
 from torch.utils.flop_counter import FlopCounterMode
 
 from ups.config.training import TrainingSection
-from ups.errors import OutOfMemory
+from ups.errors import ConfigFault, OutOfMemory
 from ups.models.blocks import Blocks
 from ups.runs.run import Run
 from ups.training import parallel
@@ -49,6 +49,34 @@ def compile_blocks(model: nn.Module, mode: str | None = None) -> None:
     for blocks in (module for module in model.modules() if isinstance(module, Blocks)):
         for block in blocks:
             block.compile(fullgraph=True, dynamic=False, mode=mode)
+
+
+def convert_to_float8(model: nn.Module, device: torch.device) -> None:
+    """Have the linear layers of the blocks multiply matrices in float8, in place, by torchao; a CPU emulates it.
+
+    Operands are scaled by their largest value at each product. Weights keep their names and precision. Left out are
+    layers with an edge that is no multiple of 16, as products in float8 demand, and `modulation`, which acts once on a
+    sample and not on each token.
+
+    Raises:
+        ConfigFault: torchao is missing, or no layer can be converted.
+    """
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise ConfigFault(f"precision: float8 needs the extra: pip install -e '.[float8]' ({error})") from error
+
+    def is_converted(layer: nn.Module, name: str) -> bool:
+        return name != "modulation" and all(size % 16 == 0 for size in layer.weight.shape)
+
+    # Products for gradients of weights run over the tokens, of which there is any number: padding.
+    how = Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
+    blocks = [block for stack in model.modules() if isinstance(stack, Blocks) for block in stack]
+    layers = [(name, m) for block in blocks for name, m in block.named_modules() if isinstance(m, nn.Linear)]
+    if not any(is_converted(layer, name) for name, layer in layers):
+        raise ConfigFault("precision: float8 needs hidden_channels that are multiples of 16: choose bfloat16")
+    for block in blocks:
+        convert_to_float8_training(block, module_filter_fn=is_converted, config=how)
 
 
 def why_not_compiled(device: torch.device) -> str | None:
@@ -90,6 +118,8 @@ class Update:
         self.stage, self.config, self.run, self.ranks, self.inject = stage, config, run, ranks, inject
         self.model = stage.model.to(ranks.device)
         self.average = copy.deepcopy(self.model).requires_grad_(False)
+        if config.precision == "float8":  # the average, which is validated and saved, keeps its plain layers
+            convert_to_float8(self.model, ranks.device)
         stacks = [module for module in self.model.modules() if isinstance(module, Blocks)]
         self.dropping = [blocks for blocks in stacks if blocks.drop_path > 0]
         for blocks in stacks:
@@ -107,7 +137,9 @@ class Update:
     def __call__(self, share: Share, learning_rate: float, *, stop: bool, save: bool) -> StepResult:
         """Take the step of `share`; `stop` and `save` are requests of this rank; one rank's request holds for all."""
         if self.run.launch.compile == "reduce-overhead":
-            torch.compiler.cudagraph_mark_step_begin()  # graphs may overwrite the results of the last step
+            # Graphs may overwrite the results of the last step, which have no reader any more. Not those of the last
+            # micro-batch: gradients are added up in the memory of the graphs that have computed the first ones.
+            torch.compiler.cudagraph_mark_step_begin()
         loss = torch.zeros((), device=self.ranks.device)
         last = len(share.micro_batches) - 1
         for position, micro in enumerate(share.micro_batches):
@@ -183,8 +215,7 @@ class Update:
             kept = Draw((self.config.seed, 4, share.step), share.size, micro.place, self.ranks.device)
             for blocks in self.dropping:
                 blocks.keep = kept.keep(blocks.drop_path, len(blocks))
-        precision = torch.bfloat16 if self.config.precision == "bfloat16" else None
-        with torch.autocast(self.ranks.device.type, precision, enabled=precision is not None):
+        with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.config.precision != "float32"):
             return self.stage.loss(self.model, batch, draw)
 
     def _forward(self, share: Share, micro: MicroBatch, position: int) -> Tensor | None:

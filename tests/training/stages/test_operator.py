@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.backbones import small
-from tests.training.jobs import assert_same_training, noisy, section, status_of, train
+from tests.training.jobs import NO_TERMS, assert_same_training, inputs_of, launched, noisy, section, status_of, train
+from tests.training.toys import CPU, ranks
 from ups.config import OperatorConfig
 from ups.config.training import Noise, Unroll
 from ups.data.pdebench import FAMILIES
@@ -17,9 +19,14 @@ from ups.data.samples import LatentBatch
 from ups.models.operator import Operator
 from ups.models.sizes import Domain, Sizes
 from ups.models.state_statistics import StateStatistics
+from ups.runs.run import Run
+from ups.training.batches import Batches
 from ups.training.distributed import Draw
+from ups.training.history import StepTimer
+from ups.training.injection import Injection
 from ups.training.inputs import field_rms
-from ups.training.stages.operator import horizon_at, state_noise, step_loss
+from ups.training.stages.operator import build, horizon_at, state_noise, step_loss
+from ups.training.update import Update
 
 B, N, D, H = 6, 12, 3, 3
 DOMAIN = Domain("burgers_1d", (N,), (True,))
@@ -229,3 +236,23 @@ def test_an_unrolled_operator_resumes_exactly(root: Path, inject: Callable[[str]
     folder = train(root, unroll=how)
     assert_same_training(folder, root / "06_models" / "undisturbed" / undisturbed.name)
     assert len(status_of(root)["restarts"]) == 1
+
+
+@pytest.mark.parametrize("pushforward", [False, True])
+def test_operations_are_counted_in_every_phase(root: Path, pushforward: bool):
+    """While horizons grow and a term comes and goes, the count of each step is torch's count of the whole step."""
+    terms = NO_TERMS | {"spectral": {"weight": 0.1, "phase": [0.5, 0.75]}}
+    how = unroll(3, pushforward=pushforward, start=0.25).model_dump()
+    config = section(steps=8, unroll=how, terms=terms, symmetries=False)
+    run = Run(root, "operator", "", {}, inputs_of(root), launched(num_processes=1), "cpu", root)
+    stage, inject = build(config, run), Injection(root, 0)
+    update, timer = Update(stage, config, run, ranks(), inject), StepTimer(10.0, CPU, peak_rate=1.0)
+    batches, per_sample = Batches(stage, config, run, ranks(), inject), set()
+    for step in range(8):
+        share, before = batches.read(step), timer.flops
+        timer.count(share, update, 1)
+        with FlopCounterMode(display=False) as counted:
+            update(share, 0.001, stop=False, save=False)
+        assert timer.flops - before == counted.get_total_flops()
+        per_sample.add((share.key, counted.get_total_flops() / share.size))
+    assert len(per_sample) == len(timer.flops_per_sample) > 4

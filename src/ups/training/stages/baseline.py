@@ -1,6 +1,7 @@
 """Stage `baseline`: an FNO, U-Net, transformer or linear stencil of one family on its grid, trained by our loop."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ups.config.baselines import BaselineConfig
@@ -13,7 +14,7 @@ from ups.models.weights import load_model
 from ups.runs.run import Run
 from ups.training.inputs import open_cache, set_change_law, set_statistics
 from ups.training.stage import Stage
-from ups.training.stages.operator import step_loss, store_validation_error
+from ups.training.stages.operator import horizon_at, step_loss, store_validation_error
 from ups.training.stages.steady import steady_loss
 from ups.training.symmetry import augmented, set_conserved
 
@@ -45,7 +46,8 @@ def build(config: BaselineConfig, run: Run) -> Stage:
     num_tokens, horizon = train.num_tokens, config.unroll.horizon
     sample_bytes = {name: 4 * points * _floats_per_point(settings) * horizon for name, points in num_tokens.items()}
     stage = Stage(model, settings, loss, train, valid, num_tokens, sample_bytes)
-    return replace(stage, after_validation=store_validation_error)
+    phase = None if family.steady else partial(horizon_at, steps=config.steps, unroll=config.unroll)
+    return replace(stage, phase=phase, after_validation=store_validation_error)
 
 
 def _floats_per_point(settings: dict[str, Any]) -> int:

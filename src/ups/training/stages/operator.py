@@ -50,7 +50,12 @@ def build(config: OperatorConfig, run: Run) -> Stage:
     num_tokens = train.num_tokens
     sample_bytes = network_bytes(settings, num_tokens, config.unroll.horizon)
     stage = Stage(operator, settings, loss, train, valid, num_tokens, sample_bytes)
-    return replace(stage, terms=terms.values if terms.configs else None, after_validation=store_validation_error)
+    logged = terms.values if terms.configs else None
+
+    def phase(step: int) -> tuple[int, tuple[str, ...]]:
+        return horizon_at(step, config.steps, config.unroll), terms.active(step)
+
+    return replace(stage, terms=logged, phase=phase, after_validation=store_validation_error)
 
 
 def step_loss(
