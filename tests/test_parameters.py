@@ -578,3 +578,12 @@ def test_a_place_on_s3_is_checked():
             check_parameters(base() | {"raw_root": place})
         assert "hidden" not in str(caught.value)
     check_parameters(base() | {"raw_root": "s3://bucket/raw", "source": "folder"})
+
+
+def test_the_store_of_latents_is_on_s3():
+    """Credentials in its address are refused without showing them, and so is a folder on disk."""
+    for place in ("s3://me:hidden@bucket/latents", "/shared/latents", "s3://", "https://me:hidden@host/bucket"):
+        with pytest.raises(ConfigFault, match="launch.latent_store: a place on S3 is s3://BUCKET/FOLDER") as caught:
+            check_parameters(changed("launch.latent_store", place))
+        assert "hidden" not in str(caught.value)
+    check_parameters(changed("launch.latent_store", "s3://bucket/team_a/latents"))

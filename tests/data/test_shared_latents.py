@@ -188,6 +188,15 @@ def test_no_damaged_piece_is_accepted(
         assert encoded(tmp_path / "a", datasets, scale=scale) == expected == files_in(store)
 
 
+def test_statistics_of_another_dataset_are_refused(bucket: Bucket, tmp_path: Path, datasets: dict[str, Dataset]):
+    """A sound file in the wrong place has another size."""
+    encoded(tmp_path / "a", datasets)
+    statistics = tmp_path / "storage/bucket/latents/key/statistics"
+    shutil.copy(statistics / f"{DARCY}.0.0", statistics / f"{ADVECTION}.0.0")
+    with pytest.raises(DataFault, match=f"^s3://bucket/latents/key/{ADVECTION}.zarr/fields/c/0/0/0/0: .* damaged"):
+        encoded(tmp_path / "b", datasets, encode=refused)
+
+
 def test_a_store_is_checked_before_anything_is_encoded(bucket: Bucket, tmp_path: Path, datasets: dict[str, Dataset]):
     """Latents of something else are refused, and a missing right to write unless nothing is missing."""
     encoding = encoding_of(tmp_path / "a", datasets, store=shared(tmp_path / "a"))
@@ -198,6 +207,10 @@ def test_a_store_is_checked_before_anything_is_encoded(bucket: Bucket, tmp_path:
         shared(tmp_path / "a").check(KEY, files)
     bucket.is_writable = True
     shared(tmp_path / "a").check(KEY, files)
+    bucket.is_writable = False
+    with pytest.raises(StorageFault, match="denies"):
+        shared(tmp_path / "a").check(KEY, files)
+    bucket.is_writable = True
     first = encoded(tmp_path / "a", datasets)
     bucket.is_writable = False
     shared(tmp_path / "b").check(KEY, [tmp_path / "b" / file.relative_to(tmp_path / "a") for file in files])

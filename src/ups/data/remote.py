@@ -1,7 +1,7 @@
 """S3-compatible storage (extra `s3`): HDF5 files, read where bytes are asked for, and a folder that machines share.
 
 Address and credentials come from where AWS's own programs have them, never from parameters: `AWS_ENDPOINT_URL`,
-`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, or a profile in `~/.aws`. Retries and requests are those of s3fs.
+`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, or a profile in `~/.aws`. Requests are those of s3fs.
 """
 
 import gc
@@ -21,7 +21,7 @@ from ups.errors import ConfigFault, DataFault, StorageFault
 from ups.files import publish
 
 BLOCK_BYTES, MAX_BLOCKS = 2**16, 256  # of the structure of a file, kept in memory
-TIMEOUT_SECONDS = 30
+TIMEOUT_SECONDS, ATTEMPTS = 15, 3  # s3fs makes each request up to five times: a dead network is a fault in four minutes
 RUN_AGAIN = "run the same command again"
 MADE_FROM = "made_from.json"
 
@@ -75,8 +75,9 @@ def _storage() -> Any:
         raise ConfigFault("files on S3 need the extra: pip install -e '.[s3]'")
     import fsspec
 
-    times = {"connect_timeout": TIMEOUT_SECONDS, "read_timeout": TIMEOUT_SECONDS}
-    return fsspec.filesystem("s3", config_kwargs=times, use_listings_cache=False)
+    options = {"connect_timeout": TIMEOUT_SECONDS, "read_timeout": TIMEOUT_SECONDS}
+    options |= {"retries": {"total_max_attempts": ATTEMPTS}}
+    return fsspec.filesystem("s3", config_kwargs=options, use_listings_cache=False)
 
 
 def _key(path: Path) -> str:
