@@ -612,3 +612,12 @@ def test_float8_needs_channels_that_it_can_multiply(stage: str, owner: str):
 def test_switches_of_training_are_refused_in_the_words_of_the_user(name: str, value: Any, told: str):
     """A wrong value is one sentence with the parameter, the value and what is allowed, without types of Python."""
     assert refusal(changed(f"launch.{name}", value)).startswith(told)
+
+
+def test_the_store_of_latents_is_on_s3():
+    """Credentials in its address are refused without showing them, and so is a folder on disk."""
+    for place in ("s3://me:hidden@bucket/latents", "/shared/latents", "s3://", "https://me:hidden@host/bucket"):
+        with pytest.raises(ConfigFault, match="launch.latent_store: a place on S3 is s3://BUCKET/FOLDER") as caught:
+            check_parameters(changed("launch.latent_store", place))
+        assert "hidden" not in str(caught.value)
+    check_parameters(changed("launch.latent_store", "s3://bucket/team_a/latents"))

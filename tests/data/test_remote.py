@@ -1,4 +1,5 @@
 import gc
+import shutil
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +11,17 @@ import numpy as np
 import pytest
 import requests
 
+from tests.training.jobs import launched, prepare, train
+from ups.config import LatentsConfig
 from ups.data.families import Dataset
 from ups.data.hdf5 import open_array, open_file, read_array
 from ups.data.inspection import inspect
+from ups.data.remote import SharedFolder
 from ups.data.sources import list_files
 from ups.data.trajectories import TrajectoryReader
-from ups.errors import DataFault
-from ups.files import digest_of
+from ups.errors import ConfigFault, DataFault, Fault, StorageFault
+from ups.files import digest_of, read_json, write_json
+from ups.pipelines.training import encode_latents
 
 pytest.importorskip("s3fs")
 moto = pytest.importorskip("moto.server")
@@ -62,9 +67,9 @@ def folder(server: Any, local: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def one_line(message: str) -> Iterator[None]:
+def one_line(message: str, kind: type[Fault] = DataFault) -> Iterator[None]:
     """Expect a fault of one line that names the place and does not show the secret."""
-    with pytest.raises(DataFault, match=message) as caught:
+    with pytest.raises(kind, match=message) as caught:
         yield
     assert str(caught.value).startswith("s3://") and "\n" not in str(caught.value)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
@@ -176,3 +181,88 @@ def test_what_happens_during_reading_is_one_line(
             monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "_call_s3", lost)
         with one_line(message):
             read_array(dataset, 3, (slice(1, 30),))
+
+
+def test_a_folder_is_shared(folder: Path, tmp_path: Path):
+    """Files go to the storage and come from it byte for byte, also where they are sent in parts."""
+    contents = {"a+b.zarr/c/0/0": np.random.default_rng(0).bytes(2**27), "statistics/a.0.0": b"", "c": b"x"}
+    for name, content in contents.items():
+        (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "a" / name).write_bytes(content)
+    one, two = (SharedFolder(folder / "shared", tmp_path / name) for name in "ab")
+    one.upload([tmp_path / "a" / name for name in contents])
+    names = [tmp_path / "b" / name for name in contents]
+    assert two.has(names) and not two.has([tmp_path / "b/d"])
+    two.fetch(names)
+    assert {name: (tmp_path / "b" / name).read_bytes() for name in contents} == contents
+
+
+RIGHTS = {"list": DataFault, "read": DataFault, "write": StorageFault}
+
+
+def _act(shared: SharedFolder, right: str) -> None:
+    """What needs this right."""
+    file = shared.local / "file"
+    file.write_bytes(b"x")
+    {"list": shared.has, "read": shared.fetch, "write": shared.upload}[right]([file])
+
+
+@pytest.mark.parametrize(("right", "kind"), RIGHTS.items())
+def test_a_missing_right_is_one_line(
+    folder: Path, tmp_path: Path, right: str, kind: type[Fault], monkeypatch: pytest.MonkeyPatch
+):
+    """Each fault names the right that is missing, and one to write is a fault of storage."""
+    shared = SharedFolder(folder, tmp_path)
+    assert right == "list" or not shared.has([tmp_path / "file"])
+
+    async def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError(SECRET)
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "_call_s3", denied)
+    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "_lsdir", denied)
+    with one_line(f"denies access; check AWS_ACCESS_KEY_ID .* what they may {right}$", kind):
+        _act(shared, right)
+
+
+@pytest.mark.parametrize(("right", "kind"), RIGHTS.items())
+def test_a_lost_network_is_one_line(
+    folder: Path, tmp_path: Path, right: str, kind: type[Fault], monkeypatch: pytest.MonkeyPatch
+):
+    """So is a connection that is lost between two requests."""
+    shared = SharedFolder(folder, tmp_path)
+    assert right == "list" or not shared.has([tmp_path / "file"])
+    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "_call_s3", lost)
+    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "_lsdir", lost)
+    with one_line("does not answer as expected .EndpointConnectionError.; check AWS_ENDPOINT_URL", kind):
+        _act(shared, right)
+
+
+def test_a_missing_bucket_is_one_line(folder: Path, tmp_path: Path):
+    """It is found by the check before anything is encoded."""
+    with one_line("no such bucket.*check launch.latent_store and AWS_ENDPOINT_URL", Fault):
+        SharedFolder(Path("s3://other/latents"), tmp_path).check({}, [])
+
+
+def test_a_store_needs_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Without s3fs one line says how to install it."""
+    monkeypatch.setattr("ups.data.remote.find_spec", lambda _: None)
+    with pytest.raises(ConfigFault, match="need the extra"):
+        SharedFolder(Path("s3://bucket/latents"), tmp_path)
+
+
+def test_two_machines_train_the_same(folder: Path, tmp_path: Path):
+    """A machine without raw files that fetches the latents of another trains the same weights, on two processes too."""
+    prepare(tmp_path / "a")
+    shutil.rmtree(tmp_path / "a/04_feature/latents")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    shutil.rmtree(tmp_path / "b/01_raw")
+    weights, receipts = [], []
+    for root, num_processes in ((tmp_path / "a", 1), (tmp_path / "b", 2)):
+        inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
+        launch = launched(num_processes=num_processes, latent_store="s3://bucket/latents")
+        latents = LatentsConfig(tolerance=1e-3, on_disk=True)
+        receipts.append(encode_latents(*inputs, latents, launch, root / "01_raw", root))
+        write_json(root / "receipts/latent_cache.json", receipts[-1])
+        weights.append(digest_of(train(root) / "weights.pt"))
+    assert weights[0] == weights[1] and receipts[0] == receipts[1]
+    assert not any(SECRET.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())

@@ -1,10 +1,19 @@
+import json
 import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 import requests
 
+from tests.training.jobs import wait_until
 from ups.runs import tracking
 
 SERVER = "https://me:hidden@server"
@@ -47,3 +56,58 @@ def test_mlflow_prints_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.delenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", raising=False)
     tracking.client(f"sqlite:///{tmp_path}/mlflow.db")
     assert os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] == "true"
+
+
+@pytest.mark.slow
+def test_a_server_has_metrics_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A real server, on this machine, keeps the losses, scores and reports of a run, and this machine keeps none."""
+    reports = tmp_path / "root/08_reporting"
+    (reports / "figures").mkdir(parents=True)
+    (reports / "figures/errors.png").write_bytes(b"png")
+    lines = [json.dumps({"step": step, "time": 1.0, "loss": 1 / step}) for step in (1, 2, 3)]
+    with server(tmp_path / "server") as uri:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        monkeypatch.delenv(tracking.PARENT_RUN, raising=False)
+        tracking.open_run("full", tmp_path / "root", {"commit": "abc"}, {"seed": "0"})
+        run_id, stage = os.environ[tracking.PARENT_RUN], tracking.StageRun("operator", {"steps": 3}, "a key")
+        stage.close("FINISHED", lines)
+        tracking.log_results({"score": 0.5}, {"grade": "good"}, reports)
+        tracking.close_run("FINISHED")
+        client = tracking.client()
+        run = client.get_run(run_id)
+        assert (run.data.metrics, run.data.tags["grade"], run.info.status) == ({"score": 0.5}, "good", "FINISHED")
+        history = client.get_metric_history(stage.run_id, "operator/loss")
+        assert [(metric.step, metric.value) for metric in history] == [(1, 1.0), (2, 1 / 2), (3, 1 / 3)]
+        (tmp_path / "back").mkdir()
+        found = client.download_artifacts(run_id, "08_reporting/figures/errors.png", str(tmp_path / "back"))
+        assert stage.state == "ok" and Path(found).read_bytes() == b"png"
+    assert list((tmp_path / "server").rglob("errors.png")) and not list((tmp_path / "root").rglob("mlruns"))
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """The address of an MLflow server that keeps all it gets in `folder`."""
+    folder.mkdir()
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host=127.0.0.1", f"--port={port}", "--workers=1"]
+    command += [f"--backend-store-uri=sqlite:///{folder}/mlflow.db", f"--artifacts-destination={folder}/artifacts"]
+    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    uri = f"http://127.0.0.1:{port}"
+    try:
+        assert wait_until(lambda: is_healthy(uri) or time.sleep(0.5), 120), (folder / "log").read_text()
+        yield uri
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+
+
+def is_healthy(uri: str) -> bool:
+    """Whether a server answers."""
+    try:
+        return requests.get(f"{uri}/health", timeout=2).ok
+    except requests.ConnectionError:
+        return False

@@ -68,6 +68,7 @@ LAUNCH |= {
     "memory_gigabytes": None,
     "memory_fraction": 0.9,
     "preload_latents": None,
+    "latent_store": None,
     "checkpoint_steps": 4,
     "checkpoint_minutes": 10.0,
     "keep_checkpoints": 2,

@@ -26,7 +26,7 @@ from ups.config.evaluation import (
     ShiftsConfig,
 )
 from ups.config.launch import BenchmarkConfig, LaunchConfig, ProfileConfig, SubmitConfig
-from ups.config.sections import Section, Seed
+from ups.config.sections import Section, Seed, expect_remote
 from ups.config.studies import AblationConfig, AdaptConfig, CompressionConfig, Variant
 from ups.config.training import (
     CodecConfig,
@@ -128,8 +128,7 @@ class Parameters(Section):
                 )
 
     def _check_remote(self, place: str) -> None:
-        if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/[\w+.-]+)*/?", place, re.ASCII):
-            raise ValueError("raw_root on S3 is s3://BUCKET/FOLDER; credentials belong into the environment alone")
+        expect_remote(place)
         if self.source != "folder":
             raise ValueError(
                 f"source = {self.source} writes raw files, which raw_root on S3 does not take: name a folder"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from ups.config.data import SimulatedDataset
-from ups.config.sections import Fraction, Section, Seed, Steps
+from ups.config.sections import Fraction, RemoteFolder, Section, Seed, Steps
 from ups.config.training import Backbone
 from ups.errors import nearest
 
@@ -59,6 +59,7 @@ class LaunchConfig(Section):
       None: `memory_fraction` of what is free. Bounds what is read, encoded, predicted and scored at once
     - `preload_latents`: read the latents on disk ahead into the page cache; None: if they fit into half of the
       memory
+    - `latent_store`: S3 folder in which machines share encoded latents, one folder for each key of the latent cache
     - `restarts`: of a job that lost a process or ran out of memory, each from the last checkpoint
     - `timeout_seconds`: without a training step, after which a job counts as hung
     - `force`: train again although the stage is up to date
@@ -79,6 +80,7 @@ class LaunchConfig(Section):
     memory_gigabytes: PositiveFloat | None
     memory_fraction: Fraction
     preload_latents: bool | None
+    latent_store: RemoteFolder | None
     checkpoint_steps: PositiveInt
     checkpoint_minutes: PositiveFloat
     keep_checkpoints: PositiveInt

@@ -1,9 +1,19 @@
 """Base types of all sections of the parameters: no unknown keys, no defaults, no type conversion."""
 
+import re
 from dataclasses import fields
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    create_model,
+    model_validator,
+)
 
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
@@ -44,3 +54,13 @@ def _bounded(kind: Any, bounds: dict[str, float]) -> Any:
     if get_origin(kind) is tuple:
         return Annotated[tuple[tuple(_bounded(item, bounds) for item in get_args(kind))], Field(strict=False)]
     return Annotated[kind, Field(**bounds)] if bounds else kind
+
+
+def expect_remote(place: str) -> str:
+    """Refuse an address that is not `s3://BUCKET/FOLDER`, for example one with a password in it."""
+    if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/[\w+.-]+)*/?", place, re.ASCII):
+        raise ValueError("a place on S3 is s3://BUCKET/FOLDER; credentials belong into the environment alone")
+    return place
+
+
+RemoteFolder = Annotated[str, AfterValidator(expect_remote)]

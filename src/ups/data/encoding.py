@@ -4,6 +4,7 @@ A shard is published when it is whole, so that an interrupted encoding loses the
 """
 
 import collections
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ups.data.families import Dataset
 from ups.data.latent_shards import (
+    CHECKSUM_BYTES,
     MAX_MULTIPLE,
     LatentArray,
     Layout,
@@ -25,6 +27,7 @@ from ups.data.latent_shards import (
     write_shard,
 )
 from ups.data.pdebench import FAMILIES
+from ups.data.remote import SharedFolder
 from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault, DataFault
 from ups.files import publish, remove_leftovers
@@ -52,6 +55,7 @@ class Encoding:
     """The arrays of a latent cache in `folder`: what is to be written, and the writing of one process's share.
 
     Unless `on_disk`, statistics are taken but no latents are written: training encodes them again when it reads.
+    Shards that are in `store` are fetched from there, all others added to it.
     """
 
     def __init__(
@@ -62,13 +66,13 @@ class Encoding:
         scale: float | None,
         *,
         on_disk: bool = True,
+        store: SharedFolder | None = None,
     ) -> None:
-        self.folder, self.datasets, self.on_disk = folder, datasets, on_disk
+        self.folder, self.datasets, self.on_disk, self.store = folder, datasets, on_disk, store
         self.layouts: dict[tuple[str, str], Layout] = {}
         for name, dataset in datasets.items():
-            kinds = {"fields": len(dataset.times)} | (
-                {"coefficients": 1} if FAMILIES[dataset.family].coefficients else {}
-            )
+            kinds = {"fields": len(dataset.times)}
+            kinds |= {"coefficients": 1} if FAMILIES[dataset.family].coefficients else {}
             for kind, num_snapshots in kinds.items():
                 group = groups[group_name(dataset.family, kind)]
                 shape = (dataset.num_trajectories, num_snapshots, group.num_tokens, group.num_channels)
@@ -91,6 +95,10 @@ class Encoding:
             return shard_path(self.array(shard.dataset, shard.kind), shard.row, shard.column)
         return self._statistics(shard)
 
+    def files(self, shard: Shard) -> list[Path]:
+        """All files of a shard."""
+        return sorted({self.path(shard)} | ({self._statistics(shard)} if shard.kind == "fields" else set()))
+
     def prepare(self) -> None:
         """Write the arrays' metadata; before any process writes its share."""
         if self.on_disk:
@@ -110,23 +118,35 @@ class Encoding:
         """Write every `world_size`-th shard that is not whole yet; `advance(1)` is called after each.
 
         Raises:
-            DataFault: a latent is not finite.
+            DataFault: a latent is not finite, or a shard in the store is damaged.
+            StorageFault: the disk or the store cannot be written to.
             ConfigFault: the scale is too small for float32.
         """
         slab_bytes = min(MAX_SLAB_BYTES, memory_bytes // SLABS_IN_MEMORY)
         for shard in self.shards[rank::world_size]:
             if not self.is_whole(shard):
-                with TrajectoryReader(raw, self.datasets[shard.dataset]) as reader:
-                    self._write(
-                        _ShardWriter(self.layouts[shard.dataset, shard.kind], shard, reader, encode, slab_bytes)
-                    )
+                if self.on_disk:
+                    remove_leftovers(self.path(shard).parent)
+                if not self._fetch(shard):
+                    with TrajectoryReader(raw, self.datasets[shard.dataset]) as reader:
+                        layout = self.layouts[shard.dataset, shard.kind]
+                        self._write(_ShardWriter(layout, shard, reader, encode, slab_bytes))
+            if self.store is not None:
+                self.store.upload(self.files(shard))
             advance(1)
+
+    def _fetch(self, shard: Shard) -> bool:
+        """Take a shard from the store; False if it is not there."""
+        if self.store is None or not self.store.has(files := self.files(shard)):
+            return False
+        self.store.fetch(files)
+        if not self.is_whole(shard):
+            raise self.store.damaged(self.path(shard))
+        return True
 
     def _write(self, writer: "_ShardWriter") -> None:
         shard, path = writer.shard, self.path(writer.shard)
         if self.on_disk:
-            if path.parent.is_dir():
-                remove_leftovers(path.parent)
             write_shard(path, writer.layout, writer.pieces())
         else:
             collections.deque(writer.slabs(), maxlen=0)
@@ -152,10 +172,11 @@ class Encoding:
         """Values (k, T of the shard, 4 C) for each of its k trajectories."""
         path = self._statistics(shard)
         content = np.fromfile(path, np.uint8) if path.is_file() else np.zeros(0, np.uint8)
-        trajectories, snapshots = self.layouts[shard.dataset, "fields"].spans(shard.row, shard.column)
-        if not checksum_agrees(content):
+        shape = tuple(map(len, self.layouts[shard.dataset, "fields"].spans(shard.row, shard.column)))
+        num_values = len(STATISTICS) * len(FAMILIES[self.datasets[shard.dataset].family].fields)
+        if len(content) != 8 * math.prod(shape) * num_values + CHECKSUM_BYTES or not checksum_agrees(content):
             raise DataFault(f"latent cache damaged: wrong checksum in {path}; delete {self.folder} and run again")
-        return content[:-4].view(np.float64).reshape(len(trajectories), len(snapshots), -1)
+        return content[:-CHECKSUM_BYTES].view(np.float64).reshape(*shape, num_values)
 
     def is_whole(self, shard: Shard) -> bool:
         """Whether a shard and its statistics are there with the right checksums."""
@@ -260,9 +281,8 @@ class EncodedArray:
         """Snapshots `start` to `stop` of a trajectory, float32 (t, N, D), as `LatentArray` would read them."""
         reader, dataset = self.reader, self.reader.dataset
         u = reader.read(index, start, stop) if self.kind == "fields" else reader.read_coefficients(index)[None]
-        return rounded(
-            self.encode(torch.from_numpy(u), dataset.family, self.kind), self.layout.scale, dataset.name
-        ).numpy()
+        z = self.encode(torch.from_numpy(u), dataset.family, self.kind)
+        return rounded(z, self.layout.scale, dataset.name).numpy()
 
 
 def statistics_of(z: Tensor, before: Tensor, num_fields: int) -> Tensor:

@@ -58,7 +58,8 @@ def _encoding(run: Run, config: BenchmarkConfig) -> list[Record]:
     family = config.loading_datasets[0].family
     chosen = {name: entry for name, entry in datasets["datasets"].items() if entry["family"] == family}
     num_processes = min(2, len(os.sched_getaffinity(0)))
-    launch = run.launch.model_copy(update={"num_processes": num_processes, "threads_per_process": 1})
+    how = {"num_processes": num_processes, "threads_per_process": 1, "latent_store": None}
+    launch = run.launch.model_copy(update=how)
     inputs = {"codec": run.inputs["codec"], "datasets": datasets | {"datasets": chosen}}
     section = {"tolerance": None, "on_disk": True}
     place = {"folder": run.folder / "encoding", "config": section, "inputs": inputs, "launch": launch}

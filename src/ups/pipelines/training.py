@@ -87,6 +87,7 @@ def encode_latents(
         where = device(launch)
         run = Run(folder, "encode_latents", "", config.model_dump(), inputs, launch, where, data_root, raw)
         cache, model = encoding.prepare(run)
+        encoding.check_store(cache, model, run)
         with ProgressBar("encode_latents", len(cache.shards), "shards") as bar:
             if launch.num_processes > 1:
                 run_query(encoding.MODULE, run, {}, lambda: bar.reach(encoding.count_shards(cache)))

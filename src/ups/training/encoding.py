@@ -8,7 +8,9 @@ from ups.runs.processes import die_with_parent, memory_bytes
 if __name__ == "__main__":
     die_with_parent()
 
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ups.data.encoding import Encoding
@@ -16,6 +18,7 @@ from ups.data.families import Dataset
 from ups.data.latent_cache import write_manifest
 from ups.data.latent_shards import scale_of
 from ups.data.pdebench import FAMILIES
+from ups.data.remote import SharedFolder
 from ups.files import write_json
 from ups.models.codec import Codec, codec_from, group_name
 from ups.models.weights import load_model
@@ -25,6 +28,8 @@ from ups.training.distributed import Ranks
 from ups.training.inputs import encoder
 from ups.training.worker import run_rank
 
+log = logging.getLogger(__name__)
+
 MODULE = "ups.training.encoding"
 
 
@@ -33,11 +38,20 @@ def prepare(run: Run) -> tuple[Encoding, Codec]:
     codec: Codec = load_model(codec_from, run.data_root, run.inputs["codec"])
     described = run.inputs["datasets"]["datasets"]
     datasets = {name: Dataset.from_json(entry) for name, entry in described.items()}
-    encoding = Encoding(
-        run.folder, datasets, codec.groups, scale_of(run.config["tolerance"]), on_disk=run.config["on_disk"]
-    )
+    place = run.launch.latent_store
+    store = SharedFolder(Path(place) / run.folder.name, run.folder) if place else None
+    options = {"on_disk": run.config["on_disk"], "store": store}
+    encoding = Encoding(run.folder, datasets, codec.groups, scale_of(run.config["tolerance"]), **options)
     encoding.prepare()
     return encoding, codec
+
+
+def check_store(encoding: Encoding, codec: Codec, run: Run) -> None:
+    """Check the store of a run's latents, if it has one, before anything is encoded; raises as `SharedFolder.check`."""
+    if (store := encoding.store) is not None:
+        store.check(_key(codec, run), [path for shard in encoding.shards for path in encoding.files(shard)])
+        count = sum(store.has(encoding.files(shard)) for shard in encoding.shards)
+        log.info("latents: %d of %d shards are in %s", count, len(encoding.shards), run.launch.latent_store)
 
 
 def count_shards(encoding: Encoding) -> int:
@@ -55,23 +69,28 @@ def encode_share(encoding: Encoding, codec: Codec, run: Run, ranks: Ranks, advan
 
 def finish(encoding: Encoding, codec: Codec, run: Run) -> dict[str, Any]:
     """Write the manifest of a cache whose shards are all written; returns its receipt."""
-    datasets, receipt = run.inputs["datasets"], run.inputs["codec"]
-    key = {
-        "codec weights": receipt["weights"],
-        "normalization": {name: [group.log, group.mean, group.std] for name, group in codec.groups.items()},
-        "source files": {name: file["md5"] for name, file in datasets["sources"].items()},
-        "splits": datasets["fingerprint"],
-        "options": run.config,
-    }
+    datasets, key = run.inputs["datasets"], _key(codec, run)
     families = sorted({dataset.family for dataset in encoding.datasets.values()})
     token_grids = {family: list(codec.groups[group_name(family, "fields")].token_grid) for family in families}
     assert run.raw is not None
     write_manifest(run.folder, key, encoding, datasets["splits"], token_grids, run.raw)
     return {
         "key": key,
-        "codec": receipt,
+        "codec": run.inputs["codec"],
         "steady": [family for family in families if FAMILIES[family].steady],
         "transient": [family for family in families if not FAMILIES[family].steady],
+    }
+
+
+def _key(codec: Codec, run: Run) -> dict[str, Any]:
+    """What the latents are made from."""
+    datasets = run.inputs["datasets"]
+    return {
+        "codec weights": run.inputs["codec"]["weights"],
+        "normalization": {name: [group.log, group.mean, group.std] for name, group in codec.groups.items()},
+        "source files": {name: file["md5"] for name, file in datasets["sources"].items()},
+        "splits": datasets["fingerprint"],
+        "options": run.config,
     }
 
 
