@@ -63,7 +63,7 @@ def score_test_split(
     if launch.num_processes > 1:
         inputs = {"latent_cache": trained.latent_cache, **trained.stages}
         on_node = launch.model_copy(update={"num_nodes": 1, "rendezvous": None})
-        section, where = config.model_dump(mode="json"), device(launch)
+        section, where = dict(config), device(launch)  # `model_dump` leaves out what does not change the test scores
         run = Run(folder, "evaluate", "", section, inputs, on_node, where, trained.data_root, raw)
         records = _score_on_ranks(
             run, make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes), num_trajectories
@@ -188,7 +188,7 @@ def _write_part(folder: Path, part: Part, records: Records, arrays: Arrays) -> N
 
 def _write(path: Path, arrays: Arrays) -> None:
     with publish(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+        np.savez_compressed(file, **dict(sorted(arrays.items())))
 
 
 def _read(path: Path) -> Arrays:

@@ -250,7 +250,8 @@ def score_batch(
         truths = [Truth(slab.target[rows]) for rows in batch.rows]
         for each in chain.from_iterable(predictor(slab) for predictor in predictors):
             each = each if keeper is None else keeper.kept(each, batch, slab)
-            found = _reduced(suites[each.method, each.horizons[0]], each, slab, truths, batch.rows)
+            suite, *_ = [suites[each.method, horizon] for horizon in each.horizons]
+            found = _reduced(suite, each, slab, truths, batch.rows)
             for horizon in each.horizons:
                 left_out = () if horizon == "rollout" else OF_ROLLOUTS
                 timelines[each.method, horizon].append({k: v for k, v in found.items() if k not in left_out})
