@@ -107,7 +107,7 @@ def test_parts_change_no_bit(models: Trained, tmp_path: Path, one: tuple, alone:
 def test_a_network_evaluation_is_a_sign_of_life(
     models: Trained, tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
 ):
-    """A rank touches its heartbeat file once for each evaluation of a network."""
+    """A rank touches its heartbeat file at least once for each evaluation of a network."""
     found: Counter[str] = Counter()
     touch = Path.touch
     monkeypatch.setattr(Path, "touch", lambda path, **how: (found.update([path.name]), touch(path, **how))[1])
@@ -115,7 +115,7 @@ def test_a_network_evaluation_is_a_sign_of_life(
     handle = register_module_forward_hook(count)
     score(tmp_path / "parts", models, 2)
     handle.remove()
-    assert found["alive.rank0"] == found["networks"] > 100
+    assert found["alive.rank0"] >= found["networks"] > 100
 
 
 def test_what_is_scored_is_not_scored_again(

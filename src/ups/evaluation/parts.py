@@ -25,7 +25,7 @@ from ups.errors import DataFault
 from ups.evaluation.examples import Arrays
 from ups.evaluation.predictions import Compute
 from ups.evaluation.scores import Part, TrajectorySet, held_out, score_part
-from ups.files import open_plain, publish, read_json, remove_leftovers, write_json
+from ups.files import open_plain, publish, read_json, remove_leftovers, storage_faults, write_json
 from ups.runs.machine import device
 from ups.runs.progress import ProgressBar
 from ups.runs.run import Run
@@ -36,7 +36,8 @@ from ups.training.distributed import Ranks
 from ups.training.worker import run_rank
 
 MODULE = "ups.evaluation.parts"
-PARTS, TAKEN = "parts", "taken"  # folders: of whole parts, and of empty files that say that a rank scores a part
+PARTS = "parts"  # folder of the parts, until all are there
+TAKEN = ".taken"  # ending of an empty file beside a part that a rank scores
 RECORDS = "records"  # array of a part: its records as JSON
 POLL_SECONDS = 0.2
 
@@ -62,12 +63,12 @@ def score_test_split(
     sets = _test_sets(trained, raw, num_trajectories)
     if launch.num_processes > 1:
         inputs = {"latent_cache": trained.latent_cache, **trained.stages}
-        on_node = launch.model_copy(update={"num_nodes": 1, "rendezvous": None})
+        # A single process does without torch's deterministic algorithms too.
+        alike = launch.model_copy(update={"num_nodes": 1, "rendezvous": None, "deterministic": False})
         section, where = dict(config), device(launch)  # `model_dump` leaves out what does not change the test scores
-        run = Run(folder, "evaluate", "", section, inputs, on_node, where, trained.data_root, raw)
-        records = _score_on_ranks(
-            run, make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes), num_trajectories
-        )
+        run = Run(folder, "evaluate", "", section, inputs, alike, where, trained.data_root, raw)
+        parts = make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes)
+        records = _score_on_ranks(run, parts, num_trajectories)
     else:
         compute = Compute.of(launch)
         records = score_sets(folder, trained.surrogate(compute.device), sets, config, compute)
@@ -107,9 +108,8 @@ def score_sets(
             if _path(folder, part).is_file():
                 advance(size)
             else:
-                _write_part(
-                    folder, part, *score_part(folder, surrogate, part, config=config, compute=compute, advance=advance)
-                )
+                how = {"config": config, "compute": compute, "advance": advance}
+                _write_part(folder, part, *score_part(folder, surrogate, part, **how))
     return _joined(folder, parts)
 
 
@@ -151,8 +151,8 @@ def score_on_rank(run: Run, ranks: Ranks) -> None:
     parts = make_parts(surrogate, sets, config, ranks.world_size)
     for part in sorted(parts, key=lambda part: part.cost, reverse=True):
         if not _path(run.folder, part).is_file() and _take(run.folder, part):
-            found = score_part(run.folder, surrogate, part, config=config, compute=compute, advance=lambda _: None)
-            _write_part(run.folder, part, *found)
+            how = {"config": config, "compute": compute, "advance": lambda _: alive.touch()}
+            _write_part(run.folder, part, *score_part(run.folder, surrogate, part, **how))
     # No barrier: one that waits for hours for the largest part has neither hung nor lost its peers.
     while not all(_path(run.folder, part).is_file() for part in parts):
         alive.touch()
@@ -162,10 +162,11 @@ def score_on_rank(run: Run, ranks: Ranks) -> None:
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folders of parts, without what killed processes have left unfinished."""
-    shutil.rmtree(folder / TAKEN, ignore_errors=True)
-    for name in (PARTS, TAKEN):
-        (folder / name).mkdir(parents=True, exist_ok=True)
+    """Make the folder of parts, without what killed processes have left unfinished."""
+    with storage_faults(folder / PARTS):
+        (folder / PARTS).mkdir(parents=True, exist_ok=True)
+    for path in (folder / PARTS).glob(f"*{TAKEN}"):
+        path.unlink()
     remove_leftovers(folder / PARTS)
 
 
@@ -175,10 +176,12 @@ def _path(folder: Path, part: Part) -> Path:
 
 def _take(folder: Path, part: Part) -> bool:
     """Whether this process is the first to take the part."""
-    try:
-        (folder / TAKEN / part.name).touch(exist_ok=False)
-    except FileExistsError:
-        return False
+    path = _path(folder, part).with_suffix(TAKEN)
+    with storage_faults(path):
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            return False
     return True
 
 
@@ -207,8 +210,7 @@ def _joined(folder: Path, parts: list[Part]) -> Records:
         found = chain.from_iterable(json.loads(str(content.pop(RECORDS))) for content in contents)
         records += sorted(found, key=lambda record: record.get("mode") == OFF)  # copies of other records come last
         _write(folder / f"{name}.npz", {key: values for content in contents for key, values in content.items()})
-    for name in (PARTS, TAKEN):
-        shutil.rmtree(folder / name)
+    shutil.rmtree(folder / PARTS)
     return records
 
 
