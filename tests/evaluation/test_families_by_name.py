@@ -14,7 +14,7 @@ from tests.untrained import receipt
 from ups.data.families import NUM_CONDITIONS, Family
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
-from ups.evaluation.scores import score_test_split
+from ups.evaluation.parts import score_test_split
 from ups.models.sizes import Domain
 from ups.surrogate.trained import Trained
 

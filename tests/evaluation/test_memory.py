@@ -24,7 +24,7 @@ from ups.config import WHOLE, EvaluationConfig
 from ups.data.pdebench import FAMILIES
 from ups.evaluation.external import external_sets
 from ups.evaluation.predictions import Compute
-from ups.evaluation.scores import score_sets
+from ups.evaluation.parts import score_sets
 from ups.surrogate.trained import Trained
 torch.set_num_threads(1)
 folder, name, root, latent_cache, stages = sys.argv[1:]

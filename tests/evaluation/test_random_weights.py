@@ -12,9 +12,10 @@ from tests.evaluation.test_selection import CONFIG
 from tests.training.jobs import launched
 from tests.untrained import receipt
 from ups.config.evaluation import Start
+from ups.evaluation.parts import score_sets
 from ups.evaluation.predictions import Compute
 from ups.evaluation.records import WITHOUT_LIMITS
-from ups.evaluation.scores import held_out, score_sets
+from ups.evaluation.scores import held_out
 from ups.evaluation.selection import select_all
 from ups.models.state_statistics import UNLIMITED
 from ups.surrogate.trained import Trained

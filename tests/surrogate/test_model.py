@@ -19,7 +19,7 @@ from ups.config import EvaluationConfig
 from ups.data.families import Dataset, condition_features
 from ups.data.latent_cache import LatentCache
 from ups.data.trajectories import TrajectoryReader
-from ups.evaluation.scores import score_test_split
+from ups.evaluation.parts import score_test_split
 from ups.files import place_of
 from ups.metrics.errors import nRMSE
 from ups.surrogate.model import Model, OutsideTraining

@@ -2,6 +2,7 @@
 
 - `predictions`: one step and rollouts of every method for a batch of trajectories
 - `scores`, `records`: metrics of every method over sets of trajectories, as they stand in `metrics.json`
+- `parts`: the scoring in parts, which processes share and an interruption keeps
 - `kept`, `examples`: rollouts kept on disk; arrays for figures
 - `external`: scores of other files and other models: PDEBench files of a folder, baselines
 - `adaptation`: networks that learned from a few trajectories, and their learning curves

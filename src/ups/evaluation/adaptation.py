@@ -10,8 +10,9 @@ from ups.config import EvaluationConfig, LaunchConfig
 from ups.data.families import Dataset, condition_features
 from ups.data.pdebench import FAMILIES
 from ups.evaluation.figures import colour_of, common_legend, panel_grid
+from ups.evaluation.parts import score_sets
 from ups.evaluation.predictions import Compute, plain_method
-from ups.evaluation.scores import TrajectorySet, score_sets
+from ups.evaluation.scores import TrajectorySet
 from ups.evaluation.tables import geometric_mean, number, ratio, table
 from ups.models.baselines import grid_model
 from ups.models.codec import codec_from, group_name

@@ -17,8 +17,9 @@ from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader
 from ups.errors import DataFault
+from ups.evaluation.parts import score_sets
 from ups.evaluation.predictions import Compute, plain_method
-from ups.evaluation.scores import held_out, score_sets
+from ups.evaluation.scores import held_out
 from ups.models.codec import FieldGroup, group_name
 from ups.runs.progress import ProgressBar
 from ups.surrogate.coverage import Coverage, FieldCoverage, band_starts, describe, normalized

@@ -23,9 +23,10 @@ from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault
 from ups.evaluation.entries import Described, scored_trajectories
 from ups.evaluation.kept import Origin
+from ups.evaluation.parts import score_sets
 from ups.evaluation.predictions import Batch, Compute, Predicted, Slab, plain_method
 from ups.evaluation.records import records_of_method
-from ups.evaluation.scores import TrajectorySet, held_out, score_batch, score_sets, suite_of
+from ups.evaluation.scores import TrajectorySet, held_out, score_batch, suite_of
 from ups.files import digest_of
 from ups.models.baselines import grid_model
 from ups.models.codec import Codec, FieldGroup, codec_from, group_name

@@ -157,26 +157,28 @@ class Stepper:
 
 
 class Forecast:
-    """Single steps and rollout of one method along a batch of trajectories, a slab of time steps after the other.
+    """Single steps, rollout or both of one method along a batch of trajectories, a slab of time steps after the other.
 
-    `steppers` by horizon have noise of their own, so that the lengths of the slabs change no number. Only every
-    `stride`-th single step is made.
+    `steppers` by horizon have noise of their own, so that neither the lengths of the slabs nor the other horizon change
+    a number. Only every `stride`-th single step is made.
     """
 
     def __init__(self, steppers: dict[str, Stepper], setting: Setting, stride: int = 1) -> None:
-        self.num_members = steppers["rollout"].num_members
+        self.num_members = max(stepper.num_members for stepper in steppers.values())
         self.stride = stride
-        self._step, self._rollout_step = (steppers[horizon].start(setting) for horizon in HORIZONS)
+        self._steps = {horizon: stepper.start(setting) for horizon, stepper in steppers.items()}
         self._rollout: Iterator[Tensor] = iter(())
 
     def advance(self, slab: Slab) -> Iterator[tuple[str, slice, Tensor]]:
         """For each horizon the predicted times of the next slab, and their latents (M, B, T, N, D)."""
-        if slab.start == 0:
-            self._rollout = rollout_steps(self._rollout_step, self._members_of(slab.z_ref[:, 0]))
-        times = slice(-slab.start % self.stride, None, self.stride)
-        if before := slab.z_ref[:, :-1][:, times].unbind(1):
-            yield "one_step", times, self._stacked([self._step(self._members_of(z)) for z in before])
-        yield "rollout", slice(None), self._stacked(list(islice(self._rollout, slab.target.shape[1])))
+        if step := self._steps.get("one_step"):
+            times = slice(-slab.start % self.stride, None, self.stride)
+            if before := slab.z_ref[:, :-1][:, times].unbind(1):
+                yield "one_step", times, self._stacked([step(self._members_of(z)) for z in before])
+        if step := self._steps.get("rollout"):
+            if slab.start == 0:
+                self._rollout = rollout_steps(step, self._members_of(slab.z_ref[:, 0]))
+            yield "rollout", slice(None), self._stacked(list(islice(self._rollout, slab.target.shape[1])))
 
     def _members_of(self, z: Tensor) -> Tensor:
         return z.repeat(self.num_members, 1, 1)

@@ -7,21 +7,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from ups.config import EvaluationConfig, LaunchConfig
+from ups.config import EvaluationConfig
 from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
 from ups.data.trajectories import TrajectoryReader
 from ups.diffusion.samplers import Normal, antithetic
-from ups.evaluation.examples import Example, chosen, description, statistics
+from ups.evaluation.examples import Arrays, Example, chosen, description, statistics
 from ups.evaluation.kept import Keeper
 from ups.evaluation.predictions import (
     HORIZONS,
@@ -44,9 +44,7 @@ from ups.evaluation.violations import conserved_channels, non_negative_channels
 from ups.metrics.errors import EPS
 from ups.metrics.suite import OF_ROLLOUTS, Reductions, ScoreSuite, Timeline, Truth, joined
 from ups.models.sizes import Domain
-from ups.runs.progress import ProgressBar
 from ups.surrogate.surrogate import Setting, Surrogate
-from ups.surrogate.trained import Trained
 
 log = logging.getLogger(__name__)
 
@@ -82,143 +80,136 @@ def held_out(cache: LatentCache, raw: Path, split: Literal["valid", "test"] = "t
     return sets
 
 
-def score_test_split(
-    folder: Path,
-    trained: Trained,
-    config: EvaluationConfig,
-    launch: LaunchConfig,
-    raw: Path,
-    num_trajectories: int | None = None,
-) -> dict[str, Any]:
-    """Records of the trained models on the test split; arrays for the figures are written into `folder`.
+@dataclass(frozen=True)
+class Part:
+    """What is scored in one pass over a set: horizons of correctors, and if `plain` all methods without corrector.
 
-    Of each dataset the first `num_trajectories` are scored; None: all.
+    `corrected` has by (method, horizon) the network evaluations per step, those of all members.
     """
-    sets, compute = held_out(trained.cache(), raw, "test"), Compute.of(launch)
-    sets = [replace(each, indices=each.indices[:num_trajectories]) for each in sets]
-    return {
-        "records": score_sets(folder, trained.surrogate(compute.device), sets, config, compute),
-        "datasets": {each.dataset.name: each.dataset.family for each in sets},
-    }
+
+    scored: TrajectorySet
+    name: str
+    plain: bool
+    corrected: dict[tuple[str, str], int]
+
+    @classmethod
+    def whole(cls, surrogate: Surrogate, scored: TrajectorySet, config: EvaluationConfig) -> "Part":
+        """All methods of a set."""
+        keys = product(trained_correctors(surrogate), HORIZONS)
+        found = {(m, h): surrogate.corrections.get((m, scored.dataset.family)) for m, h in keys}
+        evaluations = {key: config.ensemble_size * (1 + how.num_steps) for key, how in found.items() if how is not None}
+        return cls(scored, f"{scored.dataset.name}.all", True, evaluations)
+
+    def split(self) -> list["Part"]:
+        """All methods without corrector, and each horizon of each corrector by itself."""
+        name, keys = self.scored.dataset.name, self.corrected.items()
+        alone = [replace(self, name=f"{name}.{m}.{h}", plain=False, corrected={(m, h): n}) for (m, h), n in keys]
+        return [replace(self, name=f"{name}.plain", corrected={}), *alone]
+
+    def has(self, method: str, horizon: str) -> bool:
+        """Whether it has the steps of this method, a model's, at this horizon."""
+        is_plain = method == plain_method(self.scored.dataset.family)
+        return self.plain if is_plain else (method, horizon) in self.corrected
+
+    @property
+    def cost(self) -> int:
+        """Tokens of all trajectories times network evaluations per step: a measure of the time it takes."""
+        evaluations = len(HORIZONS) * self.plain + sum(self.corrected.values())
+        return self.scored.num_tokens * len(self.scored.indices) * evaluations
 
 
 @torch.no_grad()
-def score_sets(
-    folder: Path, surrogate: Surrogate, sets: list[TrajectorySet], config: EvaluationConfig, compute: Compute
-) -> list[dict[str, Any]]:
-    """Score every method on every set; write `folder/<dataset>.npz` for the figures.
+def score_part(
+    folder: Path,
+    surrogate: Surrogate,
+    part: Part,
+    *,
+    config: EvaluationConfig,
+    compute: Compute,
+    advance: Callable[[int], None],
+) -> tuple[list[dict[str, Any]], Arrays]:
+    """Score the methods of a part; predictions that are to be kept are written into `folder`.
+
+    `advance` is called with the number of trajectories of each batch. No number depends on which other methods are in
+    the part: each method and horizon has noise of its own, and all parts of a set cut it into the same batches.
 
     Returns:
-        Records {"family", "dataset", "method", "metric", "horizon", "value", "num_trajectories"}. "low" and "high" are
-        the 95 % confidence interval of metrics that are statistics over enough trajectories. The nRMSE has
-        "trajectories", the error of each in order. A number that is not finite is None. Methods with a corrector have
-        its "mode": with "off" they have the scores of the operator or the steady model. Predicted states that limits
-        of `StateStatistics` have changed are the share `limited_steps`, their values the share `limited_values`; where
-        the operator's rollouts have any, `nRMSE_without_limits` is the error of its rollouts without limits.
+        Records, see `ups.evaluation.parts.score_sets`, and arrays for figures.
     """
-    folder.mkdir(exist_ok=True)
-    records = []
-    total = sum(len(each.indices) for each in sets)
-    cost = sum(len(each.indices) * trajectory_cost(surrogate, each, config) for each in sets)
-    with ProgressBar("evaluate", total, "trajectories", cost) as bar:
-        for each in sets:
-            with Keeper(folder, each.dataset, each.indices, surrogate, config) as keeper:
-                suites, limited, arrays = _score_set(compute.limited(surrogate), each, config, compute, bar, keeper)
-            np.savez_compressed(folder / f"{each.dataset.name}.npz", **arrays)
-            records += records_of(surrogate, each.dataset, suites, limited)
-    return records
-
-
-def _score_set(
-    surrogate: Surrogate,
-    scored: TrajectorySet,
-    config: EvaluationConfig,
-    compute: Compute,
-    bar: ProgressBar,
-    keeper: Keeper,
-) -> tuple[Suites, dict[tuple[str, str], LimitCount], dict[str, np.ndarray]]:
-    """The running metrics of every method, what its limits changed, and the arrays for figures."""
-    dataset, family = scored.dataset, FAMILIES[scored.dataset.family]
-    suites: Suites = defaultdict(lambda: suite_of(dataset, config.seed))
-    on_grid = replace(surrogate, codec=surrogate.codec.on_grid(family.name, dataset.grid))
-
-    def normal_of(horizon: str, method: str) -> Normal:
-        # The dataset's name is part of the seed: its samples do not depend on which other datasets are scored.
-        seed = config.seed + zlib.crc32(f"{dataset.name}/{horizon}/{method}".encode())
-        return antithetic(torch.Generator(compute.device).manual_seed(seed))
-
-    active = {h: steppers(on_grid, family.name, config.ensemble_size, partial(normal_of, h)) for h in HORIZONS}
-    limited = {(m, h): LimitCount(on_grid, family.name, compute.device) for h in HORIZONS for m in active[h]}
-    counted = {h: {m: limited[m, h].of(stepper) for m, stepper in active[h].items()} for h in HORIZONS}
-    trivial, cost = partial(predict_trivially, on_grid, family.name), trajectory_cost(surrogate, scored, config)
-    num_members = max((stepper.num_members for stepper in active["rollout"].values()), default=1)
-    for batch in batches(on_grid, scored, config.batch_tokens, compute, num_members):
-        by_models = partial(predict, on_grid, batch, forecasts(counted, batch))
-        score_batch(on_grid.encode, batch, [trivial, by_models], suites, keeper)
-        bar.advance(len(batch.indices), len(batch.indices) * cost)
-    if clamped := suites["codec", "rollout"].metrics.clamped:
+    scored, dataset, family = part.scored, part.scored.dataset, part.scored.dataset.family
+    on_grid = replace(compute.limited(surrogate), codec=surrogate.codec.on_grid(family, dataset.grid))
+    known = {
+        h: steppers(on_grid, family, config.ensemble_size, partial(_normal, part, config, compute, h)) for h in HORIZONS
+    }
+    num_members = max((stepper.num_members for stepper in known["rollout"].values()), default=1)
+    keys = [(m, h) for m in known["rollout"] for h in HORIZONS if part.has(m, h)]
+    limited = {key: LimitCount(on_grid, family, compute.device) for key in keys}
+    counted: dict[str, dict[str, Stepper]] = defaultdict(dict)
+    for m, h in keys:
+        counted[m][h] = limited[m, h].of(known[h][m])
+    trivial = [partial(predict_trivially, on_grid, family)] if part.plain else []
+    suites: Suites = defaultdict(partial(suite_of, dataset, config.seed))
+    with Keeper(folder, dataset, scored.indices, surrogate, config) as keeper:
+        for batch in batches(on_grid, scored, config.batch_tokens, compute, num_members):
+            predictors = [*trivial, partial(predict, on_grid, batch, forecasts(counted, batch))]
+            score_batch(on_grid.encode, batch, predictors, suites, keeper)
+            advance(len(batch.indices))
+    if part.plain and (clamped := suites["codec", "rollout"].metrics.clamped):
         message = "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there"
         log.warning(message, dataset.name, clamped, EPS, EPS)
-    plain = {h: {m: stepper for m, stepper in active[h].items() if m == plain_method(family.name)} for h in HORIZONS}
-    for method, stepper in plain["rollout"].items():
-        if not family.steady and limited[method, "rollout"].any:
-            _score_without_limits(on_grid, scored, method, stepper, limited[method, "rollout"], config, compute)
-    arrays = description(dataset) | statistics(suites)
-    return (
-        suites,
-        limited,
-        arrays | (_examples(on_grid, scored, suites, plain, config, compute) if plain["rollout"] else {}),
-    )
+    arrays = statistics(suites) | (description(dataset) if part.plain else {})
+    if (plain := plain_method(family)) in counted:
+        count = limited[plain, "rollout"]
+        if count.any and not FAMILIES[family].steady:
+            free = count.without_limits(known["rollout"][plain])
+            count.free = _scores_of(on_grid, scored, free, config, compute)
+        uncounted = {h: known[h][plain] for h in HORIZONS}
+        arrays |= _examples(on_grid, scored, suites, uncounted, config, compute)
+    return records_of(surrogate, dataset, suites, limited), arrays
 
 
-def _score_without_limits(
+def _normal(part: Part, config: EvaluationConfig, compute: Compute, horizon: str, method: str) -> Normal:
+    """The noise of a method at one horizon; its samples depend neither on other datasets or methods nor on the rank."""
+    seed = config.seed + zlib.crc32(f"{part.scored.dataset.name}/{horizon}/{method}".encode())
+    return antithetic(torch.Generator(compute.device).manual_seed(seed))
+
+
+def _scores_of(
     surrogate: Surrogate,
     scored: TrajectorySet,
-    method: str,
     stepper: Stepper,
-    count: LimitCount,
     config: EvaluationConfig,
     compute: Compute,
-) -> None:
-    """Score the rollouts of one method once more, as if there were no limits."""
+) -> ScoreSuite:
+    """The scores of the rollouts of a stepper."""
     suites: Suites = defaultdict(partial(suite_of, scored.dataset, config.seed))
-    free = count.without_limits(stepper)
     for batch in batches(surrogate, scored, config.batch_tokens, compute, num_members=1):
-        forecast = Forecast(dict.fromkeys(HORIZONS, free), batch.setting, stride=batch.num_times)
-        predictor = partial(predict, surrogate, batch, {method: forecast})
-        score_batch(surrogate.encode, batch, [predictor], suites)
-    count.free = suites[method, "rollout"]
+        forecast = {"": Forecast({"rollout": stepper}, batch.setting)}
+        score_batch(surrogate.encode, batch, [partial(predict, surrogate, batch, forecast)], suites)
+    return suites["", "rollout"]
 
 
 def forecasts(active: dict[str, dict[str, Stepper]], batch: Batch) -> dict[str, Forecast]:
-    """Forecasts of a batch by method, from the steppers by horizon and method."""
-    return {m: Forecast({h: active[h][m] for h in HORIZONS}, batch.setting) for m in active["rollout"]}
+    """Forecasts of a batch by method, from the steppers by method and horizon."""
+    return {method: Forecast(steppers, batch.setting) for method, steppers in active.items()}
 
 
 def _examples(
     surrogate: Surrogate,
     scored: TrajectorySet,
     suites: Suites,
-    plain: dict[str, dict[str, Stepper]],
+    plain: dict[str, Stepper],
     config: EvaluationConfig,
     compute: Compute,
 ) -> dict[str, np.ndarray]:
     """Truth and prediction of the worst, median and best trajectory, predicted once more without corrector."""
-    arrays = {}
-    errors = suites[plain_method(scored.dataset.family), "rollout"].of_trajectories("nRMSE")
-    for role, position in chosen(errors).items():
+    arrays, method = {}, plain_method(scored.dataset.family)
+    for role, position in chosen(suites[method, "rollout"].of_trajectories("nRMSE")).items():
         example, one = Example(scored.dataset), replace(scored, indices=(scored.indices[position],))
         for batch in batches(surrogate, one, config.batch_tokens, compute, num_members=1):
-            example.predict(surrogate, batch, partial(predict, surrogate, batch, forecasts(plain, batch)))
+            example.predict(surrogate, batch, partial(predict, surrogate, batch, forecasts({method: plain}, batch)))
         arrays |= {f"{role}/{name}": values for name, values in example.arrays().items()}
     return arrays
-
-
-def trajectory_cost(surrogate: Surrogate, scored: TrajectorySet, config: EvaluationConfig) -> int:
-    """Tokens of a trajectory times network evaluations per step, of all methods and members: a measure of its time."""
-    corrections = [surrogate.corrections.get((m, scored.dataset.family)) for m in trained_correctors(surrogate)]
-    evaluations = sum(1 + correction.num_steps for correction in corrections if correction is not None)
-    return scored.num_tokens * (1 + config.ensemble_size * evaluations)
 
 
 def batches(
@@ -259,7 +250,8 @@ def score_batch(
         truths = [Truth(slab.target[rows]) for rows in batch.rows]
         for each in chain.from_iterable(predictor(slab) for predictor in predictors):
             each = each if keeper is None else keeper.kept(each, batch, slab)
-            found = _reduced(suites[each.method, each.horizons[0]], each, slab, truths, batch.rows)
+            suite, *_ = [suites[each.method, horizon] for horizon in each.horizons]
+            found = _reduced(suite, each, slab, truths, batch.rows)
             for horizon in each.horizons:
                 left_out = () if horizon == "rollout" else OF_ROLLOUTS
                 timelines[each.method, horizon].append({k: v for k, v in found.items() if k not in left_out})

@@ -22,8 +22,9 @@ from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation.comparison import HORIZON_TITLES, Errors, best, errors_of
+from ups.evaluation.parts import score_sets
 from ups.evaluation.predictions import HORIZONS, Compute, plain_method
-from ups.evaluation.scores import held_out, score_sets
+from ups.evaluation.scores import held_out
 from ups.evaluation.styles import GRID, NORMAL, colour_of, new_figure, tidy, wrapped
 from ups.evaluation.tables import STRONG, WITHOUT_SAMPLING, geometric_mean, number, ratio, table
 from ups.files import read_json

@@ -78,7 +78,7 @@ def register(
     from ups.surrogate.bundle import TENSORS
     from ups.surrogate.model import load
 
-    if fingerprint("ups.evaluation.scores", evaluation, stages) != rollouts["fingerprint"]:
+    if fingerprint("ups.evaluation.parts", evaluation, stages) != rollouts["fingerprint"]:
         raise DataFault("metrics.json has the scores of other models: run `kedro run --pipeline evaluation` first")
     model = load(data_root, device="cpu")
     errors = errors_of(metrics, model.card["families"], stages["latent_cache"]["key"]["source files"])

@@ -93,13 +93,13 @@ def evaluate_few(
     """The verdict on the first test trajectories of each dataset, by the gates that can make it unusable."""
     from ups.evaluation.gates import UNUSABLE
     from ups.evaluation.gates import judge as judge_records
-    from ups.evaluation.scores import score_test_split
+    from ups.evaluation.parts import score_test_split
 
-    count, place = limits.first_trajectories, "07_model_output/first"
+    count, place = limits.first_trajectories, "07_model_output/evaluate_few"
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     inputs["first_trajectories"] = count
-    scored = cached("evaluate_few", data_root, place, "ups.evaluation.scores", config, inputs)
+    scored = cached("evaluate_few", data_root, place, "ups.evaluation.parts", config, inputs)
     receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw, count))
     gates = [gate for gate in limits.gates if gate.otherwise == UNUSABLE]
     return judge_records(receipt["records"], gates, families_in(latent_cache))
@@ -145,11 +145,11 @@ def evaluate(
     latent_cache: Receipt, config: EvaluationConfig, launch: LaunchConfig, raw: Path, data_root: Path, **stages: Receipt
 ) -> tuple[list[dict[str, Any]], Receipt]:
     """Score every method on the test split, in physical units."""
-    from ups.evaluation.scores import score_test_split
+    from ups.evaluation.parts import score_test_split
 
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
-    scored = cached("evaluate", data_root, "07_model_output", "ups.evaluation.scores", config, inputs)
+    scored = cached("evaluate", data_root, "07_model_output/evaluate", "ups.evaluation.parts", config, inputs)
     receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw))
     return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
 

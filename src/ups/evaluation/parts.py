@@ -1,0 +1,218 @@
+"""Scoring in parts, by one process or shared by the ranks of `torchrun ... -m ups.evaluation.parts RUN_DIR`.
+
+A part is written when it is whole, so that an interrupted scoring loses the unfinished part of each process.
+"""
+
+from ups.runs.processes import die_with_parent, memory_bytes
+
+if __name__ == "__main__":
+    die_with_parent()
+
+import json
+import shutil
+import time
+import zipfile
+import zlib
+from dataclasses import replace
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups.config import EvaluationConfig, LaunchConfig
+from ups.errors import DataFault
+from ups.evaluation.examples import Arrays
+from ups.evaluation.predictions import Compute
+from ups.evaluation.scores import Part, TrajectorySet, held_out, score_part
+from ups.files import open_plain, publish, read_json, remove_leftovers, storage_faults, write_json
+from ups.runs.machine import device
+from ups.runs.progress import ProgressBar
+from ups.runs.run import Run
+from ups.runs.torchrun import REQUEST, RESULT, run_query
+from ups.surrogate.surrogate import Surrogate
+from ups.surrogate.trained import OFF, Trained
+from ups.training.distributed import Ranks
+from ups.training.worker import run_rank
+
+MODULE = "ups.evaluation.parts"
+PARTS = "parts"  # folder of the parts, until all are there
+TAKEN = ".taken"  # ending of an empty file beside a part that a rank scores
+RECORDS = "records"  # array of a part: its records as JSON
+POLL_SECONDS = 0.2
+
+Records = list[dict[str, Any]]
+
+
+def score_test_split(
+    folder: Path,
+    trained: Trained,
+    config: EvaluationConfig,
+    launch: LaunchConfig,
+    raw: Path,
+    num_trajectories: int | None = None,
+) -> dict[str, Any]:
+    """Records of the trained models on the test split; arrays for the figures are written into `folder`.
+
+    Of each dataset the first `num_trajectories` are scored; None: all. The processes of this node share the work. Their
+    number changes no record and no array, unless it changes threads or memory per process: then by rounding at most.
+
+    Raises:
+        Fault: from one of several processes, or LostWorker if one was killed or hung.
+    """
+    sets = _test_sets(trained, raw, num_trajectories)
+    if launch.num_processes > 1:
+        inputs = {"latent_cache": trained.latent_cache, **trained.stages}
+        # A single process does without torch's deterministic algorithms too.
+        alike = launch.model_copy(update={"num_nodes": 1, "rendezvous": None, "deterministic": False})
+        section, where = dict(config), device(launch)  # `model_dump` leaves out what does not change the test scores
+        run = Run(folder, "evaluate", "", section, inputs, alike, where, trained.data_root, raw)
+        parts = make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes)
+        records = _score_on_ranks(run, parts, num_trajectories)
+    else:
+        compute = Compute.of(launch)
+        records = score_sets(folder, trained.surrogate(compute.device), sets, config, compute)
+    return {"records": records, "datasets": {each.dataset.name: each.dataset.family for each in sets}}
+
+
+def _test_sets(trained: Trained, raw: Path, num_trajectories: int | None) -> list[TrajectorySet]:
+    sets = held_out(trained.cache(), raw, "test")
+    return [replace(each, indices=each.indices[:num_trajectories]) for each in sets]
+
+
+def score_sets(
+    folder: Path, surrogate: Surrogate, sets: list[TrajectorySet], config: EvaluationConfig, compute: Compute
+) -> Records:
+    """Score every method on every set in this process; write `folder/<dataset>.npz` for the figures.
+
+    Sets that an interrupted call with the same arguments has finished are not scored again.
+
+    Returns:
+        Records {"family", "dataset", "method", "metric", "horizon", "value", "num_trajectories"}. "low" and "high" are
+        the 95 % confidence interval of metrics that are statistics over enough trajectories. The nRMSE has
+        "trajectories", the error of each in order. A number that is not finite is None. Methods with a corrector have
+        its "mode": with "off" they have the scores of the operator or the steady model. Predicted states that limits
+        of `StateStatistics` have changed are the share `limited_steps`, their values the share `limited_values`; where
+        the operator's rollouts have any, `nRMSE_without_limits` is the error of its rollouts without limits.
+    """
+    parts = make_parts(surrogate, sets, config, num_processes=1)
+    total = sum(len(each.indices) for each in sets)
+    _prepare(folder)
+    with ProgressBar("evaluate", total, "trajectories", sum(part.cost for part in parts)) as bar:
+        for part in parts:
+            size = len(part.scored.indices)
+
+            def advance(count: int, cost: float = part.cost / size) -> None:
+                bar.advance(count, count * cost)
+
+            if _path(folder, part).is_file():
+                advance(size)
+            else:
+                how = {"config": config, "compute": compute, "advance": advance}
+                _write_part(folder, part, *score_part(folder, surrogate, part, **how))
+    return _joined(folder, parts)
+
+
+def make_parts(
+    surrogate: Surrogate, sets: list[TrajectorySet], config: EvaluationConfig, num_processes: int
+) -> list[Part]:
+    """A part for each set; several for one that costs more than an equal share of a process, if there are several."""
+    whole = [Part.whole(surrogate, each, config) for each in sets]
+    share = sum(part.cost for part in whole) / num_processes
+    return list(chain.from_iterable(part.split() if part.cost > share else [part] for part in whole))
+
+
+def _score_on_ranks(run: Run, parts: list[Part], num_trajectories: int | None) -> Records:
+    """Have the processes of a launch score the parts that are missing."""
+    _prepare(run.folder)
+    left = list(parts)
+
+    def show_done() -> None:
+        for part in [part for part in left if _path(run.folder, part).is_file()]:
+            left.remove(part)
+            bar.advance(1, part.cost)
+
+    with ProgressBar("evaluate", len(parts), "parts", sum(part.cost for part in parts)) as bar:
+        run_query(MODULE, run, {"num_trajectories": num_trajectories}, show_done)
+    return _joined(run.folder, parts)
+
+
+def score_on_rank(run: Run, ranks: Ranks) -> None:
+    """Score parts that are neither there nor taken by another rank, the most expensive first, until all are there."""
+    stages = {name: receipt for name, receipt in run.inputs.items() if name != "latent_cache"}
+    trained, config = Trained(run.inputs["latent_cache"], stages, run.data_root), EvaluationConfig(**run.config)
+    compute = Compute(ranks.device, memory_bytes(run.launch, ranks.device))
+    surrogate, alive = trained.surrogate(compute.device), run.alive(ranks.rank)
+    for model in (surrogate.operator, surrogate.steady, surrogate.denoiser, surrogate.student):
+        if model is not None:
+            model.register_forward_hook(lambda *_: alive.touch())
+    assert run.raw is not None
+    sets = _test_sets(trained, run.raw, read_json(run.folder / REQUEST)["num_trajectories"])
+    parts = make_parts(surrogate, sets, config, ranks.world_size)
+    for part in sorted(parts, key=lambda part: part.cost, reverse=True):
+        if not _path(run.folder, part).is_file() and _take(run.folder, part):
+            how = {"config": config, "compute": compute, "advance": lambda _: alive.touch()}
+            _write_part(run.folder, part, *score_part(run.folder, surrogate, part, **how))
+    # No barrier: one that waits for hours for the largest part has neither hung nor lost its peers.
+    while not all(_path(run.folder, part).is_file() for part in parts):
+        alive.touch()
+        time.sleep(POLL_SECONDS)
+    if ranks.rank == 0:
+        write_json(run.folder / RESULT, {"parts": len(parts)})
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder of parts, without what killed processes have left unfinished."""
+    with storage_faults(folder / PARTS):
+        (folder / PARTS).mkdir(parents=True, exist_ok=True)
+    for path in (folder / PARTS).glob(f"*{TAKEN}"):
+        path.unlink()
+    remove_leftovers(folder / PARTS)
+
+
+def _path(folder: Path, part: Part) -> Path:
+    return folder / PARTS / f"{part.name}.npz"
+
+
+def _take(folder: Path, part: Part) -> bool:
+    """Whether this process is the first to take the part."""
+    path = _path(folder, part).with_suffix(TAKEN)
+    with storage_faults(path):
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+    return True
+
+
+def _write_part(folder: Path, part: Part, records: Records, arrays: Arrays) -> None:
+    _write(_path(folder, part), arrays | {RECORDS: np.array(json.dumps(records, allow_nan=False))})
+
+
+def _write(path: Path, arrays: Arrays) -> None:
+    with publish(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **dict(sorted(arrays.items())))
+
+
+def _read(path: Path) -> Arrays:
+    try:
+        with open_plain(path) as file, np.load(file) as content:
+            return dict(content)
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataFault(f"{path} is damaged ({error}); delete it and run again") from error
+
+
+def _joined(folder: Path, parts: list[Part]) -> Records:
+    """The records of all parts, in their order; `folder/<dataset>.npz` gets the arrays of each set, the parts go."""
+    records: Records = []
+    for name, of_set in groupby(parts, key=lambda part: part.scored.dataset.name):
+        contents = [_read(_path(folder, part)) for part in of_set]
+        found = chain.from_iterable(json.loads(str(content.pop(RECORDS))) for content in contents)
+        records += sorted(found, key=lambda record: record.get("mode") == OFF)  # copies of other records come last
+        _write(folder / f"{name}.npz", {key: values for content in contents for key, values in content.items()})
+    shutil.rmtree(folder / PARTS)
+    return records
+
+
+if __name__ == "__main__":
+    run_rank(score_on_rank)
