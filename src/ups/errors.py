@@ -72,7 +72,7 @@ class OutOfMemory(Fault):
 
 
 class StorageFault(Fault):
-    """A disk is full or may not be written to."""
+    """A disk or storage is full or may not be written to."""
 
     exit_code, kind = 6, "storage"
 
