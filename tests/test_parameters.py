@@ -395,7 +395,8 @@ def test_a_family_has_its_own_tolerance():
 
 
 def test_a_tolerance_of_an_unknown_family_is_refused():
-    """In `latents` and in a variant of `compression`, with the family that was probably meant."""
+    """In `latents` and in a variant of `compression`, with the family that was probably meant; a number says how."""
+    assert refusal(changed("latents.tolerance", 0.001)).endswith("one for all families is {default: 0.001}, got 0.001")
     for place in ("latents.tolerance", "compression.variants.1.latents"):
         message = refusal(changed(place, {"default": None, "burger_1d": 0.001}))
         assert "unknown parameter latents.tolerance.burger_1d, did you mean burgers_1d?" in message
