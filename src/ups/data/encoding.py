@@ -21,7 +21,6 @@ from ups.data.latent_shards import (
     checksum_agrees,
     shard_path,
     with_checksum,
-    write_metadata,
     write_shard,
 )
 from ups.data.pdebench import FAMILIES
@@ -94,6 +93,8 @@ class Encoding:
 
     def prepare(self) -> None:
         """Write the arrays' metadata; before any process writes its share."""
+        from ups.data.zarr_arrays import write_metadata  # imports zarr, which reading does not need
+
         if self.on_disk:
             for (name, kind), layout in self.layouts.items():
                 write_metadata(self.array(name, kind), layout)

@@ -14,7 +14,6 @@ differences along the tokens, on others differences in time.
 import errno
 import math
 import os
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -56,9 +55,9 @@ class Layout:
         return min(self.shape[1], max(smallest, joined))
 
     @property
-    def differences(self) -> tuple[tuple[int, int, int], int]:
-        """The order of the axes of a piece (t, N, D) on disk, and how often differences along its values are taken."""
-        return ((2, 0, 1), 2) if self.num_axes == 1 else ((2, 1, 0), 1)
+    def differences(self) -> tuple[int, int]:
+        """The axis of a piece (D, t, N) along which differences are taken, and how often."""
+        return (-1, 2) if self.num_axes == 1 else (-2, 1)
 
     @cached_property
     def shard(self) -> tuple[int, int]:
@@ -96,11 +95,9 @@ class Layout:
             return with_checksum(np.ascontiguousarray(z, "<f4").tobytes())
         from numcodecs import blosc
 
-        order, count = self.differences
-        multiples = np.rint(z / np.float32(self.scale)).astype("<i4").transpose(order).ravel()
-        for _ in range(count):
-            multiples = np.diff(multiples, prepend=np.int32(0))
-        return with_checksum(bytes(blosc.compress(multiples, b"zstd", 1, blosc.BITSHUFFLE)))
+        multiples = np.rint(z / np.float32(self.scale)).astype("<i4").transpose(2, 0, 1)
+        code = np.ascontiguousarray(to_differences(multiples, *self.differences))
+        return with_checksum(bytes(blosc.compress(code, b"zstd", 1, blosc.BITSHUFFLE)))
 
     def unpack(self, content: np.ndarray) -> np.ndarray:
         """Snapshots (t, N, D) of a piece without its checksum; a view into `content` where they are stored as float32.
@@ -108,22 +105,36 @@ class Layout:
         Raises:
             ValueError: the piece has another size.
         """
-        shape = self.piece, *self.shape[2:]
+        t, n, d = self.piece, *self.shape[2:]
         if self.scale is None:
-            return content.view("<f4").reshape(shape)
+            return content.view("<f4").reshape(t, n, d)
         from numcodecs import blosc
 
-        if int.from_bytes(content[4:8].tobytes(), "little") != 4 * math.prod(shape):  # in Blosc's header
+        if int.from_bytes(content[4:8].tobytes(), "little") != 4 * t * n * d:  # in Blosc's header
             raise ValueError("wrong size")
         try:
-            multiples = np.frombuffer(blosc.decompress(content), "<i4")
+            code = np.frombuffer(blosc.decompress(content), "<i4").reshape(d, t, n)
         except RuntimeError as error:
             raise ValueError(str(error)) from None
-        order, count = self.differences
-        for _ in range(count):
-            multiples = np.cumsum(multiples, dtype="<i4")
-        multiples = multiples.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
-        return multiples * np.float32(self.scale)
+        return from_differences(code, *self.differences).transpose(1, 2, 0) * np.float32(self.scale)
+
+
+def to_differences(values: np.ndarray, axis: int, count: int) -> np.ndarray:
+    """int32 `values` as their differences d along an axis, taken `count` times, coded as 2 d, or -2 d - 1 where d < 0.
+
+    So small differences of either sign have the same high bits, zeros.
+    """
+    for _ in range(count):
+        values = np.diff(values, axis=axis, prepend=np.int32(0))
+    return (values << 1) ^ (values >> 31)
+
+
+def from_differences(code: np.ndarray, axis: int, count: int) -> np.ndarray:
+    """The inverse of `to_differences`."""
+    values = (code.view("<u4") >> 1).view("<i4") ^ -(code & 1)
+    for _ in range(count):
+        values = np.cumsum(values, axis=axis, dtype="<i4")
+    return values
 
 
 def scale_of(tolerance: float | None) -> float | None:
@@ -150,38 +161,6 @@ def checksum_agrees(content: np.ndarray) -> bool:
 def shard_path(array: Path, row: int, column: int) -> Path:
     """The file of a shard."""
     return array / "c" / str(row) / str(column) / "0" / "0"
-
-
-def write_metadata(array: Path, layout: Layout) -> None:
-    """Write `zarr.json`; with compression the attribute `scale_factor` says what the integers count.
-
-    Raises:
-        DataFault: there is one of another layout.
-    """
-    import zarr
-    from zarr.codecs import BloscCodec, Crc32cCodec, TransposeCodec
-    from zarr.codecs.numcodecs import Delta
-    from zarr.errors import ZarrUserWarning
-
-    (k, t), (_, _, n, d) = layout.shard, layout.shape
-    blosc = BloscCodec(cname="zstd", clevel=1, shuffle="bitshuffle", typesize=4)
-    order, count = layout.differences
-    with warnings.catch_warnings(category=ZarrUserWarning, action="ignore"):  # differences are no codec of the standard
-        filters = [TransposeCodec(order=(0, *(axis + 1 for axis in order))), *[Delta(dtype="<i4")] * count]
-    created = zarr.create_array(
-        zarr.storage.MemoryStore(), shape=layout.shape, shards=(k, t, n, d), chunks=(1, layout.piece, n, d),
-        dtype="<f4" if layout.scale is None else "<i4", fill_value=0, filters=filters if layout.scale else None,
-        compressors=[blosc, Crc32cCodec()] if layout.scale else Crc32cCodec(),
-        attributes={"scale_factor": layout.scale} if layout.scale else None,
-    )  # fmt: skip
-    buffers = created.metadata.to_buffer_dict(zarr.core.buffer.default_buffer_prototype())
-    path, content = array / "zarr.json", buffers["zarr.json"].to_bytes()
-    if path.is_file():
-        if path.read_bytes() != content:
-            raise DataFault(f"latent cache damaged: {path} is of another array; delete {array} and run again")
-        return
-    with publish(path) as temporary:
-        temporary.write_bytes(content)
 
 
 def write_shard(path: Path, layout: Layout, pieces: Iterable[tuple[int, bytes]]) -> None:
