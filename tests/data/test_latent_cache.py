@@ -66,6 +66,17 @@ def test_reads_what_zarr_reads(tmp_path: Path, datasets: dict[str, Dataset], nam
                 np.testing.assert_array_equal(cache.read(name, kind, index, start, stop), z[index, start:stop])
 
 
+@pytest.mark.parametrize(("axis", "count"), [(-1, 2), (-2, 1)])
+def test_differences_keep_the_largest_multiples(axis: int, count: int):
+    """Multiples of either sign up to the largest that is accepted come back exactly; a ramp gives zeros."""
+    largest = latent_shards.MAX_MULTIPLE
+    values = np.random.default_rng(0).choice(np.array([-largest, -1, 0, largest], "<i4"), (3, 5, 7))
+    code = latent_shards.to_differences(values, axis, count)
+    np.testing.assert_array_equal(latent_shards.from_differences(code, axis, count), values)
+    ramp = np.arange(7, dtype="<i4") * np.ones((3, 5, 1), "<i4")
+    assert not latent_shards.to_differences(ramp, axis, count)[:, 1:, 2:].any()
+
+
 def test_holds_the_encoded_trajectories(folder: Path, tmp_path: Path, datasets: dict[str, Dataset]):
     """The cache gives back, bit for bit, what the codec made of each trajectory."""
     cache = LatentCache.open(folder, KEY)
