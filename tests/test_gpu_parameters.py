@@ -40,6 +40,11 @@ def test_the_listed_files_are_those_of_eleven_families():
     assert len(ELEVEN) == 11
 
 
+def test_every_family_has_a_tolerance_of_its_latents():
+    """The errors of operators differ by a factor of a thousand between families: none is left to the default."""
+    assert set(load("pdebench")["latents"]["tolerance"]) == {"default", *ELEVEN}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "num_processes", "steps"),

@@ -13,7 +13,7 @@ import yaml
 from kedro.config import OmegaConfigLoader
 from pydantic import ValidationError
 
-from ups.config import LaunchConfig, Parameters, SubsampleConfig, Variant
+from ups.config import LatentsConfig, LaunchConfig, Parameters, SubsampleConfig, Variant
 from ups.errors import ConfigFault
 from ups.hooks import check_data_root, check_parameters, places
 from ups.models.codec import choose_patch
@@ -234,7 +234,10 @@ WRONG = [
     ("ablation.variants", {}),
     ("ablation.variants.0.name", "two words"),
     ("ablation.variants.1.overrides", None),
-    ("latents.tolerance", 0.0),
+    ("latents.tolerance", 0.001),
+    ("latents.tolerance", {}),
+    ("latents.tolerance", {"default": 0.0}),
+    ("latents.tolerance", {"default": None, "burgers_1d": -1.0}),
     ("operator.model.mixing", "convolution"),
     ("operator.model.levels", 4),
     ("operator.model.head_channels", 15),
@@ -386,6 +389,23 @@ def test_a_family_keeps_the_options_that_it_does_not_override():
     assert options["burgers_1d"] == default.model_dump() | {"every_snapshot": 5}
 
 
+def test_a_family_has_its_own_tolerance():
+    """That of a family holds for its variants too, `default` for the others, null keeps a family as float32."""
+    tolerance = {"default": 1e-4, "compressible_ns_2d": 1e-3, "darcy_2d": None}
+    latents = LatentsConfig(tolerance=tolerance, on_disk=True)
+    found = {"burgers_1d": 1e-4, "compressible_ns_2d": 1e-3, "compressible_ns_2d-512x512": 1e-3, "darcy_2d": None}
+    assert latents.of(found) == {"tolerance": found, "on_disk": True}
+    assert LatentsConfig(tolerance=None, on_disk=False).of(["a"]) == {"tolerance": {"a": None}, "on_disk": False}
+
+
+def test_a_tolerance_of_an_unknown_family_is_refused():
+    """In `latents` and in a variant of `compression`, with the family that was probably meant; a number says how."""
+    assert refusal(changed("latents.tolerance", 0.001)).endswith("one for all families is {default: 0.001}, got 0.001")
+    for place in ("latents.tolerance", "compression.variants.1.latents"):
+        message = refusal(changed(place, {"default": None, "burger_1d": 0.001}))
+        assert "unknown parameter latents.tolerance.burger_1d, did you mean burgers_1d?" in message
+
+
 def test_a_range_without_two_snapshots_is_refused():
     """A last snapshot that leaves one snapshot is refused whether it stands in `default` or is an override."""
     what = "leave fewer than 2 snapshots: raise last_snapshot to 5 or more"
@@ -474,7 +494,8 @@ def test_a_variant_that_is_no_operator_is_refused(overrides: dict[str, Any], rea
 
 def test_compression_begins_with_what_is_not_compressed():
     """The first variant, with which the others are compared, has no tolerance."""
-    assert "the first of compression.variants" in refusal(changed("compression.variants.0.latents", 0.1))
+    rounded = changed("compression.variants.0.latents", {"default": 0.1})
+    assert "the first of compression.variants" in refusal(rounded)
 
 
 def test_the_ablation_has_a_base():

@@ -15,6 +15,7 @@ from tests.training.jobs import launched, section
 from tests.untrained import make_root_of, receipt
 from ups.config import WHOLE, LatentsConfig, SubsampleConfig
 from ups.data import estimate
+from ups.data.estimate import bytes_per_value
 from ups.errors import StorageFault
 from ups.files import write_json
 from ups.pipelines import plan
@@ -114,6 +115,20 @@ def test_a_full_disk_stops_the_run_unless_latents_are_there(tmp_path: Path, monk
     assert size["num_trajectories"] == 5
     with pytest.raises(StorageFault, match=f"^{tmp_path / 'other'}: the latent cache need"):
         check_sizes(*given, tmp_path / "other")
+
+
+def test_latents_are_estimated_by_the_tolerance_of_their_family(tmp_path: Path):
+    """Only a family with a tolerance needs fewer bytes than float32; without latents on disk none needs any."""
+    root = make_root_of(tmp_path, ("advection_1d", "darcy_2d"), count=5)
+
+    def sizes(tolerance: dict[str, float | None] | None, *, on_disk: bool = True) -> dict[str, int]:
+        given = (receipt(root, "datasets"), section("codec"), LatentsConfig(tolerance=tolerance, on_disk=on_disk))
+        return {size["family"]: size["latent_bytes"] for size in check_sizes(*given, LAUNCH, root, root)["sizes"]}
+
+    float32, rounded = sizes(None), sizes({"default": None, "darcy_2d": 0.01})
+    assert rounded["advection_1d"] == float32["advection_1d"]
+    assert rounded["darcy_2d"] == pytest.approx(float32["darcy_2d"] * bytes_per_value(0.01) / 4, abs=1)
+    assert set(sizes({"default": 0.01}, on_disk=False).values()) == {0}
 
 
 def test_raw_files_elsewhere_need_no_room_in_the_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -34,7 +34,8 @@ def encoding_of(
             count = len(names)
             statistics = {"log": (False,) * count, "mean": (0.0,) * count, "std": (1.0,) * count}
             groups[group_name(family.name, kind)] = FieldGroup(dataset.grid, 1, 1, **statistics)
-    encoding = Encoding(folder, datasets, groups, scale, on_disk=on_disk, store=store)
+    scales = {dataset.family: scale for dataset in datasets.values()}
+    encoding = Encoding(folder, datasets, groups, scales, on_disk=on_disk, store=store)
     encoding.prepare()
     return encoding
 

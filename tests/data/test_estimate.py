@@ -6,14 +6,26 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 
 from tests.training.jobs import section
 from tests.untrained import make_root_of, receipt
 from ups.config import WHOLE
 from ups.data import estimate
-from ups.data.estimate import Size, Tokens, expect_room, files_to_fetch, files_to_simulate, raw_bytes, size_of, sizes_of
+from ups.data.estimate import (
+    Size,
+    Tokens,
+    bytes_per_value,
+    expect_room,
+    files_to_fetch,
+    files_to_simulate,
+    raw_bytes,
+    size_of,
+    sizes_of,
+)
 from ups.data.families import Dataset, Subsample
+from ups.data.latent_shards import Layout, scale_of
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import make_plan
 from ups.data.published import find_file
@@ -22,7 +34,9 @@ from ups.data.trajectories import find_datasets, find_files, thin
 from ups.errors import ConfigFault, OutOfMemory, StorageFault
 from ups.files import read_json
 
-TOKENS = Tokens(patch_size=(1, 2, 2), max_tokens=(256, 1024, 1024), components=64, value_bytes=4)
+TOKENS = Tokens(
+    patch_size=(1, 2, 2), max_tokens=(256, 1024, 1024), components=64, value_bytes=dict.fromkeys(FAMILIES, 4)
+)
 SIZE = Size("gas", "compressible_ns_1d", 4, 5, (8,), 1000, 300, 500, 700)
 
 
@@ -49,12 +63,23 @@ def test_raw_bytes_are_those_of_the_arrays(write, family: str):
 def test_latents_have_the_estimated_size(tmp_path: Path):
     """The float32 values of a latent cache have the estimated bytes, coefficients of a steady family included."""
     root = make_root_of(tmp_path, ("advection_1d", "darcy_2d"), count=5)
-    tokens = Tokens(**section("codec").model.model_dump(exclude={"tolerance"}), value_bytes=4)
+    tokens = Tokens(**section("codec").model.model_dump(exclude={"tolerance"}), value_bytes=dict.fromkeys(FAMILIES, 4))
     for name, entry in receipt(root, "datasets")["datasets"].items():
         manifest = read_json(root / receipt(root, "latent_cache")["path"] / "manifest.json")
         arrays = manifest["datasets"][name]["arrays"].values()
         written = sum(4 * math.prod(array["shape"]) for array in arrays)
         assert size_of(Dataset.from_json(entry), tokens).latent_bytes == written
+
+
+@pytest.mark.parametrize("num_axes", [1, 2])
+@pytest.mark.parametrize("tolerance", [1e-1, 1e-2, 1e-3, 1e-4])
+def test_noise_takes_no_more_than_estimated(tolerance: float, num_axes: int):
+    """White noise of unit variance, which cannot be predicted, takes the estimated bytes or up to a quarter less."""
+    z = np.random.default_rng(0).standard_normal((4, 1024, 4)).astype(np.float32)
+    scale = scale_of(tolerance)
+    layout = Layout((1, *z.shape), scale, num_axes)
+    found = sum(len(layout.pack(z[start : start + layout.piece])) for start in range(0, 4, layout.piece)) / z.size
+    assert bytes_per_value(tolerance) - 0.25 < found < bytes_per_value(tolerance)
 
 
 def test_a_snapshot_needs_its_points_twice_and_its_latents(write):

@@ -69,7 +69,7 @@ def test_table_has_every_row_and_family():
 def test_compression_is_relative_to_the_first_variant_of_the_same_family():
     """Errors have the ratio to those of the first variant in brackets; a tolerance that is not set is left out."""
     first = {"name": "float32", "codec": None, "latents": None, "ratio": 1.0, "codec_error": 1e-7}
-    rounded = first | {"name": "rounded", "latents": 0.003, "ratio": 4.0, "codec_error": 0.003}
+    rounded = first | {"name": "rounded", "latents": 0.003, "ratio": 4.0, "codec_error": 0.003, "rounding": 0.001}
     errors = {"a": (0.1, 0.4), "b": (0.2, 0.5)}
     rows = [
         row | {"family": family, "one_step": factor * one, "rollout": factor * all_, "decoded_megabytes_per_second": 9}
@@ -78,8 +78,8 @@ def test_compression_is_relative_to_the_first_variant_of_the_same_family():
     ]
     lines = unpadded(compression_text(rows))
     assert "| rounded | 4 | 1.5 | 1.5 |" in lines
-    assert "| a | rounded | | 0.003 | 4 | 0.003 | 0.15 (1.5) | 0.6 (1.5) | 9 |" in lines
-    assert "| b | float32 | | | 1 | 1e-07 | 0.2 (1) | 0.5 (1) | 9 |" in lines
+    assert "| a | rounded | | 0.003 | 4 | 0.003 | 0.001 | 0.15 (1.5) | 0.6 (1.5) | 9 |" in lines
+    assert "| b | float32 | | | 1 | 1e-07 | | 0.2 (1) | 0.5 (1) | 9 |" in lines
 
 
 @pytest.mark.slow

@@ -81,13 +81,14 @@ def noise(like: Tensor, size: float) -> Tensor:
 
 
 def good_model() -> Model:
-    """Small errors everywhere, a codec that loses less, and a calibrated ensemble on the waves."""
+    """Small errors everywhere, a codec and a rounding that lose less, and a calibrated ensemble on the waves."""
     model = Model()
     for family in (WAVE, DEPTH, HEAD):
         u = truth_of(family)
         target = u if FAMILIES[family].steady else u[:, 1:]
         model.predictions[family, plain_method(family)] = target + noise(target, 0.02)
         model.predictions[family, "codec"] = target + noise(target, 0.001)
+        model.predictions[family, "rounding"] = target + noise(target, 0.0007)
         if not FAMILIES[family].steady:
             model.predictions[family, "persistence"] = u[:, :-1]
     set_ensemble(model, spread=0.02)
@@ -148,6 +149,13 @@ BROKEN = {
     "underconfident": (lambda m: set_ensemble(m, 0.05), {WAVE}, "weak", "diffusion_rollouts_are_calibrated"),
     "codec of one component": (spoil(WAVE, "codec", torch.zeros_like), {WAVE}, "unusable", "codec_keeps_fields"),
     "lossy codec": (spoil(WAVE, "codec", lambda u: u + noise(u, 0.01)), {WAVE}, "weak", "codec_floor"),
+    "rounded too much": (spoil(WAVE, "rounding", lambda u: u + noise(u, 0.002)), {WAVE}, "weak", "rounding_floor"),
+    "coarse solution": (
+        spoil(HEAD, "rounding", lambda u: u + noise(u, 0.002)),
+        {HEAD},
+        "weak",
+        "steady_rounding_floor",
+    ),
     "conserved integral drifts": (spoil(WAVE, "operator", drift), {WAVE}, "weak", "integrals_are_conserved"),
     "negative depth": (spoil(DEPTH, "operator", cut_below_zero), {DEPTH}, "weak", "fields_stay_positive"),
     "worse than persistence": (

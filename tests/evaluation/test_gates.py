@@ -68,6 +68,20 @@ def test_gate(rule: Gate, records: list[dict], value: float | None, passed: bool
     json.dumps(verdict, allow_nan=False)
 
 
+def test_latents_that_are_not_rounded_have_no_gate_on_rounding():
+    """Without records of the rounding its gate is not checked; with one that is not finite it fails."""
+    rounding, records = gate(name="rounding", method="rounding", relative_to="operator", at_most=0.1), [record(0.4)]
+
+    def found(*of_rounding: dict) -> list[tuple[str, bool]]:
+        verdict = judge([*records, *of_rounding], [gate(), rounding], BURGERS)
+        return [(line["name"], line["passed"]) for line in verdict["gates"]]
+
+    assert found() == [("accurate", True)]
+    assert found(record(None, "rounding"))[1:] == [("rounding", False)]
+    assert found(record(0.041, "rounding"))[1:] == [("rounding", False)]
+    assert found(record(0.04, "rounding"))[1:] == [("rounding", True)]
+
+
 def test_each_dataset_has_a_grade_of_its_own():
     """One of two datasets of a family misses the limit: only it is unusable, and says why."""
     grades = judge([record(0.6), record(0.1, dataset="b")], [gate()], BURGERS)["grades"]

@@ -38,12 +38,15 @@ class AddsNoise:
     denoiser: bool = True
     student: None = None
     corrections: dict = field(default_factory=lambda: ON)
-    latent_scale: float | None = None
+    latent_scales: dict = field(default_factory=dict)
+
+    offset: float = 0.0
 
     def encode(self, u: Tensor, family: str) -> Tensor:
         return u
 
-    decode = encode
+    def decode(self, z: Tensor, family: str) -> Tensor:
+        return z + self.offset
 
     as_stored = Surrogate.as_stored
 
@@ -117,8 +120,21 @@ def test_trivial_methods_repeat_the_truth():
 
 def test_the_codec_decodes_what_is_stored():
     """Where latents are rounded in the cache the error of the codec has that of rounding in it."""
-    u_ref, predictions = fields(), predicted(AddsNoise(latent_scale=0.5), [4])
-    assert torch.equal(predictions["codec", "one_step"].u, torch.round(2 * u_ref[:, 1:]) / 2)
+    u_ref, predictions = fields(), predicted(AddsNoise(latent_scales={SETTING.family: 0.5}), [4])
+    rounded = torch.round(2 * u_ref[:, 1:]) / 2
+    assert torch.equal(predictions["codec", "one_step"].u, rounded)
+    assert torch.allclose(predictions["rounding", "one_step"].u, rounded)
+    assert ("rounding", "rollout") not in predictions
+
+
+def test_the_error_of_rounding_is_not_that_of_the_codec():
+    """A codec that adds 3 to every field has that error with and without rounding: the method `rounding` has not."""
+    lossy = AddsNoise(latent_scales={SETTING.family: 0.5}, offset=3.0)
+    u_ref, predictions = fields(), predicted(lossy, [4])
+    assert torch.allclose(predictions["codec", "one_step"].u, torch.round(2 * u_ref[:, 1:]) / 2 + 3)
+    assert torch.allclose(predictions["rounding", "one_step"].u, torch.round(2 * u_ref[:, 1:]) / 2, atol=1e-6)
+    other = AddsNoise(latent_scales={"burgers_1d": 0.5}, offset=3.0)
+    assert ("rounding", "one_step") not in predicted(other, [4])
 
 
 @pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [3, 1]], ids=str)

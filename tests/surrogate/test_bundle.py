@@ -107,7 +107,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no settings": (_with(lambda card: card.pop("settings")), f"{CARD} is not the card of a bundle"),
     "no family": (_with(lambda card: card["families"].clear()), f"{CARD} differs from the hash that it holds"),
     "other corrections": (_with(lambda card: card["corrections"].pop()), "differs from the hash that it holds"),
-    "other scale": (_with(lambda card: card.update(latent_scale=0.5)), "differs from the hash that it holds"),
 }
 
 

@@ -286,7 +286,7 @@ def caches(encoded: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
     options = (launched(num_processes=1), root / "01_raw", root)
     return [
         root / encode_latents(*inputs, LatentsConfig(tolerance=each, on_disk=True), *options)["path"]
-        for each in (None, 1e-3)
+        for each in (None, {"default": 1e-3})
     ]
 
 

@@ -12,22 +12,42 @@ from ups.files import read_json
 from ups.pipelines.training import encode_latents
 from ups.training import encoding
 
+LATENTS = LatentsConfig(tolerance={"default": 1e-3}, on_disk=True)
+
 
 def _encode(root: Path, num_processes: int) -> Path:
     """Encode anew; returns the folder of the cache."""
     shutil.rmtree(root / "04_feature/latents", ignore_errors=True)
     inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
     launch = launched(num_processes=num_processes)
-    return (
-        root
-        / encode_latents(*inputs, LatentsConfig(tolerance=1e-3, on_disk=True), launch, root / "01_raw", root)["path"]
-    )
+    return root / encode_latents(*inputs, LATENTS, launch, root / "01_raw", root)["path"]
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
     """Shards, statistics and manifest."""
     files = [*folder.rglob("c/*/*/0/0"), *folder.glob("statistics/*"), folder / "manifest.json"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_a_cache_belongs_to_the_tolerances_of_its_families(root: Path):
+    """Another tolerance of an encoded family makes another cache, that of a family without data does not."""
+    inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
+    tolerances = [{"default": 1e-3}, {"default": 1e-3, "darcy_2d": 1e-2}, {"default": 1e-3, "shallow_water_2d": 1e-2}]
+    assert "shallow_water_2d" not in {entry["family"] for entry in inputs[0]["datasets"].values()}
+    caches = [
+        encode_latents(
+            *inputs, LatentsConfig(tolerance=each, on_disk=True), launched(num_processes=1), root / "01_raw", root
+        )
+        for each in tolerances
+    ]
+    assert caches[0] == caches[2] and caches[0]["path"] != caches[1]["path"]
+    scales = {
+        (entry["dataset"]["family"], array["scale"])
+        for entry in read_json(root / caches[1]["path"] / "manifest.json")["datasets"].values()
+        for array in entry["arrays"].values()
+    }
+    assert {scale for family, scale in scales if family == "darcy_2d"} == {2.0**-5}
+    assert {scale for family, scale in scales if family != "darcy_2d"} == {2.0**-9}
 
 
 @pytest.mark.slow
@@ -58,8 +78,6 @@ def test_a_killed_process_is_one_line_and_the_next_command_goes_on(root: Path, m
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("c/*/*/0/0")}
     monkeypatch.undo()
     inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
-    receipt = encode_latents(
-        *inputs, LatentsConfig(tolerance=1e-3, on_disk=True), launched(num_processes=2), root / "01_raw", root
-    )
+    receipt = encode_latents(*inputs, LATENTS, launched(num_processes=2), root / "01_raw", root)
     assert 1 <= len(before) < 4 and all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert _contents(root / receipt["path"]) == expected

@@ -111,6 +111,14 @@ class SplitConfig(Section):
     test_fraction: Fraction
 
 
+def _expect_families(place: str, section: Any) -> Any:
+    for name in section if isinstance(section, dict) else ():
+        if name != "default" and name not in FAMILIES:
+            remedy = f"{nearest(str(name), ['default', *FAMILIES])} (others are defined in families.yml)"
+            raise ValueError(f"unknown parameter {place}.{name}{remedy}")
+    return section
+
+
 class Subsample(section_of(families.Subsample)):
     """The options of `ups.data.families.Subsample`."""
 
@@ -134,12 +142,8 @@ class SubsampleConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _expect_families(cls, section: Any) -> Any:
-        for name in section if isinstance(section, dict) else ():
-            if name != "default" and name not in FAMILIES:
-                remedy = f"{nearest(str(name), ['default', *FAMILIES])} (others are defined in families.yml)"
-                raise ValueError(f"unknown parameter subsample.{name}{remedy}")
-        return section
+    def _check_names(cls, section: Any) -> Any:
+        return _expect_families("subsample", section)
 
     def of(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """All options of these families."""
@@ -163,12 +167,39 @@ WHOLE = SubsampleConfig(default=asdict(families.Subsample()))
 """All points, snapshots and trajectories of every family."""
 
 
-class LatentsConfig(Section):
-    """How `encode_latents` stores latents: as float32, or rounded and compressed.
+class Tolerance(Section):
+    """Largest RMS of the rounding error, in units of a field's standard deviation: `default`, and that of families.
 
-    `tolerance` is the largest RMS of the rounding error, in units of a field's standard deviation; None: no rounding.
+    None: no rounding. Variants of a family have its tolerance.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, PositiveFloat | None]
+
+    default: PositiveFloat | None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, section: Any) -> Any:
+        if isinstance(section, float):
+            raise ValueError(f"one for all families is {{default: {section:g}}}, got {section:g}")
+        return _expect_families("latents.tolerance", section)
+
+    def of(self, names: Iterable[str]) -> dict[str, float | None]:
+        """The tolerances of these families."""
+        return {name: (self.model_extra or {}).get(families.base_of(name), self.default) for name in sorted(names)}
+
+
+class LatentsConfig(Section):
+    """How `encode_latents` stores latents: rounded by `tolerance` and compressed, or as float32 where it is None.
+
     Without `on_disk` there is no cache on disk: training reads the raw files and encodes them itself, which is slower.
     """
 
-    tolerance: PositiveFloat | None
+    tolerance: Tolerance | None
     on_disk: bool
+
+    def of(self, names: Iterable[str]) -> dict[str, Any]:
+        """The options of these families: `tolerance` by family and `on_disk`."""
+        tolerance = Tolerance(default=None) if self.tolerance is None else self.tolerance
+        return {"tolerance": tolerance.of(names), "on_disk": self.on_disk}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from ups.config.baselines import FNOModel
-from ups.config.data import VariantName
+from ups.config.data import Tolerance, VariantName
 from ups.config.sections import Fraction, Section, Seed, Steps
 from ups.config.training import Noise, OperatorConfig, Recipe, TrainingSection, Unroll
 
@@ -56,11 +56,11 @@ class AblationConfig(Section):
 
 
 class CompressionVariant(Section):
-    """A row of the table: `codec` is `codec.model.tolerance`, `latents` is `latents.tolerance`."""
+    """Rows of the table: `codec` is `codec.model.tolerance`, `latents` is `latents.tolerance`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
     codec: PositiveFloat | None
-    latents: PositiveFloat | None
+    latents: Tolerance | None
 
 
 class CompressionConfig(Section):

@@ -29,7 +29,7 @@ What they contain:
 
 What models read:
 
-- `latent_cache`, `latent_shards`: encoded trajectories on disk
+- `latent_cache`, `latent_shards`, `zarr_arrays`: encoded trajectories on disk
 - `encoding`: encode trajectories into the latent cache
 - `samples`: batches of trajectories or latents
 

@@ -23,7 +23,6 @@ from ups.data.latent_shards import (
     checksum_agrees,
     shard_path,
     with_checksum,
-    write_metadata,
     write_shard,
 )
 from ups.data.pdebench import FAMILIES
@@ -54,8 +53,8 @@ class Shard:
 class Encoding:
     """The arrays of a latent cache in `folder`: what is to be written, and the writing of one process's share.
 
-    Unless `on_disk`, statistics are taken but no latents are written: training encodes them again when it reads.
-    Shards that are in `store` are fetched from there, all others added to it.
+    `scales` has what the latents of each family are rounded to multiples of, None: not rounded. Unless `on_disk`, only
+    statistics are taken: training encodes when it reads. Shards in `store` are fetched, all others added to it.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Encoding:
         folder: Path,
         datasets: dict[str, Dataset],
         groups: dict[str, FieldGroup],
-        scale: float | None,
+        scales: dict[str, float | None],
         *,
         on_disk: bool = True,
         store: SharedFolder | None = None,
@@ -76,7 +75,7 @@ class Encoding:
             for kind, num_snapshots in kinds.items():
                 group = groups[group_name(dataset.family, kind)]
                 shape = (dataset.num_trajectories, num_snapshots, group.num_tokens, group.num_channels)
-                self.layouts[name, kind] = Layout(shape, scale)
+                self.layouts[name, kind] = Layout(shape, scales[dataset.family], len(dataset.grid))
 
     @property
     def shards(self) -> list[Shard]:
@@ -101,6 +100,8 @@ class Encoding:
 
     def prepare(self) -> None:
         """Write the arrays' metadata; before any process writes its share."""
+        from ups.data.zarr_arrays import write_metadata  # imports zarr, which reading does not need
+
         if self.on_disk:
             for (name, kind), layout in self.layouts.items():
                 write_metadata(self.array(name, kind), layout)
@@ -201,8 +202,7 @@ class _ShardWriter:
         self.num_fields = len(family.fields if shard.kind == "fields" else family.coefficients)
         piece_bytes = 4 * layout.piece * self.num_fields * int(np.prod(reader.dataset.grid))
         self.step = layout.piece * max(1, slab_bytes // piece_bytes)
-        shape = (len(self.trajectories), len(self.snapshots), len(STATISTICS), self.num_fields)
-        self.statistics = np.zeros(shape)
+        self.statistics = np.zeros((len(self.trajectories), len(self.snapshots), len(STATISTICS), self.num_fields))
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
         """Numbers and contents of the pieces; `statistics` is complete after the last."""

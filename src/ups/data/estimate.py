@@ -16,6 +16,7 @@ from ups.data.trajectories import describe_file, join_files, take_first, thin
 from ups.errors import OutOfMemory, StorageFault
 
 VALUE_BYTES = 4  # float32, as PDEBench stores fields and the codec computes
+EXTRA_BITS = 2.5  # beyond the entropy of white noise, per value that is compressed, measured
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ class Size:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What the size of latents depends on: options of the codec's patches, bytes of a stored value (0: none is)."""
+    """What the size of latents depends on: options of the codec's patches, bytes of a stored value by family."""
 
     patch_size: tuple[int, int, int]
     max_tokens: tuple[int, int, int]
     components: int
-    value_bytes: float
+    value_bytes: dict[str, float]
 
 
 def files_to_simulate(folder: Path, recipes: Iterable[dict[str, Any]]) -> dict[str, Dataset]:
@@ -132,7 +133,20 @@ def latent_bytes(dataset: Dataset, tokens: Tokens) -> int:
     """Bytes of the dataset's latents on disk, of fields and coefficients."""
     family = FAMILIES[dataset.family]
     arrays = len(dataset.times) * len(family.fields) + len(family.coefficients)
-    return int(tokens.value_bytes * dataset.num_trajectories * arrays * _values_per_field(dataset.grid, tokens))
+    value_bytes = tokens.value_bytes[family.name]
+    return int(value_bytes * dataset.num_trajectories * arrays * _values_per_field(dataset.grid, tokens))
+
+
+def bytes_per_value(tolerance: float | None) -> float:
+    """Estimate of what a latent takes on disk: at most so much where latents have at most unit variance, as fields do.
+
+    Of all distributions the Gaussian has the largest entropy, log2(sqrt(2 pi e) std / scale) bits once rounded. The
+    compression needs up to `EXTRA_BITS` more.
+    """
+    from ups.data.latent_shards import scale_of  # imports google_crc32c: not at the start of every command
+
+    scale = scale_of(tolerance)
+    return 4.0 if scale is None else min(4.0, (math.log2(math.sqrt(2 * math.pi * math.e) / scale) + EXTRA_BITS) / 8)
 
 
 def snapshot_bytes(dataset: Dataset, tokens: Tokens) -> int:

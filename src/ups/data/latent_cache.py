@@ -92,6 +92,7 @@ def summarize(statistics: Callable[[], Iterator[np.ndarray]]) -> dict[str, list[
 class _Array(BaseModel):
     shape: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt]
     scale: PositiveFloat | None
+    num_axes: PositiveInt
 
 
 class _Entry(BaseModel):
@@ -132,7 +133,7 @@ class LatentCache:
     def _layouts(self) -> Iterator[tuple[tuple[str, str], Layout]]:
         for name, entry in self.datasets.items():
             for kind, array in entry["arrays"].items():
-                yield (name, kind), Layout(tuple(array["shape"]), array["scale"])
+                yield (name, kind), Layout(tuple(array["shape"]), array["scale"], array["num_axes"])
 
     @classmethod
     def open(cls, folder: Path, key: dict[str, Any]) -> "LatentCache":

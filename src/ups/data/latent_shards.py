@@ -6,8 +6,9 @@ training step reads little more than it uses; pieces are joined in shards, one f
 start sooner. Checksums are verified once: a file beside the array remembers, for every piece, the inode's time of
 change (ctime) of the shard in which it was verified, for all processes.
 
-Latents are stored as float32, or rounded to whole multiples of `scale` as compressed int32: in the order (D, t, N), in
-which a component's values are neighbours and the small components of smooth fields are runs of zeros.
+Latents are stored as float32, or rounded to whole multiples of `scale` as compressed int32: component after component,
+so that the small ones of smooth fields are runs of zeros, and as differences of neighbours, on grids of one axis second
+differences along the tokens, on others differences in time.
 """
 
 import errno
@@ -31,16 +32,16 @@ COMPRESSED_PIECE_BYTES = 2**16  # of smaller ones compression saves less
 CHECKSUM_BYTES, CHECKSUM_BLOCK = 4, 2**20
 MAX_OPEN_SHARDS = 128  # files that a process keeps open of each array; systems allow 1024 in all
 MAX_MULTIPLE = 2**24  # larger multiples of the scale are not exact in float32
-EXTRA_BITS = 5  # per value of white noise, measured
 MISSING = 2**64 - 1  # zarr's offset of a piece that does not exist
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How latents (trajectories, T, N, D) are cut; `scale` is None for float32, else what int32 values count."""
+    """How latents (trajectories, T, N, D) of a grid of `num_axes` axes are cut; int32 counts `scale`, None: float32."""
 
     shape: tuple[int, int, int, int]
     scale: float | None
+    num_axes: int
 
     @cached_property
     def piece(self) -> int:
@@ -52,6 +53,11 @@ class Layout:
         smallest = 1 if snapshot_bytes >= LARGE_SNAPSHOT_BYTES else 2
         joined = COMPRESSED_PIECE_BYTES // snapshot_bytes if self.scale else 0
         return min(self.shape[1], max(smallest, joined))
+
+    @property
+    def differences(self) -> tuple[int, int]:
+        """The axis of a piece (D, t, N) along which differences are taken, and how often."""
+        return (-1, 2) if self.num_axes == 1 else (-2, 1)
 
     @cached_property
     def shard(self) -> tuple[int, int]:
@@ -89,8 +95,9 @@ class Layout:
             return with_checksum(np.ascontiguousarray(z, "<f4").tobytes())
         from numcodecs import blosc
 
-        multiples = np.ascontiguousarray(np.rint(z / np.float32(self.scale)).astype("<i4").transpose(2, 0, 1))
-        return with_checksum(bytes(blosc.compress(multiples, b"zstd", 1, blosc.BITSHUFFLE)))
+        multiples = np.rint(z / np.float32(self.scale)).astype("<i4").transpose(2, 0, 1)
+        code = np.ascontiguousarray(to_differences(multiples, *self.differences))
+        return with_checksum(bytes(blosc.compress(code, b"zstd", 1, blosc.BITSHUFFLE)))
 
     def unpack(self, content: np.ndarray) -> np.ndarray:
         """Snapshots (t, N, D) of a piece without its checksum; a view into `content` where they are stored as float32.
@@ -103,14 +110,31 @@ class Layout:
             return content.view("<f4").reshape(t, n, d)
         from numcodecs import blosc
 
-        num_bytes = int.from_bytes(content[4:8].tobytes(), "little")  # before compression, in Blosc's header
-        if num_bytes != 4 * t * n * d:
+        if int.from_bytes(content[4:8].tobytes(), "little") != 4 * t * n * d:  # in Blosc's header
             raise ValueError("wrong size")
         try:
-            multiples = np.frombuffer(blosc.decompress(content), "<i4").reshape(d, t, n)
+            code = np.frombuffer(blosc.decompress(content), "<i4").reshape(d, t, n)
         except RuntimeError as error:
             raise ValueError(str(error)) from None
-        return multiples.transpose(1, 2, 0) * np.float32(self.scale)
+        return from_differences(code, *self.differences).transpose(1, 2, 0) * np.float32(self.scale)
+
+
+def to_differences(values: np.ndarray, axis: int, count: int) -> np.ndarray:
+    """int32 `values` as their differences d along an axis, taken `count` times, coded as 2 d, or -2 d - 1 where d < 0.
+
+    So small differences of either sign have the same high bits, zeros.
+    """
+    for _ in range(count):
+        values = np.diff(values, axis=axis, prepend=np.int32(0))
+    return (values << 1) ^ (values >> 31)
+
+
+def from_differences(code: np.ndarray, axis: int, count: int) -> np.ndarray:
+    """The inverse of `to_differences`."""
+    values = (code.view("<u4") >> 1).view("<i4") ^ -(code & 1)
+    for _ in range(count):
+        values = np.cumsum(values, axis=axis, dtype="<i4")
+    return values
 
 
 def scale_of(tolerance: float | None) -> float | None:
@@ -119,16 +143,6 @@ def scale_of(tolerance: float | None) -> float | None:
     It is the RMS error of the normalized fields too, because the codec's bases are orthonormal.
     """
     return None if tolerance is None else 2.0 ** math.floor(math.log2(math.sqrt(12) * tolerance))
-
-
-def bytes_per_value(tolerance: float | None) -> float:
-    """Estimate of what a latent takes on disk: at most so much where latents have at most unit variance, as fields do.
-
-    Of all distributions the Gaussian has the largest entropy, log2(sqrt(2 pi e) std / scale) bits once rounded. The
-    compression needs up to `EXTRA_BITS` more.
-    """
-    scale = scale_of(tolerance)
-    return 4.0 if scale is None else min(4.0, (math.log2(math.sqrt(2 * math.pi * math.e) / scale) + EXTRA_BITS) / 8)
 
 
 def with_checksum(content: bytes) -> bytes:
@@ -147,34 +161,6 @@ def checksum_agrees(content: np.ndarray) -> bool:
 def shard_path(array: Path, row: int, column: int) -> Path:
     """The file of a shard."""
     return array / "c" / str(row) / str(column) / "0" / "0"
-
-
-def write_metadata(array: Path, layout: Layout) -> None:
-    """Write `zarr.json`; with compression the attribute `scale_factor` says what the integers count.
-
-    Raises:
-        DataFault: there is one of another layout.
-    """
-    import zarr
-    from zarr.codecs import BloscCodec, Crc32cCodec, TransposeCodec
-
-    (k, t), (_, _, n, d) = layout.shard, layout.shape
-    blosc = BloscCodec(cname="zstd", clevel=1, shuffle="bitshuffle", typesize=4)
-    created = zarr.create_array(
-        zarr.storage.MemoryStore(), shape=layout.shape, shards=(k, t, n, d), chunks=(1, layout.piece, n, d),
-        dtype="<f4" if layout.scale is None else "<i4", fill_value=0,
-        filters=[TransposeCodec(order=(3, 0, 1, 2))] if layout.scale else None,
-        compressors=[blosc, Crc32cCodec()] if layout.scale else Crc32cCodec(),
-        attributes={"scale_factor": layout.scale} if layout.scale else None,
-    )  # fmt: skip
-    buffers = created.metadata.to_buffer_dict(zarr.core.buffer.default_buffer_prototype())
-    path, content = array / "zarr.json", buffers["zarr.json"].to_bytes()
-    if path.is_file():
-        if path.read_bytes() != content:
-            raise DataFault(f"latent cache damaged: {path} is of another array; delete {array} and run again")
-        return
-    with publish(path) as temporary:
-        temporary.write_bytes(content)
 
 
 def write_shard(path: Path, layout: Layout, pieces: Iterable[tuple[int, bytes]]) -> None:

@@ -36,8 +36,8 @@ def judge(
 
     `families` maps every family under test to whether it is steady; a family without records is judged under its own
     name. A missing score and one that is not finite fail a gate, with the value None. Not checked are gates on a
-    corrector that is off or was not trained, on conservation or positivity where the PDE has none, and against
-    baselines or a champion that have no scores of the dataset.
+    corrector that is off or was not trained, on the rounding of latents that are not rounded, on conservation or
+    positivity where the PDE has none, and against baselines or a champion that have no scores of the dataset.
 
     Returns:
         - "passed": every gate holds whose `otherwise` is not `weak`, and there is at least one gate
@@ -91,6 +91,8 @@ def _applies(gate: Gate, dataset: str, scores: Scores) -> bool:
     of_dataset = [record for record in scores.own.values() if record["dataset"] == dataset]
     of_method = [record for record in of_dataset if record["method"] == gate.method]
     if gate.method in CORRECTORS and all(record.get("mode") == OFF for record in of_method):
+        return False
+    if gate.method == "rounding" and not of_method:
         return False
     if gate.metric in OF_PHYSICS and of_dataset and gate.metric not in {record["metric"] for record in of_dataset}:
         return False

@@ -27,7 +27,6 @@ COPIES, COPIES_PER_MEMBER = 14, 2  # of a snapshot, that scoring holds at once
 SHARE = 4  # part of the memory for these, and as much for the models
 BYTES_PER_TOKEN = 24_000  # that a model holds of its input: 15,000 to 23,000 for 64 to 256 hidden channels
 
-
 Encode = Callable[[Tensor, str], Tensor]
 """Snapshots (..., C, *grid) of a family to latents (..., N, D)."""
 
@@ -218,14 +217,21 @@ def prediction_of(members: Iterable[Tensor], target: Tensor) -> Prediction:
 def predict_trivially(surrogate: Surrogate, family: str, slab: Slab) -> Iterator[Predicted]:
     """What models are compared with: `codec` decodes the reference as it is stored in the latent cache.
 
+    `rounding` errs by as much as the rounding of stored latents changes it; none where they are not rounded.
     `persistence` repeats the snapshot before, in rollouts the initial one; a steady family has none.
     """
 
     def decoded(rows: slice) -> list[Tensor]:
-        return [surrogate.decode(surrogate.as_stored(slab.z_ref[rows, 1:]), family)[None]]
+        return [surrogate.decode(surrogate.as_stored(slab.z_ref[rows, 1:], family), family)[None]]
+
+    def changed_by_rounding(rows: slice) -> list[Tensor]:
+        (stored,), exact = decoded(rows), surrogate.decode(slab.z_ref[rows, 1:], family)
+        return [target[rows] + (stored - exact)]
 
     every, target, last, u_0 = slice(None), slab.target, slab.last, slab.u_0
     yield Predicted("codec", HORIZONS, every, decoded)
+    if family in surrogate.latent_scales:
+        yield Predicted("rounding", ("one_step",), every, changed_by_rounding)
     if last is not None and u_0 is not None:
 
         def snapshots_before(rows: slice) -> list[Tensor]:

@@ -128,7 +128,7 @@ def predict_plain(surrogate: Surrogate, u: Tensor, test: TrajectorySet, initial_
             given = _coefficient_tokens(surrogate, coefficients, test)
             step = surrogate.plain_step(Setting(family, test.domain, given, condition))
             z = surrogate.encode(u[place : place + 1, initial_step - 1], family)
-            z = torch.zeros_like(z) if FAMILIES[family].steady else surrogate.as_stored(z)
+            z = torch.zeros_like(z) if FAMILIES[family].steady else surrogate.as_stored(z, family)
             states = []
             for _ in range(u.shape[1] - initial_step):
                 z = step(z)
@@ -141,7 +141,8 @@ def _coefficient_tokens(surrogate: Surrogate, coefficients: Tensor, test: Trajec
     """Latents of the coefficients (1, C_c, *grid); (1, N, 0) where the family has none."""
     if not coefficients.shape[1]:
         return coefficients.new_zeros(1, test.num_tokens // len(test.dataset.times), 0)
-    return surrogate.as_stored(surrogate.encode(coefficients, test.dataset.family, "coefficients"))
+    family = test.dataset.family
+    return surrogate.as_stored(surrogate.encode(coefficients, family, "coefficients"), family)
 
 
 def _record(method: str, u_pred: Tensor, u: Tensor, test: TrajectorySet, initial_step: int) -> dict[str, Any]:

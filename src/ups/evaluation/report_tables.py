@@ -171,7 +171,8 @@ def score_rows(scores: Scores, dataset: str) -> ReportTable:
     for method in scores.methods(dataset):
         errors = [scores.cell(dataset, method, "nRMSE", horizon) for horizon in HORIZONS[steady:]]
         others = [scores.cell(dataset, method, metric, "rollout").partition(" [")[0] for metric in metrics]
-        rows.append([method, *errors, *others])
+        if set(errors) != {ABSENT}:  # rounding has no rollouts, of which a steady solution is one
+            rows.append([method, *errors, *others])
     values = {i: scores.value(dataset, row[0], "nRMSE", "rollout") for i, row in enumerate(rows) if row[0] != "codec"}
     lowest = min((value for value in values.values() if value is not None), default=None)
     best = frozenset(

@@ -39,10 +39,11 @@ ABLATION_NOTE = (
 
 COMPRESSION_NOTE = (
     "Ratio: bytes of the fields as float32 / bytes of the latents on disk. Errors: nRMSE on the validation split, of "
-    "the codec (with the rounding of the latents), and of the operator or steady model trained on them, one step and "
-    "rollout; in brackets relative to that of the first variant. Decoding: megabytes of fields per second from latents "
-    "on disk that the system has in memory. First table: geometric means of ratios and relative errors over families; "
-    "with one seed an error of a single family may differ by tens of percent between trainings that are equally good."
+    "the codec (with the rounding of the latents), of that rounding alone, and of the operator or steady model trained "
+    "on them, one step and rollout; in brackets relative to that of the first variant. Decoding: megabytes of fields "
+    "per second from latents on disk that the system has in memory. First table: geometric means of ratios and "
+    "relative errors over families; with one seed an error of a single family may differ by tens of percent between "
+    "trainings that are equally good."
 )
 DECODED_TRAJECTORIES, DECODED_ROUNDS = 4, 5
 
@@ -73,17 +74,23 @@ def _by_family(records: list[dict[str, Any]], horizon: str, method: str) -> dict
 def score_compression(
     folder: Path, trained: Trained, config: EvaluationConfig, launch: LaunchConfig, raw: Path
 ) -> dict[str, Any]:
-    """{"rows": [{"family", "ratio", "decoded_megabytes_per_second", "codec_error", "one_step", "rollout"}]}."""
+    """The rows, one per family, of the latents and models of one variant.
+
+    {"rows": [{"family", "latents" (tolerance), "ratio", "decoded_megabytes_per_second", "codec_error", "one_step",
+    "rollout"}]}, with "rounding" where latents are rounded.
+    """
     compute, cache = Compute.of(launch), trained.cache()
     surrogate = trained.surrogate(compute.device)
     records = score_sets(folder, surrogate, held_out(cache, raw, "valid"), config, compute)
-    rows = []
+    rows, rounding = [], _by_family(records, "one_step", "rounding")
     for family in cache.families:
         own = cache.only(family)
         datasets = [Dataset.from_json(entry["dataset"]) for entry in own.datasets.values()]
-        row = {"family": family, "ratio": sum(map(raw_bytes, datasets)) / own.num_bytes}
+        row = {"family": family, "latents": trained.latent_cache["key"]["options"]["tolerance"][family]}
+        row["ratio"] = sum(map(raw_bytes, datasets)) / own.num_bytes
         row["decoded_megabytes_per_second"] = _decoding_speed(cache, surrogate.codec, datasets[0])
         row["codec_error"] = _by_family(records, "one_step", "codec")[family]
+        row |= {"rounding": rounding[family]} if family in rounding else {}
         rows.append(row | {h: _by_family(records, h, plain_method(family))[family] for h in HORIZONS})
     return {"rows": rows}
 
@@ -105,7 +112,7 @@ def _decoding_speed(cache: LatentCache, codec: Codec, dataset: Dataset) -> float
 def compression_text(rows: list[dict[str, Any]]) -> str:
     """Markdown: a row per variant, then one per family and variant."""
     first = {row["family"]: row for row in rows if row["name"] == rows[0]["name"]}
-    columns = ["family", "variant", "codec.model. tolerance", "latents. tolerance", "ratio", "codec"]
+    columns = ["family", "variant", "codec.model. tolerance", "latents. tolerance", "ratio", "codec", "rounding"]
     cells = (_compression_cells(row, first[row["family"]]) for row in sorted(rows, key=lambda row: row["family"]))
     columns += ["one step", "rollout", "MB / s"]
     variants = {row["name"]: [other for other in rows if other["name"] == row["name"]] for row in rows}
@@ -124,7 +131,8 @@ def _compression_cells(row: dict[str, Any], base: dict[str, Any]) -> list[str]:
     tolerances = ["" if row[name] is None else f"{row[name]:g}" for name in ("codec", "latents")]
     errors = [f"{number(row[h])} ({number(ratio(row[h], base[h]))})" for h in HORIZONS]
     speed = number(row["decoded_megabytes_per_second"])
-    return [row["family"], row["name"], *tolerances, number(row["ratio"]), number(row["codec_error"]), *errors, speed]
+    floor = [number(row["codec_error"]), number(row["rounding"]) if "rounding" in row else ""]
+    return [row["family"], row["name"], *tolerances, number(row["ratio"]), *floor, *errors, speed]
 
 
 def compare(rows: list[dict[str, Any]], seconds_per_step: dict[str, float]) -> list[dict[str, Any]]:

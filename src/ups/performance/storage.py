@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def _encoding(run: Run, config: BenchmarkConfig) -> list[Record]:
     how = {"num_processes": num_processes, "threads_per_process": 1, "latent_store": None}
     launch = run.launch.model_copy(update=how)
     inputs = {"codec": run.inputs["codec"], "datasets": datasets | {"datasets": chosen}}
-    section = {"tolerance": None, "on_disk": True}
+    section = {"tolerance": {family: None}, "on_disk": True}
     place = {"folder": run.folder / "encoding", "config": section, "inputs": inputs, "launch": launch}
     found = run_query(STORAGE_WORKER, replace(run, device="cpu", **place), {"rounds": config.rounds})
     shutil.rmtree(run.folder / "encoding")
@@ -195,10 +195,10 @@ def _many_over_few(run: Run, config: BenchmarkConfig) -> Record:
 
 def tiny_samples(folder: Path, entry: dict[str, Any], count: int) -> LatentSamples:
     """Samples of `count` tiny trajectories, all in one shard."""
-    layout, (num_snapshots, num_tokens, channels) = Layout((count, *TINY), None), TINY
+    layout, (num_snapshots, num_tokens, channels) = Layout((count, *TINY), None, 1), TINY
     z = np.random.default_rng(0).standard_normal((num_snapshots, num_tokens, channels), np.float32)
     write_shard(shard_path(folder / "tiny.zarr/fields", 0, 0), layout, enumerate([layout.pack(z)] * count))
-    arrays, split = {"fields": {"shape": layout.shape, "scale": None}}, {"train": list(range(count))}
+    arrays, split = {"fields": asdict(layout)}, {"train": list(range(count))}
     tiny = entry | {"arrays": arrays, "token_grid": [num_tokens], "split": split}
     families = [entry["dataset"]["family"]]
     cache = LatentCache(folder, {"datasets": {"tiny": tiny}, "families": families})

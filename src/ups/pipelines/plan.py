@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from ups.config.training import TrainingSection
 from ups.data.estimate import (
     Size,
     Tokens,
+    bytes_per_value,
     expect_room,
     files_to_fetch,
     files_to_simulate,
@@ -41,6 +43,7 @@ from ups.data.plan import make_plan, select
 from ups.data.sources import find_families
 from ups.files import read_json
 from ups.pipelines import step
+from ups.pipelines.training import families_in
 from ups.runs.machine import device
 from ups.runs.processes import memory_bytes
 from ups.runs.run import RUN, metric_lines, training_seconds
@@ -95,7 +98,7 @@ def find_sizes(
             datasets, unknown = _read_shapes(raw, [planned.name for planned in plan.files]), []
     missing = frozenset(name for dataset in datasets.values() for name in dataset.files if not (raw / name).exists())
     families = {dataset.family for dataset in datasets.values()}
-    sizes = sizes_of(raw, datasets, subsample.of(families), _tokens(codec, latents), missing)
+    sizes = sizes_of(raw, datasets, subsample.of(families), _tokens(codec, latents, families), missing)
     return {"sizes": [asdict(size) for size in sizes], "unknown": unknown}
 
 
@@ -133,7 +136,7 @@ def check_sizes(
     datasets: Receipt, codec: CodecConfig, latents: LatentsConfig, launch: LaunchConfig, raw: Path, data_root: Path
 ) -> Receipt:
     """Refuse datasets whose latents do not fit onto the disk, or whose snapshots do not fit into memory."""
-    tokens = _tokens(codec, latents)
+    tokens = _tokens(codec, latents, families_in(datasets))
     sizes = [size_of(Dataset.from_json(entry), tokens) for entry in datasets["datasets"].values()]
     _expect_room(sizes, launch, raw, data_root)
     return {"sizes": [asdict(size) for size in sizes]}
@@ -164,10 +167,9 @@ def _read_shapes(raw: Path, names: list[str]) -> dict[str, Dataset]:
     return {name: Dataset.from_json(entry) for name, entry in found.items()}
 
 
-def _tokens(codec: CodecConfig, latents: LatentsConfig) -> Tokens:
-    from ups.data.latent_shards import bytes_per_value  # not at the start of every command
-
-    value_bytes = bytes_per_value(latents.tolerance) if latents.on_disk else 0.0
+def _tokens(codec: CodecConfig, latents: LatentsConfig, families: Iterable[str]) -> Tokens:
+    tolerances = latents.of(families)["tolerance"].items()
+    value_bytes = {family: bytes_per_value(each) if latents.on_disk else 0.0 for family, each in tolerances}
     return Tokens(**codec.model.model_dump(exclude={"tolerance"}), value_bytes=value_bytes)
 
 

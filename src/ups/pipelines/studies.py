@@ -167,7 +167,7 @@ def score_compressed(
         models, place, module = trained_stages(inputs, launch, data_root), "07_model_output/compression", EVALUATION
         scored = cached(f"score_{variant.name}", data_root, place, module, evaluation, inputs)
         receipt = scored(lambda folder, models=models: score_compression(folder, models, evaluation, launch, raw))
-        rows += [variant.model_dump() | row for row in receipt["rows"]]
+        rows += [{"name": variant.name, "codec": variant.codec} | row for row in receipt["rows"]]
     return rows
 
 

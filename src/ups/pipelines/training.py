@@ -81,11 +81,11 @@ def encode_latents(
 
     limit_threads(launch)
     launch = launch.model_copy(update={"num_nodes": 1, "rendezvous": None})
-    inputs = {"datasets": datasets, "codec": codec}
+    inputs, options = {"datasets": datasets, "codec": codec}, config.of(families_in(datasets))
 
     def encode(folder: Path) -> Receipt:
         where = device(launch)
-        run = Run(folder, "encode_latents", "", config.model_dump(), inputs, launch, where, data_root, raw)
+        run = Run(folder, "encode_latents", "", options, inputs, launch, where, data_root, raw)
         cache, model = encoding.prepare(run)
         encoding.check_store(cache, model, run)
         with ProgressBar("encode_latents", len(cache.shards), "shards") as bar:
@@ -95,7 +95,13 @@ def encode_latents(
                 encoding.encode_share(cache, model, run, Ranks(0, 1, torch.device(where)), bar.advance)
         return encoding.finish(cache, model, run)
 
-    return cached("encode_latents", data_root, "04_feature/latents", "ups.training.encoding", config, inputs)(encode)
+    key = inputs | {"options": options}
+    return cached("encode_latents", data_root, "04_feature/latents", "ups.training.encoding", None, key)(encode)
+
+
+def families_in(datasets: Receipt) -> set[str]:
+    """The families of the datasets in a receipt."""
+    return {entry["family"] for entry in datasets["datasets"].values()}
 
 
 def train_operator(config: OperatorConfig, launch: LaunchConfig, data_root: Path, **inputs: Receipt) -> Receipt:

@@ -32,10 +32,10 @@ REMEDY = "save the bundle again with `ups export` or `model.save`"
 class Bundle:
     """The models, and the card: plain values that say what they were trained on and how good they are.
 
-    The card has `format`, `ups` (version), `settings` (constructor arguments of each stage), `corrections`,
-    `latent_scale` and `families`: by name the `datasets` of training (each as `dataclasses.asdict(Dataset)`, with the
-    `split`), `token_grid`, `periodic` axes, `scores` (records as in metrics.json, without single trajectories),
-    `coverage` (of `ups.surrogate.coverage`, or None) and `definition` (of `ups.Family`).
+    The card has `format`, `ups` (version), `settings` (constructor arguments of each stage), `corrections` and
+    `families`: by name the `datasets` of training (each as `dataclasses.asdict(Dataset)`, with the `split`),
+    `token_grid`, `periodic` axes, `scores` (records as in metrics.json, without single trajectories), `coverage` (of
+    `ups.surrogate.coverage`, or None) and `definition` (of `ups.Family`).
     """
 
     surrogate: Surrogate
@@ -77,7 +77,6 @@ def from_data_root(root: Path, device: torch.device) -> Bundle:
         "ups": __version__,
         "settings": {stage: load_settings(root, trained.stages[stage]) for stage in MODELS if stage in trained.stages},
         "corrections": [[*key, asdict(correction)] for key, correction in surrogate.corrections.items()],
-        "latent_scale": surrogate.latent_scale,
         "families": families,
     }
     return Bundle(surrogate, _checked(card, root))
@@ -159,12 +158,12 @@ def read(folder: Path, device: torch.device) -> Bundle:
         chosen = {(method, family): Correction(**how) for method, family, how in card["corrections"]}
     except (TypeError, RuntimeError, ValueError, KeyError) as fault:
         raise DataFault(f"{folder} does not fit ups {__version__}, but ups {card['ups']}: {REMEDY}") from fault
-    return Bundle(surrogate_of(models, chosen, card["latent_scale"]), _checked(card, folder))
+    return Bundle(surrogate_of(models, chosen), _checked(card, folder))
 
 
 def _read_card(path: Path) -> dict[str, Any]:
     card = read_json(path)
-    needed = {"format", "ups", "settings", "corrections", "latent_scale", "families", "weights"}
+    needed = {"format", "ups", "settings", "corrections", "families", "weights"}
     if not isinstance(card, dict) or not needed <= card.keys():
         raise DataFault(f"{path} is not the card of a bundle: {REMEDY}")
     if card["format"] != FORMAT:

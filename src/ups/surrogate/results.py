@@ -13,7 +13,7 @@ from ups.errors import ConfigFault
 from ups.surrogate.arrays import Array
 from ups.surrogate.problem import FamilyCard
 
-COMPARED = ("codec", "persistence")  # methods without a trained model of the dynamics
+COMPARED = ("codec", "rounding", "persistence")  # methods without a trained model of the dynamics
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The trained models as one surrogate: encode fields, advance latents with or without a corrector, decode them."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
@@ -104,9 +104,8 @@ class Surrogate:
 
     `denoiser` is the diffusion model, `student` the consistency model distilled from it. `corrections` has the key
     (method, family), with the method `diffusion` or `consistency`. Without an entry the corrector is off: the method
-    predicts what the operator or the steady model predicts. Models were trained on latents rounded to multiples of
-    `latent_scale`; None: not rounded. The models take at most `max_tokens` tokens at once, but at least one state;
-    None: all.
+    predicts what the operator or the steady model predicts. Families in `latent_scales` were trained on latents rounded
+    to multiples of their scale. The models take at most `max_tokens` tokens at once, but at least one state; None: all.
     """
 
     codec: Codec
@@ -115,7 +114,7 @@ class Surrogate:
     student: Denoiser | None
     steady: SteadyModel | None
     corrections: dict[tuple[str, str], Correction]
-    latent_scale: float | None = None
+    latent_scales: dict[str, float] = field(default_factory=dict)
     max_tokens: int | None = None
 
     def compile(self) -> None:
@@ -135,9 +134,10 @@ class Surrogate:
         lead = u.shape[: u.ndim - 1 - len(group.grid)]
         return self.codec.encode(u.flatten(0, len(lead) - 1), group_name(family, kind)).unflatten(0, lead)
 
-    def as_stored(self, z: Tensor) -> Tensor:
-        """Latents as the latent cache keeps them, rounded to multiples of `latent_scale`."""
-        return z if self.latent_scale is None else z.div(self.latent_scale).round() * self.latent_scale
+    def as_stored(self, z: Tensor, family: str) -> Tensor:
+        """Latents as the latent cache keeps them, rounded to multiples of the family's scale."""
+        scale = self.latent_scales.get(family)
+        return z if scale is None else z.div(scale).round() * scale
 
     def decode(self, z: Tensor, family: str) -> Tensor:
         """Latents (..., N, D) to snapshots (..., C, *grid)."""

@@ -1,6 +1,6 @@
 """The trained stages of a run as one surrogate, loaded by their receipts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,12 +56,12 @@ class Trained:
             if stage in self.stages
         }
         chosen = corrections(self.stages["corrector"]) if "corrector" in self.stages else {}
-        return surrogate_of(models, chosen, scale_of(self.latent_cache["key"]["options"]["tolerance"]))
+        tolerances = self.latent_cache["key"]["options"]["tolerance"].items()
+        scales = {family: scale for family, each in tolerances if (scale := scale_of(each)) is not None}
+        return replace(surrogate_of(models, chosen), latent_scales=scales)
 
 
-def surrogate_of(
-    models: dict[str, nn.Module], chosen: dict[tuple[str, str], Correction], latent_scale: float | None
-) -> Surrogate:
+def surrogate_of(models: dict[str, nn.Module], chosen: dict[tuple[str, str], Correction]) -> Surrogate:
     """The surrogate of models by stage, of which only the codec must be there."""
     return Surrogate(
         codec=models["codec"],
@@ -70,7 +70,6 @@ def surrogate_of(
         student=models.get("consistency"),
         steady=models.get("steady"),
         corrections=chosen,
-        latent_scale=latent_scale,
     )
 
 

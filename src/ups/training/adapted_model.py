@@ -51,7 +51,7 @@ def adapt_bundle(
         "adapted": {"donor": gain.donor, "learning_rate": gain.learning_rate, "over_scratch": gain.over_scratch},
     }
     settings = {"codec": {"groups": groups}, stage: gain.settings}
-    card = {"settings": settings, "corrections": [], "latent_scale": None, "families": {name: entry}}
+    card = {"settings": settings, "corrections": [], "families": {name: entry}}
     return Bundle(surrogate, {key: bundle.card[key] for key in ("format", "ups")} | card)
 
 

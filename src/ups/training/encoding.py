@@ -40,8 +40,8 @@ def prepare(run: Run) -> tuple[Encoding, Codec]:
     datasets = {name: Dataset.from_json(entry) for name, entry in described.items()}
     place = run.launch.latent_store
     store = SharedFolder(Path(place) / run.folder.name, run.folder) if place else None
-    options = {"on_disk": run.config["on_disk"], "store": store}
-    encoding = Encoding(run.folder, datasets, codec.groups, scale_of(run.config["tolerance"]), **options)
+    scales = {family: scale_of(tolerance) for family, tolerance in run.config["tolerance"].items()}
+    encoding = Encoding(run.folder, datasets, codec.groups, scales, on_disk=run.config["on_disk"], store=store)
     encoding.prepare()
     return encoding, codec
 
