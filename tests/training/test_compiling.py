@@ -146,3 +146,10 @@ def test_nothing_is_read_that_cuda_graphs_have_overwritten(root: Path, monkeypat
     plain, found = (losses_terms_and_weights(root, mode, monkeypatch) for mode in (False, "reduce-overhead"))
     assert all(value.isfinite().all() for value in plain)
     assert all(map(torch.equal, found, plain)) and len(found) == len(plain)
+
+
+def test_the_compiler_is_tried_once_in_a_process():
+    """As often as there are models, each try would be a graph of the same function, of which torch allows few."""
+    first = why_not_compiled(torch.device("cpu"))
+    with torch._dynamo.config.patch(recompile_limit=1):
+        assert [why_not_compiled(torch.device("cpu")) for _ in range(3)] == [first] * 3

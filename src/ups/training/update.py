@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -79,6 +79,7 @@ def convert_to_float8(model: nn.Module, device: torch.device) -> None:
         convert_to_float8_training(block, module_filter_fn=is_converted, config=how)
 
 
+@cache  # a process may have many models, and each probe is another graph of one function, of which torch allows few
 def why_not_compiled(device: torch.device) -> str | None:
     """The reason why `torch.compile` does not work on this machine (no C++ compiler, for example), or None."""
     from torch._dynamo.exc import BackendCompilerFailed
