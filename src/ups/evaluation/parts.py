@@ -116,7 +116,7 @@ def score_sets(
 def make_parts(
     surrogate: Surrogate, sets: list[TrajectorySet], config: EvaluationConfig, num_processes: int
 ) -> list[Part]:
-    """A part for each set; several for one that costs more than an equal share of a process, if there are several."""
+    """A part for each set; a set that costs more than an equal share of the processes is split."""
     whole = [Part.whole(surrogate, each, config) for each in sets]
     share = sum(part.cost for part in whole) / num_processes
     return list(chain.from_iterable(part.split() if part.cost > share else [part] for part in whole))

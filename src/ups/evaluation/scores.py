@@ -250,6 +250,7 @@ def score_batch(
         truths = [Truth(slab.target[rows]) for rows in batch.rows]
         for each in chain.from_iterable(predictor(slab) for predictor in predictors):
             each = each if keeper is None else keeper.kept(each, batch, slab)
+            # Made here, so that records are in the order of the predictions.
             suite, *_ = [suites[each.method, horizon] for horizon in each.horizons]
             found = _reduced(suite, each, slab, truths, batch.rows)
             for horizon in each.horizons:
