@@ -26,7 +26,7 @@ from ups.errors import ConfigFault, Fault, GateFailed, OutOfMemory, Preempted, S
 from ups.files import REMEDY, UNUSABLE, from_here, read_json, resolved, storage_faults
 from ups.runs import tracking
 from ups.runs.agent import FirstNode
-from ups.runs.machine import describe_machine, refuse_under_torchrun, training_device
+from ups.runs.machine import describe_machine, refuse_under_torchrun
 from ups.runs.torchrun import is_watching, stop_requested
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,6 @@ RENAMED = {
     "benchmark.wide": "benchmark.large_model",
     "benchmark.wide_batch_tokens": "benchmark.large_batch_tokens",
 }
-FLOAT8_STAGES = ("operator", "steady", "diffusion", "consistency")
 DATA_PARAMETERS = ("source", "raw_root", "seed", "split", "subsample", "latents")
 LESS_MEMORY = "free some memory, or lower `batch_tokens` of `corrector`, `evaluation` or `selection`"
 
@@ -92,12 +91,11 @@ class TrackingHooks:
         self._data_root = Path(self._parameters["data_root"])
 
     @hook_impl
-    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+    def before_pipeline_run(self, run_params: dict[str, Any]) -> None:
         names = run_params["pipeline_names"] or ["__default__"]
         tags = {"pipeline": ",".join(names), "env": run_params["env"] or "base"} | source_and_machine()
         self._started, launch = time.time(), LaunchConfig(**self._parameters["launch"])
         try:
-            self._check_float8({node.name for node in pipeline.nodes}, launch)
             if launch.num_nodes > 1:
                 if any(name in run_params["runner"] for name in ("ThreadRunner", "ParallelRunner")):
                     raise ConfigFault("several nodes train one stage at a time: leave out --runner")
@@ -137,12 +135,6 @@ class TrackingHooks:
         fault = fault or _defect(error)
         self._tell_agents(fault)
         raise FaultExit(fault) from error
-
-    def _check_float8(self, nodes: set[str], launch: LaunchConfig) -> None:
-        """Refuse float8 where it does not work before data are read, not when the first stage in float8 begins."""
-        for stage in FLOAT8_STAGES:
-            if f"train_{stage}" in nodes and self._parameters[stage]["precision"] == "float8":
-                training_device(launch, stage, "float8")
 
     def _tell_agents(self, fault: Fault | None) -> None:
         """Tell the agents of the other nodes how the run has ended."""

@@ -260,7 +260,7 @@ def test_two_machines_train_the_same(folder: Path, tmp_path: Path):
     for root, num_processes in ((tmp_path / "a", 1), (tmp_path / "b", 2)):
         inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
         launch = launched(num_processes=num_processes, latent_store="s3://bucket/latents")
-        latents = LatentsConfig(tolerance=1e-3, on_disk=True)
+        latents = LatentsConfig(tolerance={"default": 1e-3}, on_disk=True)
         receipts.append(encode_latents(*inputs, latents, launch, root / "01_raw", root))
         write_json(root / "receipts/latent_cache.json", receipts[-1])
         weights.append(digest_of(train(root, launch={"num_processes": 1}) / "weights.pt"))

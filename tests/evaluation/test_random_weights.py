@@ -124,3 +124,18 @@ def test_scores_do_not_depend_on_the_memory(
     for record, other in zip(whole, rounded, strict=True):
         for name in {"value", "low", "high", "trajectories"} & record.keys():
             assert other[name] == pytest.approx(record[name], rel=1e-5, abs=1e-8), record
+
+
+def test_the_rounding_of_stored_latents_is_scored(trained: Path, tmp_path: Path):
+    """Where the receipt of the latents has a tolerance, and there alone; the error grows in proportion to it."""
+    latents, errors = receipt(trained, "latent_cache"), []
+    sets = held_out(Trained(latents, stages(trained), trained).cache(), trained / "01_raw")
+    for tolerance in (1e-3, 1e-2):
+        tolerances = dict.fromkeys(latents["key"]["options"]["tolerance"]) | {"advection_1d": tolerance}
+        key = latents["key"] | {"options": latents["key"]["options"] | {"tolerance": tolerances}}
+        surrogate = Trained(latents | {"key": key}, stages(trained), trained).surrogate("cpu")
+        records = score_sets(tmp_path / str(tolerance), surrogate, sets, config(None), COMPUTE)
+        found = [r for r in records if r["method"] == "rounding" and r["metric"] == "nRMSE"]
+        assert [(r["family"], r["horizon"]) for r in found] == [("advection_1d", "one_step")]
+        errors.append(found[0]["value"])
+    assert errors[1] / errors[0] == pytest.approx(10, rel=0.2)

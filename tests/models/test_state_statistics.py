@@ -71,3 +71,14 @@ def test_the_expected_change_grows_with_the_amplitude_where_amplitudes_hardly_va
     z = amplitudes[:, None, None] * WAVE
     made.fit_change_law([(z, z + (amplitudes**-9)[:, None, None] * WAVE)], DOMAIN)
     assert made.change_law[0, 1].item() == pytest.approx(1.0, abs=0.05)
+
+
+def test_settled_states_do_not_change_the_law():
+    """Changes proportional to the amplitude, and every tenth state at rest; if all are at rest the law is as before."""
+    made, amplitudes = statistics(), torch.linspace(0.5, 1.5, 100)
+    z = amplitudes[:, None, None] * WAVE
+    moving = (torch.arange(100) % 10 < 9).float()[:, None, None]
+    made.fit_change_law([(z, (1 + 0.3 * moving) * z)], DOMAIN)
+    torch.testing.assert_close(made.change_law[0], torch.tensor([0.3, 1.0]))
+    made.fit_change_law([(z, z)], DOMAIN)
+    assert made.change_law[0].tolist() == [1.0, 1.0]

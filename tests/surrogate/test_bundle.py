@@ -103,7 +103,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no text": (lambda folder: (folder / CARD).write_bytes(b"\xff\xfe"), f"{CARD} is not valid JSON"),
     "list": (lambda folder: (folder / CARD).write_text("[]"), f"{CARD} is not the card of a bundle"),
     "NaN": (lambda folder: (folder / CARD).write_text('{"a": NaN}'), "NaN is no number"),
-    "newer": (_with(lambda card: card.update(format=99, ups="9.9")), "has format 99, .* reads 1: install ups 9.9"),
+    "newer": (_with(lambda card: card.update(format=99, ups="9.9")), "has format 99, .* reads 2: install ups 9.9"),
     "no settings": (_with(lambda card: card.pop("settings")), f"{CARD} is not the card of a bundle"),
     "no family": (_with(lambda card: card["families"].clear()), f"{CARD} differs from the hash that it holds"),
     "other corrections": (_with(lambda card: card["corrections"].pop()), "differs from the hash that it holds"),

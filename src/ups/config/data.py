@@ -181,8 +181,8 @@ class Tolerance(Section):
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, section: Any) -> Any:
-        if isinstance(section, float):
-            raise ValueError(f"one for all families is {{default: {section:g}}}, got {section:g}")
+        if not isinstance(section, dict | Tolerance):
+            raise ValueError(f"one for all families is {{default: 0.001}}, got {section!r}")
         return _expect_families("latents.tolerance", section)
 
     def of(self, names: Iterable[str]) -> dict[str, float | None]:

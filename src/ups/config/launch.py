@@ -60,8 +60,8 @@ class LaunchConfig(Section):
     - `preload_latents`: read the latents on disk ahead into the page cache; None: if they fit into half of the
       memory
     - `latent_store`: S3 folder in which machines share encoded latents, one folder for each key of the latent cache
-    - `restarts`: of a job that lost a process or ran out of memory, each from the last checkpoint
-    - `timeout_seconds`: without a training step, after which a job counts as hung
+    - `restarts`: of a training that lost a process or ran out of memory, each from the last checkpoint
+    - `timeout_seconds`: without progress, after which a job counts as hung
     - `force`: train again although the stage is up to date
     """
 

@@ -138,7 +138,7 @@ def latent_bytes(dataset: Dataset, tokens: Tokens) -> int:
 
 
 def bytes_per_value(tolerance: float | None) -> float:
-    """Estimate of what a latent takes on disk: at most so much where latents have at most unit variance, as fields do.
+    """Estimate of what a latent takes on disk: about the most where latents have at most unit variance, as fields do.
 
     Of all distributions the Gaussian has the largest entropy, log2(sqrt(2 pi e) std / scale) bits once rounded. The
     compression needs up to `EXTRA_BITS` more.
@@ -146,7 +146,9 @@ def bytes_per_value(tolerance: float | None) -> float:
     from ups.data.latent_shards import scale_of  # imports google_crc32c: not at the start of every command
 
     scale = scale_of(tolerance)
-    return 4.0 if scale is None else min(4.0, (math.log2(math.sqrt(2 * math.pi * math.e) / scale) + EXTRA_BITS) / 8)
+    if scale is None:
+        return 4.0
+    return min(4.0, (max(0.0, math.log2(math.sqrt(2 * math.pi * math.e) / scale)) + EXTRA_BITS) / 8)
 
 
 def snapshot_bytes(dataset: Dataset, tokens: Tokens) -> int:

@@ -167,7 +167,7 @@ class SharedFolder:
         if self.has([note]) and self._read(note) != content:
             what = "the latents there are made from something else"
             raise file_fault(self._place(note), what, "name another launch.latent_store")
-        if not self.has([note, *paths]):
+        if not self.has(paths):
             self._write(note, content)
 
     def fetch(self, paths: list[Path]) -> None:

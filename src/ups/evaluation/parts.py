@@ -61,13 +61,13 @@ def score_test_split(
         Fault: from one of several processes, or LostWorker if one was killed or hung.
     """
     sets = _test_sets(trained, raw, num_trajectories)
-    if launch.num_processes > 1:
+    parts = make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes)
+    if launch.num_processes > 1 and len(parts) > 1:
         inputs = {"latent_cache": trained.latent_cache, **trained.stages}
         # A single process does without torch's deterministic algorithms too.
         alike = launch.model_copy(update={"num_nodes": 1, "rendezvous": None, "deterministic": False})
         section, where = dict(config), device(launch)  # `model_dump` leaves out what does not change the test scores
         run = Run(folder, "evaluate", "", section, inputs, alike, where, trained.data_root, raw)
-        parts = make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes)
         records = _score_on_ranks(run, parts, num_trajectories)
     else:
         compute = Compute.of(launch)
@@ -167,7 +167,8 @@ def _prepare(folder: Path) -> None:
         (folder / PARTS).mkdir(parents=True, exist_ok=True)
     for path in (folder / PARTS).glob(f"*{TAKEN}"):
         path.unlink()
-    remove_leftovers(folder / PARTS)
+    for place in (folder, folder / PARTS):
+        remove_leftovers(place)
 
 
 def _path(folder: Path, part: Part) -> Path:

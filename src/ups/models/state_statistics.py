@@ -11,7 +11,7 @@ SMALLEST, LARGEST = 0.2, 20.0  # amplitudes
 SMALLEST_FLUCTUATION = 1e-3
 SMALLEST_CHANGE = 1e-2  # of a limited value, in units of `fluctuation_rms`
 UNLIMITED = 1e6
-SMALLEST_RATIO = 1e-3  # of a change to `step_rms`, in the fit of `expected_change`
+SMALLEST_RATIO = 1e-3  # of a change to `step_rms`: smaller ones are left out of the fit of `expected_change`
 EXPONENTS = (-1.0, 1.0)
 PRIOR_VARIANCE = 0.01  # of log amplitudes: where they vary less the exponent stays near 1
 
@@ -85,8 +85,10 @@ class StateStatistics(nn.Module):
     def fit_change_law(self, steps: Iterable[tuple[Tensor, Tensor]], domain: Domain) -> None:
         """Fit f and p to time steps z -> z_next, each (B, N, D): least squares in the logarithms of a and change.
 
-        Where amplitudes hardly vary p stays near 1. It is at most 1: a larger one, where quadratic terms have it, makes
-        states that hardly change count too much in the loss. f gives changes a mean square of 1 in their units.
+        Settled states, with changes below a thousandth of `step_rms`, are left out; without others f = p = 1. Where
+        amplitudes hardly vary p stays near 1. It is at most 1: a larger one, where quadratic terms have it, makes
+        states that hardly change count too much in the loss. f gives changes a mean square of 1 in their units. The
+        datasets of a family have one law, so that p also follows the differences between them.
         """
         row, pairs = row_of(self.rows, domain.family), []
         self.change_law[row] = 1.0  # then the expected change is a `step_rms`
@@ -94,7 +96,10 @@ class StateStatistics(nn.Module):
             step_rms = self.of("step_rms", domain, z.shape[-1])
             changes = torch.stack([self.expected_change(z, domain), self.field_rms(z_next - z, domain)])
             pairs.append((changes / step_rms).squeeze(2).square().mean(2).sqrt())
-        a, change = torch.cat(pairs, 1).double().clamp(min=SMALLEST_RATIO).log()
+        every = torch.cat(pairs, 1).double()
+        if not (moving := every[1] > SMALLEST_RATIO).any():
+            return
+        a, change = every[:, moving].log()
         around = a - a.mean()
         covariance, variance = (around * change).mean(), (around * around).mean()
         exponent = ((covariance + PRIOR_VARIANCE) / (variance + PRIOR_VARIANCE)).clamp(*EXPONENTS)

@@ -160,7 +160,7 @@ def prepare_benchmark(
     """Simulate and encode the data of the benchmark, in a data root of their own, unless they are up to date."""
     root = data_root / BENCHMARK
     raw = root / "01_raw"
-    launch = launch.model_copy(update=ALONE)
+    launch = launch.model_copy(update=ALONE | {"latent_store": None})
     simulated = SimulateConfig(seed=config.seed, datasets=[*config.datasets, *config.loading_datasets])
     files = simulate_pdebench("simulate", simulated, raw)
     datasets = describe_datasets(files, {}, {}, split, WHOLE, raw, root)

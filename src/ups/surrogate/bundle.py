@@ -23,9 +23,9 @@ from ups.surrogate.surrogate import Correction, Surrogate
 from ups.surrogate.trained import MODELS, PLAIN_STAGES, Trained, surrogate_of
 
 CARD, TENSORS, TEXT = "model.json", "weights.safetensors", "README.md"
-FORMAT = 1  # of model.json
+FORMAT = 2  # of model.json
 NOT_IN_SCORES = ("trajectories", "family")
-REMEDY = "save the bundle again with `ups export` or `model.save`"
+REMEDY = "train the models with this version, then save the bundle again with `ups export` or `model.save`"
 
 
 @dataclass(frozen=True)

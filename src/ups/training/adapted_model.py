@@ -103,6 +103,8 @@ def _fields(u: Array, family: Family, device: torch.device) -> Tensor:
     if fields.ndim != 3 + num_axes or fields.shape[2] != len(family.fields):
         expected = f"(B, {'' if family.steady else 'T, '}{len(family.fields)}, {', '.join(family.axes)})"
         raise ConfigFault(f"u of {family.name} must be {expected}, but has shape {tuple(u.shape)}")
+    if fields.shape[1] < 2 and not family.steady:
+        raise ConfigFault(f"u of {family.name} has one snapshot: a time step needs at least 2")
     check_finite(fields, "u")
     return fields
 

@@ -15,7 +15,7 @@ from tests.training.toys import CPU, ranks
 from ups.config import OperatorConfig
 from ups.config.training import Noise, Unroll
 from ups.data.pdebench import FAMILIES
-from ups.data.samples import LatentBatch
+from ups.data.samples import LatentBatch, domains
 from ups.models.operator import Operator
 from ups.models.sizes import Domain, Sizes
 from ups.models.state_statistics import StateStatistics
@@ -24,7 +24,7 @@ from ups.training.batches import Batches
 from ups.training.distributed import Draw
 from ups.training.history import StepTimer
 from ups.training.injection import Injection
-from ups.training.inputs import field_rms
+from ups.training.inputs import field_rms, open_cache, training_steps
 from ups.training.stages.operator import build, horizon_at, state_noise, step_loss
 from ups.training.update import Update
 
@@ -256,3 +256,14 @@ def test_operations_are_counted_in_every_phase(root: Path, pushforward: bool):
         assert timer.flops - before == counted.get_total_flops()
         per_sample.add((share.key, counted.get_total_flops() / share.size))
     assert len(per_sample) == len(timer.flops_per_sample) > 4
+
+
+def test_changes_have_unit_size_in_what_is_expected(root: Path):
+    """Over the steps of training, in every family; the filter's energies are in the same units."""
+    run = Run(root, "operator", "", {}, inputs_of(root), launched(), "cpu", root)
+    operator, cache = build(configured(unroll(1)), run).model, open_cache(run, "transient")
+    statistics = operator.statistics
+    for family, domain in domains(cache).items():
+        changes = [(z_next - z) / statistics.expected_change(z, domain) for z, z_next in training_steps(cache, family)]
+        sizes = torch.cat([field_rms(change, family).square().mean(1) for change in changes])
+        assert sizes.mean().item() == pytest.approx(1.0, rel=0.02), family
