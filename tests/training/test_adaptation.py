@@ -77,7 +77,7 @@ def test_a_head_that_made_the_examples_is_found(
         model.conserved.zero_()
     nn.init.normal_(head.weights[0], generator=torch.Generator().manual_seed(0))
     examples = encode(start.codec, trajectories[family])
-    batch = examples.spread(64)
+    (batch,) = examples.spread(64, 64)
     inputs = (batch.z, batch.coefficients, batch.condition, batch.domain)
     exact = model(*inputs).detach()
     made = torch.stack([batch.z, exact], 1)[:, examples.is_steady :]
@@ -122,8 +122,9 @@ def test_data_that_are_not_finite_are_told(surrogate: Surrogate, trajectories: F
     """A loss that is not finite in every trial is a fault with a remedy."""
     few = trajectories["advection_1d"]
     broken = replace(few, u=few.u * float("nan"))
-    with pytest.raises(Diverged, match="no trial is finite"):
-        best_trial([scratch(surrogate, few, adapt_section())], broken, adapt_section())
+    for candidates in (starts(surrogate, few, adapt_section()), [scratch(surrogate, few, adapt_section())]):
+        with pytest.raises(Diverged, match="no trial is finite"):
+            best_trial(candidates, broken, adapt_section())
 
 
 def test_a_surrogate_and_its_gain_are_returned(surrogate: Surrogate, trajectories: Few):

@@ -33,7 +33,7 @@ def test_a_known_family_has_its_own_weights(surrogate: Surrogate, trajectories: 
         for name, buffer in start.model.persistence.named_buffers():
             buffer.copy_(getattr(model.persistence, name)[row : row + 1][tuple(map(slice, buffer.shape))])
         start.model.persistence.find_fitted()
-    batch = encode(surrogate.codec, few).spread(6)
+    (batch,) = encode(surrogate.codec, few).spread(6, 6)
     with torch.no_grad():
         found, expected = (m(batch.z, batch.coefficients, batch.condition, batch.domain) for m in (start.model, model))
     assert torch.allclose(found, expected, atol=1e-6)

@@ -175,10 +175,9 @@ def solve_head(model: Model, examples: Examples) -> None:
     1 appended), the outputs Y that would lead to the next state, r = `RIDGE` and t the mean of the diagonal of X^T X:
     ridge regression, which leaves the weights as they are where the examples do not ask for others.
     """
-    head, batch = model.mixer.head, examples.spread(SOLVED_STEPS)
-    sums = []
-    for rows in torch.arange(len(batch.z), device=batch.z.device).split(CHECKED_STEPS):
-        x, y = _of_head(model, batch, rows)
+    head, sums = model.mixer.head, []
+    for batch in examples.spread(SOLVED_STEPS, CHECKED_STEPS):
+        x, y = _of_head(model, batch)
         x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
         channels, outputs = x.shape[1] - 1, y.shape[1]
         weights, bias = head.weights[0][:channels, :outputs], head.biases[0][:outputs]
@@ -190,14 +189,15 @@ def solve_head(model: Model, examples: Examples) -> None:
     bias += change[-1]
 
 
-def _of_head(model: Model, batch: LatentBatch, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs (M, C) of the head for some steps of a batch and the outputs (M, K) that it should have, in float64."""
-    mixer, z, z_next, domain = model.mixer, batch.z[rows], batch.z_next[rows], batch.domain
-    inputs: list[Tensor] = []
+def _of_head(model: Model, batch: LatentBatch) -> tuple[Tensor, Tensor]:
+    """Inputs (M, C) of the head for a batch and the outputs (M, K) that it should have, in float64."""
+    mixer, inputs = model.mixer, []
     hook = mixer.head.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
-    model(z, batch.coefficients[rows], batch.condition[rows], domain)
+    model(batch.z, batch.coefficients, batch.condition, batch.domain)
     hook.remove()
-    y = model.wanted_output(z, z_next, domain) if isinstance(model, Operator) else z_next
+    y = batch.z_next
+    if isinstance(model, Operator):
+        y = model.wanted_output(batch.z, batch.z_next, batch.domain)
     if mixer.num_fields is not None:
         y = split_fields(y, 1, mixer.num_fields[0], y.shape[-1] // mixer.num_fields[0])
     return inputs[0].double().flatten(0, 1), y.double().flatten(0, 1)
@@ -235,8 +235,8 @@ def _loss(model: nn.Module, examples: Examples, config: AdaptTraining) -> Loss:
 @torch.no_grad()
 def _measure_error(models: Sequence[nn.Module], examples: Examples, config: AdaptTraining) -> None:
     """Store the validation error of the first of the models in all of them."""
-    family, batch = examples.domain.family, examples.spread(CHECKED_STEPS)
-    size = len(batch.z)
+    (batch,) = examples.spread(CHECKED_STEPS, CHECKED_STEPS)
+    family, size = examples.domain.family, len(batch.z)
     draw = Draw((config.seed, 3), size, slice(0, size), batch.z.device)
     error = _loss(models[0], examples, config)(models[0], batch, draw).mean().item()
     if not math.isfinite(error):
