@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from tests.training.jobs import adapt_section
 from ups.errors import DataFault, Diverged
@@ -13,9 +14,9 @@ from ups.models.codec import codec_from
 from ups.models.operator import Operator
 from ups.models.weights import from_settings, load_model
 from ups.surrogate.surrogate import Surrogate
-from ups.training.adaptation import adapt, best_trial, train_and_save, train_best
-from ups.training.examples import Trajectories
-from ups.training.starts import rollout_error, scratch, starts
+from ups.training.adaptation import adapt, before_training, best_trial, solve_head, train_and_save, train_best
+from ups.training.examples import Trajectories, encode
+from ups.training.starts import Start, rollout_error, scratch, starts
 
 Few = dict[str, Trajectories]
 
@@ -36,7 +37,8 @@ def test_the_start_is_left_alone(surrogate: Surrogate, trajectories: Few):
     few, config = trajectories["advection_1d"], adapt_section()
     assert surrogate.operator is not None
     before = {name: value.clone() for name, value in surrogate.operator.state_dict().items()}
-    (start,) = starts(surrogate, few, config)
+    *_, start = starts(surrogate, few, config)
+    assert start.solves_head
     weights = {name: value.clone() for name, value in start.model.state_dict().items()}
     train_best([start], few, config)
     assert all(torch.equal(before[name], value) for name, value in surrogate.operator.state_dict().items())
@@ -60,6 +62,55 @@ def test_trials_choose(surrogate: Surrogate, trajectories: Few):
     assert rate == 0.003 and error < 2
 
 
+@pytest.mark.parametrize(
+    ("family", "separate_fields"), [("advection_1d", False), ("compressible_ns_1d", True), ("darcy_2d", False)]
+)
+def test_a_head_that_made_the_examples_is_found(
+    surrogate: Surrogate, trajectories: Few, family: str, separate_fields: bool
+):
+    """From another head least squares lead back to the one that predicts all examples exactly."""
+    start = scratch(surrogate, trajectories[family], adapt_section())
+    model = _with_separate_fields(start) if separate_fields else start.model
+    model.statistics.limits, head = False, model.mixer.head.requires_grad_(False)
+    if isinstance(model, Operator):
+        assert separate_fields or (model.persistence.gains[:, 0] < 0.99).any()
+        model.conserved.zero_()
+    nn.init.normal_(head.weights[0], generator=torch.Generator().manual_seed(0))
+    examples = encode(start.codec, trajectories[family])
+    (batch,) = examples.spread(64, 64)
+    inputs = (batch.z, batch.coefficients, batch.condition, batch.domain)
+    exact = model(*inputs).detach()
+    made = torch.stack([batch.z, exact], 1)[:, examples.is_steady :]
+    head.weights[0].mul_(-0.5)
+    head.biases[0].add_(0.3)
+    errors = [(model(*inputs) - exact).square().mean()]
+    solve_head(model, replace(examples, z=made, coefficients=batch.coefficients))
+    errors.append((model(*inputs) - exact).square().mean())
+    assert errors[1] < 1e-6 * errors[0]
+
+
+def _with_separate_fields(start: Start) -> Operator:
+    """An operator with random weights and the statistics of a start, in whose trunk a token holds one field."""
+    backbone = start.settings["backbone"] | {"separate_fields": True, "head_channels": 4}
+    model = from_settings(Operator)(start.settings["sizes"], backbone)
+    model.statistics.load_state_dict(start.model.statistics.state_dict())
+    return model
+
+
+def test_the_best_start_of_a_donor_is_tried(surrogate: Surrogate, trajectories: Few):
+    """It has the lowest error on the held-out trajectories before any training."""
+    few, config = trajectories["compressible_ns_1d"], adapt_section()
+    candidates, section = starts(surrogate, few, config), config.training(1, 0.1)
+    part, valid = few.of(slice(3)), few.of(slice(3, 4))
+    errors = [
+        rollout_error(start.codec, before_training(start, part, config, section)[0], valid) for start in candidates
+    ]
+    assert len(set(errors)) == 4
+    for order in (candidates, candidates[::-1]):
+        start, _, _ = best_trial(order, few, config)
+        assert start is candidates[errors.index(min(errors))]
+
+
 def test_one_trajectory_is_refused(surrogate: Surrogate, trajectories: Few):
     """Trials need another one to compare with."""
     few = trajectories["advection_1d"].of(slice(1))
@@ -71,8 +122,9 @@ def test_data_that_are_not_finite_are_told(surrogate: Surrogate, trajectories: F
     """A loss that is not finite in every trial is a fault with a remedy."""
     few = trajectories["advection_1d"]
     broken = replace(few, u=few.u * float("nan"))
-    with pytest.raises(Diverged, match="no trial is finite"):
-        best_trial([scratch(surrogate, few, adapt_section())], broken, adapt_section())
+    for candidates in (starts(surrogate, few, adapt_section()), [scratch(surrogate, few, adapt_section())]):
+        with pytest.raises(Diverged, match="no trial is finite"):
+            best_trial(candidates, broken, adapt_section())
 
 
 def test_a_surrogate_and_its_gain_are_returned(surrogate: Surrogate, trajectories: Few):

@@ -117,9 +117,10 @@ def test_batches_hold_steps_of_the_trajectories(trajectories: Trajectories):
     assert batch.window is not None and batch.window.shape[1] == 4
     states = batch.states(3)
     assert all(any(torch.equal(s, z) for z in examples.z.flatten(0, 1)) for s in states[0][:4])
-    every = examples.spread(1000)
-    assert torch.equal(every.z, examples.z[:, :-1].flatten(0, 1))
-    assert torch.equal(every.z_next, examples.z[:, 1:].flatten(0, 1))
+    every = list(examples.spread(1000, 5))
+    assert {len(batch.z) for batch in every[:-1]} == {5}
+    assert torch.equal(torch.cat([batch.z for batch in every]), examples.z[:, :-1].flatten(0, 1))
+    assert torch.equal(torch.cat([batch.z_next for batch in every]), examples.z[:, 1:].flatten(0, 1))
 
 
 def test_memory_is_bounded(trajectories: Trajectories, monkeypatch: pytest.MonkeyPatch):

@@ -24,7 +24,7 @@ def test_a_known_family_has_its_own_weights(surrogate: Surrogate, trajectories: 
     """With equal codec, statistics and filter the network alone predicts what the network of all families does."""
     few, model = trajectories[family], surrogate.model(family)
     assert model is not None
-    (start,) = starts(surrogate, few, adapt_section())
+    start, *_ = starts(surrogate, few, adapt_section())
     assert start.donor == family and start.settings["sizes"]["families"] == [family]
     row = model.rows[family]
     for name, buffer in start.model.statistics.named_buffers():
@@ -33,10 +33,24 @@ def test_a_known_family_has_its_own_weights(surrogate: Surrogate, trajectories: 
         for name, buffer in start.model.persistence.named_buffers():
             buffer.copy_(getattr(model.persistence, name)[row : row + 1][tuple(map(slice, buffer.shape))])
         start.model.persistence.find_fitted()
-    batch = encode(surrogate.codec, few).spread(6)
+    (batch,) = encode(surrogate.codec, few).spread(6, 6)
     with torch.no_grad():
         found, expected = (m(batch.z, batch.coefficients, batch.condition, batch.domain) for m in (start.model, model))
     assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_a_known_family_has_two_systems_of_units(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
+    """Those of the trained data, then those of the new trajectories; both with the trained head and a solved one."""
+    few, model = trajectories["compressible_ns_1d"], surrogate.operator
+    assert model is not None
+    found = starts(surrogate, few, adapt_section())
+    trained = model.statistics.step_rms[model.rows["compressible_ns_1d"], :6]
+    z = encode(surrogate.codec, few).z.unflatten(-1, (3, 2))
+    new = z.diff(dim=1).square().mean(dim=(0, 1, 2, 4)).sqrt().repeat_interleave(2)
+    assert not torch.allclose(trained, new)
+    assert [start.solves_head for start in found] == [False, False, True, True]
+    for start, expected in zip(found, (trained, new, trained, new), strict=True):
+        assert torch.allclose(start.model.statistics.step_rms[0], expected, rtol=1e-4)
 
 
 def test_limits_are_those_of_both(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
@@ -44,7 +58,7 @@ def test_limits_are_those_of_both(surrogate: Surrogate, trajectories: dict[str, 
     few, model = trajectories["compressible_ns_1d"], surrogate.operator
     assert model is not None
     larger = replace(few, u=few.u * 50)
-    (start,) = starts(surrogate, larger, adapt_section())
+    start, *_ = starts(surrogate, larger, adapt_section())
     row, channels = model.rows["compressible_ns_1d"], start.model.statistics.max_fluctuation.shape[1]
     assert (start.model.statistics.max_fluctuation[0] >= model.statistics.max_fluctuation[row, :channels]).all()
     z = encode(start.codec, larger).z.flatten(0, 1)
@@ -54,16 +68,16 @@ def test_limits_are_those_of_both(surrogate: Surrogate, trajectories: dict[str, 
 def test_an_open_boundary_conserves_nothing(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
     """The direction of the conserved integral is that of the trained model, and 0 if fluid can leave the domain."""
     few = trajectories["advection_1d"]
-    (closed,) = starts(surrogate, few, adapt_section())
+    closed, *_ = starts(surrogate, few, adapt_section())
     dataset = replace(few.dataset, boundary=("outflow",))
-    (opened,) = starts(surrogate, replace(few, dataset=dataset), adapt_section())
+    opened, *_ = starts(surrogate, replace(few, dataset=dataset), adapt_section())
     assert closed.model.conserved.abs().sum() > 0 == opened.model.conserved.abs().sum()
 
 
 def test_another_family_takes_a_network(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
     """Trunk, bias and head are the donor's, and the stem for as many latents as both have; the codec is a new one."""
     few, config = trajectories["advection_1d"], adapt_section(donor="compressible_ns_1d")
-    (start,), plain, source = starts(surrogate, few, config), scratch(surrogate, few, config), surrogate.operator
+    (start, _), plain, source = starts(surrogate, few, config), scratch(surrogate, few, config), surrogate.operator
     assert source is not None and start.donor == "compressible_ns_1d"
     assert start.codec.groups == plain.codec.groups
     row, own, other = source.rows["compressible_ns_1d"], 2, 6  # latents of one and of three fields
@@ -83,13 +97,14 @@ def test_an_unknown_family_has_every_donor_of_its_axes(surrogate: Surrogate, tra
     few = trajectories["advection_1d"]
     variant = replace(few, dataset=replace(few.dataset, family="burgers_1d", parameters={"nu": 0.1}))
     found = starts(surrogate, variant, adapt_section())
-    assert [start.donor for start in found] == ["advection_1d", "compressible_ns_1d"]
+    assert [start.donor for start in found] == 2 * ["advection_1d", "compressible_ns_1d"]
+    assert [start.solves_head for start in found] == [False, False, True, True]
 
 
 def test_a_known_family_can_count_as_unknown(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
     """`other` leaves out the family's own trunk."""
     found = starts(surrogate, trajectories["advection_1d"], adapt_section(donor="other"))
-    assert [start.donor for start in found] == ["compressible_ns_1d"]
+    assert [start.donor for start in found] == 2 * ["compressible_ns_1d"]
 
 
 def test_a_donor_with_other_axes_is_refused(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
@@ -103,7 +118,7 @@ def test_a_grid_that_the_patch_does_not_divide_is_new(surrogate: Surrogate, traj
     few = trajectories["advection_1d"]
     odd = replace(few, u=few.u[..., :15], dataset=replace(few.dataset, grid=(15,)))
     found = starts(surrogate, odd, adapt_section())
-    assert [start.donor for start in found] == ["advection_1d", "compressible_ns_1d"]
+    assert [start.donor for start in found] == 2 * ["advection_1d", "compressible_ns_1d"]
     assert {start.codec.groups["advection_1d/fields"].patch for start in found} == {3}
 
 

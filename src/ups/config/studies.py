@@ -95,6 +95,7 @@ class AdaptTraining(TrainingSection):
 class AdaptConfig(Section):
     """`--pipeline adapt`: trained networks learn the files of `folder` from `sizes` of their trajectories.
 
+    They begin with the trained head or with one solved by least squares, whichever is better on held-out trajectories.
     A family that the models do not know starts from the network of another one, `donor` or the best in a trial. With a
     `donor` a known family does so too, with `other` from the best one. The fraction `test_fraction` of a dataset's
     trajectories is for scores.

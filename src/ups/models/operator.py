@@ -164,6 +164,11 @@ class Operator(nn.Module):
         change = self.statistics.without_conserved(change, self.conserved, domain)
         return self.statistics.limit_step(z + change, z, domain)
 
+    def wanted_output(self, z: Tensor, z_next: Tensor, domain: Domain) -> Tensor:
+        """Output (B, N, D) of the mixer with which, where no noise is filtered, a step leads from z to z_next."""
+        persisting = self.persistence(z, torch.zeros_like(z), z.new_zeros(()), domain)
+        return (z_next - z - persisting) / self.statistics.expected_change(z, domain)
+
 
 class SteadyModel(nn.Module):
     """z = limit_solution(F(coefficients; mean of coefficients, condition)): coefficient fields to the solution."""

@@ -6,17 +6,21 @@ learning rate; the training then uses all of them.
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ups.config.studies import AdaptConfig, AdaptTraining
+from ups.data.samples import LatentBatch
 from ups.errors import DataFault, Diverged
 from ups.files import WEIGHTS, digest_of
+from ups.models.blocks import split_fields
+from ups.models.operator import Operator
 from ups.surrogate.surrogate import Surrogate
 from ups.training.checkpoints import publish_tensors
 from ups.training.distributed import Draw
@@ -25,10 +29,12 @@ from ups.training.optimizers import learning_rate, make_optimizer
 from ups.training.stage import Loss, batch_size
 from ups.training.stages.operator import step_loss, store_validation_error
 from ups.training.stages.steady import steady_loss
-from ups.training.starts import Start, fno_scratch, rollout_error, scratch, starts, surrogate_of
+from ups.training.starts import Model, Start, fno_scratch, rollout_error, scratch, starts, surrogate_of
 
 METHODS = ("adapted", "scratch", "fno")
 CHECKED_STEPS = 64  # time steps on which the validation error is measured that scales the noise of training
+SOLVED_STEPS = 512  # time steps for which a head is solved, `CHECKED_STEPS` at once
+RIDGE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,8 @@ def train_best(candidates: list[Start], trajectories: Trajectories, config: Adap
 def best_trial(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> tuple[Start, float, float]:
     """Start and learning rate with the lowest rollout error after a trial, and that error.
 
-    A donor is chosen with the first learning rate. Trials see a part of the trajectories, their error is of the others.
+    Of the starts from the same donor the best one before training is tried, and a donor is chosen with the first
+    learning rate. All see a part of the trajectories, their errors are those of the others.
     """
     count = len(trajectories.u)
     if count < 2:
@@ -122,28 +129,78 @@ def best_trial(candidates: list[Start], trajectories: Trajectories, config: Adap
     kept = count - max(1, round(config.valid_fraction * count))
     part, valid = trajectories.of(slice(kept)), trajectories.of(slice(kept, count))
 
-    def error(start: Start, rate: float) -> float:
+    def error(start: Start, rate: float, *, trained: bool = True) -> float:
         section = config.training(config.trial_steps, rate)
         try:
-            found = rollout_error(start.codec, train_from(start, part, config, section), valid)
+            model, examples = before_training(start, part, config, section)
+            found = rollout_error(start.codec, fit(model, examples, section) if trained else model, valid)
         except Diverged:
             return math.inf
         return found if math.isfinite(found) else math.inf
 
     first, *others = config.learning_rates
-    errors = {(index, first): error(start, first) for index, start in enumerate(candidates)}
+    donors = {start.donor: [each for each in candidates if each.donor == start.donor] for start in candidates}
+    tried = [min(alike, key=lambda start: error(start, first, trained=False)) for alike in donors.values()]
+    errors = {(index, first): error(start, first) for index, start in enumerate(tried)}
     chosen, _ = min(errors, key=errors.__getitem__)
-    errors |= {(chosen, rate): error(candidates[chosen], rate) for rate in others}
+    errors |= {(chosen, rate): error(tried[chosen], rate) for rate in others}
     index, rate = min(errors, key=errors.__getitem__)
     if not math.isfinite(errors[index, rate]):
         raise Diverged(f"{trajectories.dataset.name}: no trial is finite; lower adapt.learning_rates")
-    return candidates[index], rate, errors[index, rate]
+    return tried[index], rate, errors[index, rate]
 
 
 def train_from(start: Start, trajectories: Trajectories, config: AdaptConfig, section: AdaptTraining) -> nn.Module:
     """The model of a start, trained on trajectories, and on their images where `config.symmetries` says so."""
+    return fit(*before_training(start, trajectories, config, section), section)
+
+
+def before_training(
+    start: Start, trajectories: Trajectories, config: AdaptConfig, section: AdaptTraining
+) -> tuple[nn.Module, Examples]:
+    """A copy of the model of a start, with its head solved if the start says so, and the examples to train it on."""
     shown = trajectories.mirrored() if config.symmetries else trajectories
-    return fit(copy.deepcopy(start.model), encode(start.codec, shown), section)
+    model, examples = copy.deepcopy(start.model).eval(), encode(start.codec, shown)
+    if start.solves_head:
+        solve_head(model, examples)
+    _measure_error((model,), examples, section)
+    return model, examples
+
+
+@torch.no_grad()
+def solve_head(model: Model, examples: Examples) -> None:
+    """Change the head of a model of one family so that its outputs for the examples have the least mean square error.
+
+    W <- W + (X^T X + r t I)^-1 X^T (Y - X W), with the head's weights and biases W, its inputs X (one row per token, a
+    1 appended), the outputs Y that would lead to the next state, r = `RIDGE` and t the mean of the diagonal of X^T X:
+    ridge regression, which leaves the weights as they are where the examples do not ask for others.
+    """
+    head, sums = model.mixer.head, []
+    for batch in examples.spread(SOLVED_STEPS, CHECKED_STEPS):
+        x, y = _of_head(model, batch)
+        x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+        channels, outputs = x.shape[1] - 1, y.shape[1]
+        weights, bias = head.weights[0][:channels, :outputs], head.biases[0][:outputs]
+        sums.append((x.mT @ x, x.mT @ (y - x @ torch.cat([weights, bias[None]]).double())))
+    gram, moments = (torch.stack(parts).sum(0) for parts in zip(*sums, strict=True))
+    ridge = RIDGE * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
+    change = torch.linalg.solve(gram + ridge, moments).float()
+    weights += change[:-1]
+    bias += change[-1]
+
+
+def _of_head(model: Model, batch: LatentBatch) -> tuple[Tensor, Tensor]:
+    """Inputs (M, C) of the head for a batch and the outputs (M, K) that it should have, in float64."""
+    mixer, inputs = model.mixer, []
+    hook = mixer.head.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    model(batch.z, batch.coefficients, batch.condition, batch.domain)
+    hook.remove()
+    y = batch.z_next
+    if isinstance(model, Operator):
+        y = model.wanted_output(batch.z, batch.z_next, batch.domain)
+    if mixer.num_fields is not None:
+        y = split_fields(y, 1, mixer.num_fields[0], y.shape[-1] // mixer.num_fields[0])
+    return inputs[0].double().flatten(0, 1), y.double().flatten(0, 1)
 
 
 def fit(model: nn.Module, examples: Examples, config: AdaptTraining) -> nn.Module:
@@ -154,15 +211,12 @@ def fit(model: nn.Module, examples: Examples, config: AdaptTraining) -> nn.Modul
     """
     model.requires_grad_(True).train()
     average, optimizer = copy.deepcopy(model).requires_grad_(False), make_optimizer(model, config)
-    family, device = examples.domain.family, examples.z.device
-    loss = steady_loss if examples.is_steady else step_loss(model.statistics, config)
+    loss, device = _loss(model, examples, config), examples.z.device
     size = batch_size(config.batch_tokens, examples.z.shape[2], config.batch_multiple)
     rng, never = np.random.default_rng(config.seed), torch.zeros((), device=device)
     for step in range(config.steps):
         if step % config.validate_every == 0:
-            error = _validation_error(average, loss, examples, config.seed)
-            for each in (model, average):
-                store_validation_error(each, {family: error})
+            _measure_error((average, model), examples, config)
         batch = examples.draw(size, config.unroll.horizon, rng)
         draw = Draw((config.seed, 2, step), size, slice(0, size), device, step)
         value = loss(model, batch, draw).mean()
@@ -174,14 +228,21 @@ def fit(model: nn.Module, examples: Examples, config: AdaptTraining) -> nn.Modul
     return average.eval()
 
 
-def _validation_error(model: nn.Module, loss: Loss, examples: Examples, seed: int) -> float:
-    batch = examples.spread(CHECKED_STEPS)
-    size = len(batch.z)
-    with torch.no_grad():
-        error = loss(model, batch, Draw((seed, 3), size, slice(0, size), batch.z.device)).mean().item()
+def _loss(model: nn.Module, examples: Examples, config: AdaptTraining) -> Loss:
+    return steady_loss if examples.is_steady else step_loss(model.statistics, config)
+
+
+@torch.no_grad()
+def _measure_error(models: Sequence[nn.Module], examples: Examples, config: AdaptTraining) -> None:
+    """Store the validation error of the first of the models in all of them."""
+    (batch,) = examples.spread(CHECKED_STEPS, CHECKED_STEPS)
+    family, size = examples.domain.family, len(batch.z)
+    draw = Draw((config.seed, 3), size, slice(0, size), batch.z.device)
+    error = _loss(models[0], examples, config)(models[0], batch, draw).mean().item()
     if not math.isfinite(error):
-        raise Diverged(f"adapting to {examples.domain.family}: the loss is not finite; lower adapt.learning_rates")
-    return error
+        raise Diverged(f"adapting to {family}: the loss is not finite; lower adapt.learning_rates")
+    for model in models:
+        store_validation_error(model, {family: error})
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -109,11 +109,13 @@ class Examples:
         trajectories = rng.integers(len(self.z), size=size)
         return self._batch(trajectories, rng.integers(self.num_steps, size=(2, size)).min(0), horizon)
 
-    def spread(self, at_most: int) -> LatentBatch:
-        """A batch of up to `at_most` steps, spread evenly over all."""
+    def spread(self, at_most: int, batch_size: int) -> Iterator[LatentBatch]:
+        """Batches of up to `at_most` steps together, spread evenly over all."""
         total = len(self.z) * self.num_steps
         chosen = np.linspace(0, total - 1, min(at_most, total)).round().astype(int)
-        return self._batch(chosen // self.num_steps, chosen % self.num_steps, 1)
+        for first in range(0, len(chosen), batch_size):
+            steps = chosen[first : first + batch_size]
+            yield self._batch(steps // self.num_steps, steps % self.num_steps, 1)
 
     def _batch(self, trajectories: np.ndarray, times: np.ndarray, horizon: int) -> LatentBatch:
         rows, condition = torch.from_numpy(trajectories), self.condition.expand(len(trajectories), -1)

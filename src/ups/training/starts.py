@@ -34,13 +34,15 @@ Model = Operator | SteadyModel
 class Start:
     """A model of one family before its training, its codec, and the constructor arguments that are saved with it.
 
-    `donor` is the family whose network it was; None: all its weights are random.
+    `donor` is the family whose network it was; None: all its weights are random. With `solves_head` its last linear map
+    is solved for the examples before training (`ups.training.adaptation.solve_head`).
     """
 
     codec: Codec
     model: nn.Module
     settings: dict[str, Any]
     donor: str | None
+    solves_head: bool = False
 
 
 def surrogate_of(codec: Codec, model: nn.Module, family: str) -> Surrogate:
@@ -71,10 +73,10 @@ def is_known(surrogate: Surrogate, dataset: Dataset) -> bool:
 
 
 def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig) -> list[Start]:
-    """The family's own network if the surrogate can predict the dataset, else one per donor.
+    """The family's own network if the surrogate can predict the dataset, else one per donor; each twice.
 
-    Donors are the families with as many axes, the own one too where its patch does not divide the grid. `config.donor`
-    may name one, or be `other` although the family is known.
+    The second time its head is solved before training. Donors are the families with as many axes, the own one too where
+    its patch does not divide the grid. `config.donor` may name one, or be `other` although the family is known.
     The new network has the donor's weights, as far as its fields have counterparts, and a codec of its own.
 
     Raises:
@@ -82,7 +84,7 @@ def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig
     """
     dataset, donors = trajectories.dataset, _donors(surrogate, trajectories.dataset)
     if is_known(surrogate, dataset) and config.donor in (None, dataset.family):
-        return [_known(surrogate, trajectories, config.recipe.seed)]
+        return _with_both_heads(_known(surrogate, trajectories, config.recipe.seed))
     others = [name for name in donors if name != dataset.family]
     names = others if config.donor == "other" else [name for name in donors if config.donor in (None, name)]
     if not names:
@@ -91,7 +93,9 @@ def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig
             f"adapt.donor = {config.donor}: families with {len(dataset.grid)} axes to start from: {known}"
         )
     plain = scratch(surrogate, trajectories, config)
-    return [replace(plain, model=_with_network(plain.model, donors[name], name), donor=name) for name in names]
+    return _with_both_heads(
+        [replace(plain, model=_with_network(plain.model, donors[name], name), donor=name) for name in names]
+    )
 
 
 def scratch(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig) -> Start:
@@ -124,11 +128,15 @@ def fno_scratch(trajectories: Trajectories, sizes: dict[str, Any], config: Adapt
     return Start(codec, model.to(trajectories.u.device), settings, None)
 
 
-def _known(surrogate: Surrogate, trajectories: Trajectories, seed: int) -> Start:
-    """The family's own weights, with limits that the new trajectories widen, in the better of two systems of units.
+def _with_both_heads(found: list[Start]) -> list[Start]:
+    return [*found, *(replace(start, solves_head=True) for start in found)]
+
+
+def _known(surrogate: Surrogate, trajectories: Trajectories, seed: int) -> list[Start]:
+    """The family's own weights, with limits that the new trajectories widen, in two systems of units.
 
     The units of states and of their changes are those of the trained data or of the new ones; solutions of a steady
-    family are normalized anew instead. The better one predicts the new trajectories better before any training.
+    family are normalized anew instead.
     """
     family, trained = trajectories.family, surrogate.codec
     source, candidates = surrogate.model(family.name), []
@@ -148,7 +156,7 @@ def _known(surrogate: Surrogate, trajectories: Trajectories, seed: int) -> Start
         for unit in units:
             getattr(statistics, unit).copy_(getattr(measured, unit))
         candidates.append(replace(start, donor=family.name))
-    return min(candidates, key=lambda start: rollout_error(start.codec, start.model, trajectories))
+    return candidates
 
 
 def _random(surrogate: Surrogate, codec: Codec, trajectories: Trajectories, seed: int) -> Start:
