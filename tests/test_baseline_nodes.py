@@ -1,6 +1,7 @@
 """Nodes of pipeline `baselines`: what baselines may use, and which learning rate they get."""
 
 import json
+from functools import partial
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -57,13 +58,18 @@ def test_baselines_are_timed_as_they_unroll(launch: LaunchConfig, tmp_path: Path
         assert [horizon_at(int(fraction * steps), steps, unroll) for fraction in TIMED_FRACTIONS] == [1, 1, 2, 4]
 
 
+@pytest.mark.parametrize(("diverges_late", "chosen"), [([], 0.001), ([0.001], 0.01), ([0.001, 0.01], None)])
 def test_a_learning_rate_that_diverges_is_not_chosen(
-    launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launch: LaunchConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    diverges_late: list[float],
+    chosen: float | None,
 ):
-    """Its trial is worse than all others and ends nothing; the model is trained with the best of the rest."""
+    """Its trial ends nothing; the model is trained with the best that does not diverge in the whole training either."""
 
     def train_stage(stage: str, section, inputs: dict, launch: LaunchConfig, data_root: Path) -> dict:
-        if section.learning_rate == 0.1:
+        if section.learning_rate == 0.1 or (section.steps == 200 and section.learning_rate in diverges_late):
             raise Diverged("loss nan")
         (data_root / "metrics.jsonl").write_text(json.dumps({"step": 1, "valid_loss": section.learning_rate}) + "\n")
         return {"path": ".", "steps": section.steps, "rate": section.learning_rate}
@@ -72,9 +78,14 @@ def test_a_learning_rate_that_diverges_is_not_chosen(
     config = CONFIG.model_copy(update={"factors": {"learning_rate": 10.0}, "max_trials": 3})
     pace = {"seconds_per_step": {"fno/burgers_1d": 0.1}}
     fields = {"transient": ["burgers_1d"], "steady": []}
-    receipts = baselines.baseline_trainer("fno")(fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)
-    assert receipts["burgers_1d"]["steps"] == 200
-    assert receipts["burgers_1d"]["rate"] == receipts["burgers_1d"]["values"]["learning_rate"] == 0.001
+    train = partial(baselines.baseline_trainer("fno"), fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)
+    if chosen is None:
+        with pytest.raises(Diverged, match="fno of burgers_1d: every training diverged; lower baselines.learning_rate"):
+            train()
+        return
+    trained = train()["burgers_1d"]
+    assert trained["steps"] == 200
+    assert trained["rate"] == trained["values"]["learning_rate"] == chosen
 
 
 @pytest.mark.parametrize(("optimum", "tried"), [((0, 0), 5), ((0, 1), 6), ((2, -1), 8), ((90, 0), 9)])

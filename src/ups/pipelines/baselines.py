@@ -116,7 +116,7 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
     ) -> dict[str, Receipt]:
         """Train one model per family for the steps its budget allows, with what was best in short trials.
 
-        No model is trained where `time_shares` does not have the kind.
+        Where that diverges, the next best is trained. No model is trained where `time_shares` does not have the kind.
         """
         from ups.performance.pace import pace_name
 
@@ -129,12 +129,17 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
                 steps = round(config.trial_share * num_steps[pace_name(kind, family, candidate)])
                 short = config.section(kind, family, steps, candidate)
                 trials.append((candidate, _validated(short, inputs, launch, data_root)))
-            best, loss = min(trials, key=itemgetter(1))
-            log.info("%s of %s: validation loss %.3g, best of %d trials", kind, family, loss, len(trials))
-            section = config.section(kind, family, round(num_steps[pace_name(kind, family, best)]), best)
+            ranked = sorted(trials, key=itemgetter(1))
+            log.info("%s of %s: validation loss %.3g, best of %d trials", kind, family, ranked[0][1], len(trials))
+            for best, _ in ranked:  # a rate that was best in a short trial may diverge later
+                section = config.section(kind, family, round(num_steps[pace_name(kind, family, best)]), best)
+                if (trained := _attempted(section, inputs, launch, data_root)) is not None:
+                    break
+            else:
+                raise Diverged(f"{kind} of {family}: every training diverged; lower baselines.learning_rate")
             settled = all(each in map(itemgetter(0), trials) for each in neighbours(best))
             found = {"values": config.values(kind, best), "trials": len(trials), "settled": settled}
-            receipts[family] = _train(section, inputs, launch, data_root) | found
+            receipts[family] = trained | found
         return receipts
 
     train.__name__ = f"train_{kind}"
@@ -159,14 +164,21 @@ def _train(section: BaselineConfig, inputs: dict[str, Receipt], launch: LaunchCo
     return train_stage("baseline", section, inputs, launch, data_root)
 
 
-def _validated(section: BaselineConfig, inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> float:
-    """The validation loss after a trial; infinite if the training diverged."""
+def _attempted(
+    section: BaselineConfig, inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path
+) -> Receipt | None:
+    """The receipt of a training; None if it diverged."""
     try:
-        trial = _train(section, inputs, launch, data_root)
+        return _train(section, inputs, launch, data_root)
     except Diverged as fault:
         log.warning("%s of %s: learning rate %g: %s", section.kind, section.family, section.learning_rate, fault)
-        return math.inf
-    return last_validation(place_of(data_root, trial))
+        return None
+
+
+def _validated(section: BaselineConfig, inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> float:
+    """The validation loss after a trial; infinite if the training diverged."""
+    trial = _attempted(section, inputs, launch, data_root)
+    return math.inf if trial is None else last_validation(place_of(data_root, trial))
 
 
 def evaluate_baselines(
