@@ -1,9 +1,9 @@
 """Nodes of pipeline `baselines`: what baselines may use, and which learning rate they get."""
 
 import json
-from functools import partial
 import math
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
