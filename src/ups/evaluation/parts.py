@@ -61,8 +61,9 @@ def score_test_split(
         Fault: from one of several processes, or LostWorker if one was killed or hung.
     """
     sets = _test_sets(trained, raw, num_trajectories)
-    parts = make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes)
-    if launch.num_processes > 1 and len(parts) > 1:
+    shared = launch.num_processes > 1
+    parts = make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes) if shared else []
+    if len(parts) > 1:
         inputs = {"latent_cache": trained.latent_cache, **trained.stages}
         # A single process does without torch's deterministic algorithms too.
         alike = launch.model_copy(update={"num_nodes": 1, "rendezvous": None, "deterministic": False})

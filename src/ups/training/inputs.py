@@ -144,11 +144,9 @@ def set_persistence(operator: Operator, cache: LatentCache, codec: Codec) -> Non
 def training_steps(cache: LatentCache, family: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Time steps z -> z_next of the training split, each (B, N, D), at most `MOST_STEPS` in all."""
     samples = LatentSamples(cache, "train")
-    values, count = (
-        math.prod(entries_of(cache, family)[0]["arrays"]["fields"]["shape"][2:]),
-        samples.num_samples[family],
-    )
-    chosen = np.random.default_rng(0).permutation(count)[: max(1, min(MOST_STEPS, MOST_VALUES // values))]
+    values = math.prod(entries_of(cache, family)[0]["arrays"]["fields"]["shape"][2:])
+    every = np.random.default_rng(0).permutation(samples.num_samples[family])
+    chosen = every[: max(1, min(MOST_STEPS, MOST_VALUES // values))]
     for part in np.array_split(chosen, min(len(chosen), -(-len(chosen) * values // BATCH_VALUES))):
         batch = samples.load(family, part)
         yield batch.z, batch.z_next
