@@ -216,7 +216,7 @@ def test_fingerprint_ignores_the_order_of_keys():
         ("evaluation/scores", set()),
         ("evaluation/external", set()),
         ("evaluation/corrector", set()),
-        ("solvers/advection", set()),
+        ("solvers/hyperbolic", set()),
         ("data/pdebench", set()),
     ],
 )
