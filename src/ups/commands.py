@@ -125,9 +125,7 @@ def info(place: Path, family: str | None) -> None:
 @main.command()
 @click.argument("place", type=FILE)
 @click.argument("target", metavar="OUT", type=FILE)
-@click.option(
-    "--format", "form", type=click.Choice(["bundle", "pt2", "onnx", "aoti"]), default="bundle", show_default=True
-)
+@click.option("--format", "form", type=click.Choice(FORMATS), default="bundle", show_default=True)
 @click.option("--family", help="Of which the model is written, in every format but bundle.")
 def export(place: Path, target: Path, form: str, family: str | None) -> None:
     """Write the models of the data root or bundle PLACE to OUT.

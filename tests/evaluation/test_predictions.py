@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.diffusion.samplers import Normal, antithetic
+from ups.diffusion import Normal, antithetic
 from ups.evaluation.predictions import (
     HORIZONS,
     Compute,

@@ -4,8 +4,7 @@ import math
 
 import torch
 
-from ups.evaluation.protocol import rollout_loss
-from ups.models.published_fno import PADDING, PublishedFNO, SpectralConvolution, grid_points, predict_from
+from ups.evaluation.protocol import PADDING, PublishedFNO, SpectralConvolution, grid_points, predict_from, rollout_loss
 
 
 def test_every_prediction_sees_the_snapshots_before_it():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.diffusion.samplers import correlated_noise, independent
+from ups.diffusion import correlated_noise, independent
 from ups.evaluation.search import beam_search, best_of, weighted_mean
 from ups.surrogate.surrogate import rollout
 

@@ -18,7 +18,7 @@ from ups.config import SelectionConfig
 from ups.data.families import Dataset
 from ups.data.layouts import POSITIONS_DATASET
 from ups.data.trajectories import find_datasets
-from ups.diffusion.samplers import Normal
+from ups.diffusion import Normal
 from ups.evaluation import search
 from ups.evaluation.predictions import Compute
 from ups.evaluation.scores import TrajectorySet

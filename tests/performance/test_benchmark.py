@@ -17,7 +17,7 @@ from ups.evaluation.styles import png
 from ups.metrics.spectra import error_spectra
 from ups.performance.benchmark import loop_records, looped_spectrum, record, scaling_comparisons, throughput
 from ups.performance.report import GREEN, GREY, RED, benchmark_figure, benchmark_text
-from ups.performance.timed_training import encoded_on_the_fly
+from ups.performance.timing_worker import encoded_on_the_fly
 from ups.runs.run import Run
 from ups.training.inputs import open_cache
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.backbones import small
 from tests.evaluation.corrected import DOMAIN, FAMILY, NUM_POINTS, Denoise, flow_end, make_surrogate, posterior_mean
 from ups.data.pdebench import FAMILIES
-from ups.diffusion.samplers import Normal, independent
+from ups.diffusion import Normal, independent
 from ups.models.denoiser import predict_step
 from ups.models.operator import Operator
 from ups.models.sizes import Domain, Sizes

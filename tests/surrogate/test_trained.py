@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from tests.untrained import STAGE_NAMES, make_root_of, receipt
-from ups.models.weights import load_weights
+from ups.files import WEIGHTS, place_of
+from ups.models.weights import load
 from ups.surrogate.trained import Trained
 
 
@@ -17,7 +18,7 @@ def test_every_model_has_the_weights_of_its_own_receipt(tmp_path: Path):
     found = Trained(receipt(root, "latent_cache"), stages, root).surrogate("cpu")
 
     def has_weights_of(model: nn.Module, stage: str) -> bool:
-        weights = load_weights(root, stages[stage])
+        weights = load(place_of(root, stages[stage]) / WEIGHTS)["weights"]
         return all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
     assert has_weights_of(found.codec, "codec") and has_weights_of(found.operator, "operator")

@@ -18,8 +18,7 @@ from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
 from ups.files import publish
 from ups.solvers import evolve, incompressible, sample_initial_states
-from ups.solvers.families import Problem, problem_of
-from ups.solvers.solution import one_thread
+from ups.solvers.families import Problem, one_thread, problem_of
 
 BATCH_VALUES = 2**15  # numbers in the states of the trajectories that are advanced together
 FILE_TRAJECTORIES = 4  # in each file of incompressible Navier-Stokes, as in PDEBench

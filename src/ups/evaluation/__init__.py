@@ -6,8 +6,7 @@
 - `kept`, `examples`: rollouts kept on disk; arrays for figures
 - `external`: scores of other files and other models: PDEBench files of a folder, baselines
 - `adaptation`: networks that learned from a few trajectories, and their learning curves
-- `gates`: pass or fail, from the metrics alone
-- `champion`: whether a model is better than the registered champion
+- `gates`: pass or fail, from the metrics alone; whether a model is better than the registered champion
 - `entries`, `leaderboard`: errors with the trajectories they belong to, of runs and of other models; their ranks
 - `corrector`: choice among ways to sample residuals, by their scores on validation trajectories
 - `comparison`, `costs`: errors beside those of the baselines; seconds per training, milliseconds per snapshot

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ups.config import CorrectorConfig, LaunchConfig
 from ups.config.evaluation import StudentConfig
-from ups.diffusion.samplers import antithetic
+from ups.diffusion import antithetic
 from ups.evaluation.predictions import HORIZONS, Compute, Forecast, Stepper, corrected_stepper, predict
 from ups.evaluation.records import Suites
 from ups.evaluation.scores import TrajectorySet, batches, held_out, score_batch

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ups.data.families import base_of
 from ups.data.latent_cache import LatentCache
-from ups.diffusion.samplers import independent
+from ups.diffusion import independent
 from ups.evaluation.external import baseline_surrogate
 from ups.evaluation.predictions import Compute, Stepper, steppers
 from ups.evaluation.scores import TrajectorySet, batches, held_out

@@ -13,7 +13,7 @@ from torch import Tensor
 from ups.config import LaunchConfig
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader
-from ups.diffusion.samplers import Normal
+from ups.diffusion import Normal
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
 from ups.runs.machine import device as device_of
 from ups.runs.processes import memory_bytes

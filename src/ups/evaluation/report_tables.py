@@ -257,9 +257,9 @@ def text_of(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else number(value)
 
 
-def pairs(name: str, title: str, entries: Iterable[tuple[str, Any]], note: str = "") -> ReportTable:
+def pairs(name: str, title: str, entries: Iterable[tuple[str, Any]]) -> ReportTable:
     """A table of names and values."""
-    return ReportTable(name, title, ["", "value"], [[key, text_of(value)] for key, value in entries], note)
+    return ReportTable(name, title, ["", "value"], [[key, text_of(value)] for key, value in entries])
 
 
 def stage_rows(receipts: dict[str, Receipt], data_root: Path) -> ReportTable:

@@ -20,7 +20,7 @@ from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
 from ups.data.trajectories import TrajectoryReader
-from ups.diffusion.samplers import Normal, antithetic
+from ups.diffusion import Normal, antithetic
 from ups.evaluation.examples import Arrays, Example, chosen, description, statistics
 from ups.evaluation.kept import Keeper
 from ups.evaluation.predictions import (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ups.config import SelectionConfig
 from ups.data.families import Dataset
-from ups.diffusion.samplers import independent
+from ups.diffusion import independent
 from ups.evaluation.predictions import Batch, Compute, corrected_stepper, decoded
 from ups.evaluation.violations import PhysicsScore, fit_score, rank_correlation, violations
 from ups.metrics.errors import nRMSE

@@ -6,7 +6,7 @@
 - `blocks`: stacks of blocks, one after the other or in a U-shape; attention, windows, separate tokens for each field
 - `state_statistics`: statistics of latent states, and the limits that keep rollouts finite
 - `operator`: one time step (`Operator`), or the solution of a steady PDE (`SteadyModel`)
-- `denoiser`: the diffusion model of the residual (truth minus prediction)
+- `denoiser`: the diffusion model of the residual (truth minus prediction), and its losses
 - `baselines`: FNO, U-Net, transformer and linear stencil on the grid
 - `weights`: trained models on disk
 """

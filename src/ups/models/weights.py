@@ -66,11 +66,6 @@ def load_settings(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
     return _checked(data_root, receipt)["settings"]
 
 
-def load_weights(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
-    """The weights of a trained model by name; raises as `load_model`."""
-    return _checked(data_root, receipt)["weights"]
-
-
 def _checked(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:
     path = place_of(data_root, receipt) / WEIGHTS
     if not path.is_file() or digest_of(path) != receipt.get("weights"):

@@ -5,7 +5,6 @@
 - `profile`: time and memory of the parts of a training step, by torch.profiler
 - `benchmark`: which two setups are compared, start-up times, and the records of the results
 - `exported`: speed of exported models against the eager one
-- `timing_worker`: times two setups alternately in one process group
-- `timed_training`: a stage under one setup (configuration, launch, data path), trained some steps at a time
+- `timing_worker`: times two setups of a stage (configuration, launch, data path) alternately in one process group
 - `report`: tables and figures of benchmark and profile
 """

@@ -1,6 +1,6 @@
 """Benchmark of training: which two setups are compared, start-up times, and the records of the results.
 
-Every comparison has two setups (`ups.performance.timed_training.Setup`), `value` and `baseline`. They are timed
+Every comparison has two setups (`ups.performance.timing_worker.Setup`), `value` and `baseline`. They are timed
 alternately in one job, because the speed of a shared machine drifts. A record holds medians over rounds.
 """
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from ups.diffusion.samplers import antithetic
+from ups.diffusion import antithetic
 from ups.errors import ConfigFault, DataFault
 from ups.models.codec import FieldGroup, group_name
 from ups.surrogate import bundle

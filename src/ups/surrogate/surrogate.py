@@ -10,9 +10,16 @@ from torch import Tensor
 
 from ups.data.families import SMALLEST_PARAMETER, parameter_feature
 from ups.data.pdebench import FAMILIES
-from ups.diffusion import samplers
-from ups.diffusion.losses import Denoise
-from ups.diffusion.samplers import Normal, StepNoise
+from ups.diffusion import (
+    Denoise,
+    Normal,
+    StepNoise,
+    consistency_grid,
+    consistency_sampler,
+    correlated_noise,
+    karras_grid,
+    multistep_sampler,
+)
 from ups.models.codec import Codec, group_name
 from ups.models.denoiser import Denoiser, predict_step
 from ups.models.operator import Operator, SteadyModel
@@ -161,22 +168,22 @@ class Surrogate:
     def diffusion_step(self, setting: Setting, correction: Correction, normal: Normal) -> NoisyStep:
         """Map z -> z_next with a residual that the diffusion model samples."""
         assert self.denoiser is not None
-        sigmas = samplers.karras_grid(correction.num_steps, correction.sigma_min, correction.sigma)
-        step_noise = samplers.correlated_noise(1, correction.noise_correlation, normal)
+        sigmas = karras_grid(correction.num_steps, correction.sigma_min, correction.sigma)
+        step_noise = correlated_noise(1, correction.noise_correlation, normal)
 
         def sample(denoise: Denoise, noises: Tensor) -> Tensor:
-            return correction.residual_scale * samplers.multistep_sampler(denoise, correction.sigma * noises[0], sigmas)
+            return correction.residual_scale * multistep_sampler(denoise, correction.sigma * noises[0], sigmas)
 
         return self._corrected(self.denoiser, setting, step_noise, sample)
 
     def consistency_step(self, setting: Setting, correction: Correction, normal: Normal) -> NoisyStep:
         """Map z -> z_next with a residual that the consistency model samples in one or two evaluations."""
         assert self.student is not None
-        sigmas = samplers.consistency_grid(correction.num_steps, correction.sigma)
-        step_noise = samplers.correlated_noise(correction.num_steps, correction.noise_correlation, normal)
+        sigmas = consistency_grid(correction.num_steps, correction.sigma)
+        step_noise = correlated_noise(correction.num_steps, correction.noise_correlation, normal)
 
         def sample(denoise: Denoise, noises: Tensor) -> Tensor:
-            return correction.residual_scale * samplers.consistency_sampler(denoise, noises, sigmas)
+            return correction.residual_scale * consistency_sampler(denoise, noises, sigmas)
 
         return self._corrected(self.student, setting, step_noise, sample)
 

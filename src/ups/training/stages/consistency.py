@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from ups.config import ConsistencyConfig
 from ups.data.samples import LatentBatch, LatentSamples
-from ups.diffusion.losses import consistency_loss, next_sigma
-from ups.models.denoiser import Denoiser
+from ups.models.denoiser import Denoiser, consistency_loss, next_sigma
 from ups.models.weights import from_settings, load_model, load_settings
 from ups.runs.run import Run
 from ups.training.distributed import Draw
@@ -31,7 +30,7 @@ def build(config: ConsistencyConfig, run: Run) -> Stage:
         y, context = residuals.standardized(batch, student)
         sigma = (config.P_mean + config.P_std * draw.normal()).exp().clamp(SMALLEST_SIGMA, LARGEST_SIGMA)
         noise = draw.normal(*y.shape[1:])
-        sigma_next = next_sigma(sigma, config.q, config.k, config.b, stage=0)
+        sigma_next = next_sigma(sigma, config.q, config.k, config.b)
         denoise = partial(model, context=context, condition=batch.condition, domain=batch.domain)
         return consistency_loss(denoise, y, noise, sigma, sigma_next) / residual_power(y)
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from ups.config import DiffusionConfig
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentBatch, LatentSamples
-from ups.diffusion.losses import denoising_loss
-from ups.models.denoiser import Denoiser, PredictedStep, predict_step
+from ups.models.denoiser import Denoiser, PredictedStep, denoising_loss, predict_step
 from ups.models.operator import Operator, SteadyModel
 from ups.models.sizes import row_of
 from ups.models.weights import from_settings, load_model

@@ -1,4 +1,8 @@
-"""Sampling with a denoiser: Karras noise levels, a second-order multistep solver, consistency sampling in few steps."""
+"""Sampling with any denoiser D(x, sigma) in the notation of EDM (Karras et al. 2022, arXiv:2206.00364).
+
+Karras noise levels, a second-order multistep solver, consistency sampling in few steps, noise that is correlated along
+a rollout. The losses are in `ups.models.denoiser`.
+"""
 
 import math
 from collections.abc import Callable
@@ -6,11 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ups.diffusion.losses import Denoise
-
 RHO = 7.0  # exponent of the Karras grid
 SECOND_SIGMA = 1.64  # second noise level of consistency sampling, for data of unit variance
 
+Denoise = Callable[[Tensor, Tensor], Tensor]  # D(x, sigma) of noisy data x (B, ...) at noise levels sigma (B,)
 Normal = Callable[..., Tensor]  # normal(num_noises, B, ...): unit noise of that shape, `independent` or `antithetic`
 StepNoise = Callable[[Tensor, Tensor | None], Tensor]  # step_noise(z, origins) of one step, see `correlated_noise`
 

@@ -10,7 +10,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import ConfigFault
 from ups.metrics.errors import nRMSE
-from ups.solvers import SIMULATED_FAMILIES, sample_initial_states, solution, solve
+from ups.solvers import SIMULATED_FAMILIES, families, sample_initial_states, solve
 from ups.solvers.families import PROBLEMS
 from ups.solvers.numerics import integrate
 
@@ -127,7 +127,7 @@ def test_the_number_of_threads_is_left_as_it_was(monkeypatch):
         seen.append(torch.get_num_threads())
         return integrate(*arguments)
 
-    monkeypatch.setattr(solution, "integrate", counted)
+    monkeypatch.setattr(families, "integrate", counted)
     solve("burgers_1d", torch.ones(1, 1, 8), {"nu": 0.1}, [0.0, 0.1])
     with pytest.raises(ConfigFault):
         solve("burgers_1d", torch.ones(1, 1, 8), {}, [0.0, 0.1])
@@ -139,13 +139,13 @@ def test_the_number_advanced_together_does_not_matter(monkeypatch):
     """Trajectories advanced one by one or all together are the same, each with its own coefficients."""
     u_0, coefficients = drawn("incompressible_ns_2d", 3)
     together = solve("incompressible_ns_2d", u_0, coefficients, [0.0, 0.2])
-    monkeypatch.setattr(solution, "CHUNK_VALUES", 1)
+    monkeypatch.setattr(families, "CHUNK_VALUES", 1)
     assert torch.allclose(solve("incompressible_ns_2d", u_0, coefficients, [0.0, 0.2]), together, atol=1e-6)
 
 
 def test_a_coefficient_has_one_value_for_all_or_one_for_each(monkeypatch):
     """As many values as trajectories advanced together are refused: they belong to no trajectory in particular."""
-    monkeypatch.setattr(solution, "CHUNK_VALUES", 16)
+    monkeypatch.setattr(families, "CHUNK_VALUES", 16)
     with pytest.raises(ConfigFault, match="must be a number or 4 values"):
         solve("burgers_1d", torch.ones(4, 1, 8), {"nu": torch.ones(2)}, [0.0, 0.1])
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.diffusion.samplers import (
+from ups.diffusion import (
     antithetic,
     consistency_grid,
     consistency_sampler,
