@@ -34,6 +34,7 @@ from ups.config.training import (
     DiffusionConfig,
     OperatorConfig,
     SteadyConfig,
+    expect_float8_channels,
 )
 
 FROM_ENVIRONMENT: set[str] = set()
@@ -113,19 +114,10 @@ class Parameters(Section):
             raise ValueError(
                 f"seed = {self.seed} reaches no section: set it by --params seed={self.seed}, or in globals.yml of conf"
             )
-        self._check_float8()
+        expect_float8_channels("consistency.precision", self.consistency.precision, self.diffusion.model)
         for variant in self.ablation.variants:
             self._check_variant(variant)
         return self
-
-    def _check_float8(self) -> None:
-        models = {"operator": self.operator, "diffusion": self.diffusion, "steady": self.steady}
-        for stage, owner in (models | {"consistency": self.diffusion}).items():
-            channels = owner.model.hidden_channels
-            if getattr(self, stage).precision == "float8" and all(n % 16 for n in channels):
-                raise ValueError(
-                    f"{stage}.precision = float8 needs hidden_channels that are multiples of 16, found {list(channels)}"
-                )
 
     def _check_remote(self, place: str) -> None:
         expect_remote(place)

@@ -8,6 +8,7 @@ from ups.config.sections import NonNegative, PerDimension, PerDimensionFloat, Se
 from ups.models import sizes
 
 BackbonePrecision = Literal["float32", "bfloat16", "float8"]
+FLOAT8_MULTIPLE = 16  # of the edges of matrices that float8 multiplies
 
 
 class Backbone(section_of(sizes.Backbone)):
@@ -138,22 +139,38 @@ class TrainingSection(Recipe):
     warmup_steps: Annotated[int, Field(ge=0)]
 
 
+class NetworkSection(TrainingSection):
+    """A stage whose network is a `Backbone`; `float8` is bfloat16, with products of its blocks' layers in float8."""
+
+    precision: BackbonePrecision
+    model: Backbone
+
+    @model_validator(mode="after")
+    def _check_float8(self) -> Self:
+        expect_float8_channels("precision", self.precision, self.model)
+        return self
+
+
+def expect_float8_channels(parameter: str, precision: str, model: Backbone) -> None:
+    """Refuse a precision of float8, set by `parameter`, for channels whose products it has not; raises ValueError."""
+    if precision == "float8" and any(n % FLOAT8_MULTIPLE for n in model.hidden_channels):
+        needed = f"hidden_channels that are multiples of {FLOAT8_MULTIPLE}"
+        raise ValueError(f"{parameter} = float8 needs {needed}, found {list(model.hidden_channels)}: choose bfloat16")
+
+
 class CodecConfig(TrainingSection):
     """Stage `codec`: fields to latents and back."""
 
     model: CodecModel
 
 
-class OperatorConfig(TrainingSection):
+class OperatorConfig(NetworkSection):
     """Stage `operator`: one time step in latent space.
 
-    `precision`: `float8` is bfloat16, with the matrix products of the blocks' linear layers in float8.
     `conserve`: no step changes the integral of a field that the PDE conserves under its boundary condition.
     `symmetries`: training samples are mirrored and rotated at random, where PDE and domain allow it.
     """
 
-    precision: BackbonePrecision
-    model: Backbone
     noise: Noise
     conserve: bool
     symmetries: bool
@@ -161,11 +178,9 @@ class OperatorConfig(TrainingSection):
     terms: Terms
 
 
-class DiffusionConfig(TrainingSection):
+class DiffusionConfig(NetworkSection):
     """Stage `diffusion`: unit-variance residuals at EDM's log-normal noise levels, log sigma ~ N(P_mean, P_std^2)."""
 
-    precision: BackbonePrecision
-    model: Backbone
     P_mean: float
     P_std: PositiveFloat
 
@@ -181,9 +196,7 @@ class ConsistencyConfig(TrainingSection):
     b: PositiveFloat
 
 
-class SteadyConfig(TrainingSection):
+class SteadyConfig(NetworkSection):
     """Stage `steady`: coefficient fields to steady solutions; `symmetries` as for the operator."""
 
-    precision: BackbonePrecision
-    model: Backbone
     symmetries: bool

@@ -13,7 +13,7 @@ from ups.data.sources import find_families, list_files
 from ups.errors import GateFailed
 from ups.files import place_of
 from ups.pipelines import STAGES, cached, reporting, step
-from ups.pipelines.reporting import families_in, some_of
+from ups.pipelines.reporting import some_of, steady_by_family
 from ups.runs.machine import limit_threads
 from ups.runs.stage_cache import Receipt, trained_receipts
 
@@ -102,7 +102,7 @@ def evaluate_few(
     scored = cached("evaluate_few", data_root, place, "ups.evaluation.parts", config, inputs)
     receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw, count))
     gates = [gate for gate in limits.gates if gate.otherwise == UNUSABLE]
-    return judge_records(receipt["records"], gates, families_in(latent_cache))
+    return judge_records(receipt["records"], gates, steady_by_family(latent_cache))
 
 
 def stop_if_hopeless(first_verdict: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ from ups.data.plan import make_plan, select
 from ups.data.sources import find_families
 from ups.files import read_json
 from ups.pipelines import step
-from ups.pipelines.training import families_in
+from ups.pipelines.training import dataset_families
 from ups.runs.machine import device
 from ups.runs.processes import memory_bytes
 from ups.runs.run import RUN, metric_lines, training_seconds
@@ -136,7 +136,7 @@ def check_sizes(
     datasets: Receipt, codec: CodecConfig, latents: LatentsConfig, launch: LaunchConfig, raw: Path, data_root: Path
 ) -> Receipt:
     """Refuse datasets whose latents do not fit onto the disk, or whose snapshots do not fit into memory."""
-    tokens = _tokens(codec, latents, families_in(datasets))
+    tokens = _tokens(codec, latents, dataset_families(datasets))
     sizes = [size_of(Dataset.from_json(entry), tokens) for entry in datasets["datasets"].values()]
     _expect_room(sizes, launch, raw, data_root)
     return {"sizes": [asdict(size) for size in sizes]}

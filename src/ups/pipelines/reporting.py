@@ -67,11 +67,11 @@ def judge(
     from ups.evaluation.gates import judge as judge_records
 
     others = (baseline_metrics or [], champion_metrics or [])
-    return judge_records(metrics, config.gates, families_in(latent_cache), *others)
+    return judge_records(metrics, config.gates, steady_by_family(latent_cache), *others)
 
 
-def families_in(latent_cache: Receipt) -> dict[str, bool]:
-    """The families of a latent cache, and whether they are steady."""
+def steady_by_family(latent_cache: Receipt) -> dict[str, bool]:
+    """Whether each family of a latent cache is steady."""
     return {name: FAMILIES[name].steady for name in latent_cache["transient"] + latent_cache["steady"]}
 
 

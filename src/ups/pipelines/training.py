@@ -81,7 +81,7 @@ def encode_latents(
 
     limit_threads(launch)
     launch = launch.model_copy(update={"num_nodes": 1, "rendezvous": None})
-    inputs, options = {"datasets": datasets, "codec": codec}, config.of(families_in(datasets))
+    inputs, options = {"datasets": datasets, "codec": codec}, config.of(dataset_families(datasets))
 
     def encode(folder: Path) -> Receipt:
         where = device(launch)
@@ -99,7 +99,7 @@ def encode_latents(
     return cached("encode_latents", data_root, "04_feature/latents", "ups.training.encoding", None, key)(encode)
 
 
-def families_in(datasets: Receipt) -> set[str]:
+def dataset_families(datasets: Receipt) -> set[str]:
     """The families of the datasets in a receipt."""
     return {entry["family"] for entry in datasets["datasets"].values()}
 

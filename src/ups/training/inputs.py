@@ -135,14 +135,16 @@ def set_change_law(statistics: StateStatistics, cache: LatentCache) -> None:
         statistics.fit_change_law(training_steps(cache, family), domain)
 
 
-def set_persistence(operator: Operator, cache: LatentCache, codec: Codec) -> None:
-    """Fit the `persistence` of an operator to `training_steps` of every family; needs the expected change."""
+def fit_to_steps(operator: Operator, cache: LatentCache, codec: Codec) -> None:
+    """Fit the expected change and the `persistence` of an operator to `training_steps` of every family, read once."""
     for family, domain in _transient_domains(cache).items():
-        fit_persistence(operator, codec, domain, training_steps(cache, family))
+        steps = list(training_steps(cache, family))
+        operator.statistics.fit_change_law(steps, domain)
+        fit_persistence(operator, codec, domain, steps)
 
 
 def training_steps(cache: LatentCache, family: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Time steps z -> z_next of the training split, each (B, N, D), at most `MOST_STEPS` in all."""
+    """Time steps z -> z_next of the training split, each (B, N, D), at most `MOST_STEPS` and half a gigabyte in all."""
     samples = LatentSamples(cache, "train")
     values = math.prod(entries_of(cache, family)[0]["arrays"]["fields"]["shape"][2:])
     every = np.random.default_rng(0).permutation(samples.num_samples[family])
@@ -158,7 +160,7 @@ def _transient_domains(cache: LatentCache) -> dict[str, Domain]:
 
 @torch.no_grad()
 def fit_persistence(operator: Operator, codec: Codec, domain: Domain, steps: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Fit `DampedPersistence` for a family to time steps z -> z_next, each (B, N, D).
+    """Fit `DampedPersistence` for a family to time steps z -> z_next, each (B, N, D); needs the expected change.
 
     Per field and wavenumber, with means over the samples and modes, and states in units of the expected change:
     P = <z z_next> / <z^2>, which has the least error, between 0 and 1, and R = <(z_next - P z)^2> / grid points. P = 1

@@ -20,11 +20,10 @@ from ups.runs.run import Run
 from ups.training.distributed import Draw
 from ups.training.inputs import (
     field_rms,
+    fit_to_steps,
     model_settings,
     network_bytes,
     open_cache,
-    set_change_law,
-    set_persistence,
     set_statistics,
 )
 from ups.training.losses import TermSum, Transition
@@ -38,9 +37,8 @@ def build(config: OperatorConfig, run: Run) -> Stage:
     settings = model_settings(cache, config.model)
     operator = from_settings(Operator)(**settings)
     set_statistics(operator.statistics, cache)
-    set_change_law(operator.statistics, cache)
     codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
-    set_persistence(operator, cache, codec)
+    fit_to_steps(operator, cache, codec)
     if config.conserve:
         set_conserved(operator, cache, codec)
     terms = TermSum(config.terms, codec, config.steps)
