@@ -22,7 +22,7 @@ def test_one_node_needs_no_rendezvous():
     assert words[:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert words[-3:] == ["-m", "ups.training.worker", str(FOLDER)]
     expected = {"--nnodes=1", "--local-addr=127.0.0.1", f"--rdzv-endpoint={FOLDER / 'store.1'}"}
-    assert expected | {"--nproc-per-node=3", "--max-restarts=0"} <= set(words)
+    assert expected | {"--nproc-per-node=3", "--max-restarts=0", "--log-dir=/dev/null"} <= set(words)
     assert "--rdzv-conf=store_type=file,keep_alive_interval=60" in words
 
 

@@ -14,8 +14,7 @@ import torch
 from ups.config.training import TrainingSection
 from ups.files import read_json, write_json
 from ups.performance.timed_training import Setup, TimedTraining
-from ups.runs.run import Run
-from ups.runs.torchrun import REQUEST, RESULT
+from ups.runs.run import REQUEST, RESULT, Run
 from ups.training.distributed import Ranks
 from ups.training.stage import Stage
 from ups.training.worker import main
