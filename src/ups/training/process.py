@@ -1,6 +1,7 @@
-"""One process of a job: joins the other ranks, works, and reports the error that ends it.
+"""One process of a job: it joins the other ranks, works, and reports the error that ends it.
 
-What it computes does not depend on this module's importers: a step that shares its work imports no code of training.
+Apart from `ups.training.worker`: encoding and scoring start here too, and an edit of the training loop must not make
+latents and scores stale.
 """
 
 import faulthandler
