@@ -239,7 +239,7 @@ def launch(target: str, dry_run: bool, env: str, pipeline: str, params: str) -> 
 
     Section `submit` of the parameters says what the job needs, `launch.num_processes` how many GPUs on each node.
     """
-    from ups.runs.submission import CATALOGS, hourly_price
+    from ups.runs.submission import CATALOGS, TARGETS, hourly_price
     from ups.session import job_of
 
     job = job_of(Path.cwd(), env, pipeline, params)
@@ -249,8 +249,11 @@ def launch(target: str, dry_run: bool, env: str, pipeline: str, params: str) -> 
     click.echo(job.render(target), nl=False)
     if target in ("sky", "dstack"):
         price = hourly_price(job.submit, job.launch, CATALOGS) if target == "sky" else None
-        known = "unknown offline" if price is None else f"from {price:.2f} US dollars per hour, by SkyPilot's catalogs"
-        click.echo(f"price: {known}", err=True)
+        known = (
+            f"from {price:.2f} US dollars per hour, by SkyPilot's catalogs on this disk" if price is not None else None
+        )
+        asks = f"not known on this disk; `{' '.join(TARGETS[target].command)}` shows it before it asks whether to start"
+        click.echo(f"price: {known or asks}", err=True)
 
 
 if __name__ == "__main__":

@@ -126,6 +126,14 @@ def private_lock(path: Path, timeout: float = -1) -> "FileLock":
     return FileLock(path, timeout=timeout, mode=0o600)
 
 
+def private_folder(folder: Path) -> Path:
+    """Make the folder, which only its owner can enter; raises `StorageFault` if it belongs to somebody else."""
+    with storage_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    return folder
+
+
 def read_json(path: Path, kind: Any = Any) -> Any:
     """Read JSON, as a value of the type `kind`, be it a dataclass; a missing or damaged file is a `DataFault`."""
     if not path.exists():

@@ -14,8 +14,8 @@ from tests.untrained import receipt
 from ups.data.families import NUM_CONDITIONS, Family
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
-from ups.evaluation.parts import score_test_split
 from ups.models.sizes import Domain
+from ups.pipelines.evaluation import score_test_split
 from ups.surrogate.trained import Trained
 
 OTHER = Family("waves_1d", "u_tt = beta^2 u_xx", ("u",), ("x",), "periodic", ("beta",), file_pattern=r"Wave_.*")

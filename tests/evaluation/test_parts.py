@@ -14,14 +14,15 @@ from tests.training.jobs import launched
 from tests.untrained import receipt
 from ups.errors import DataFault, LostWorker
 from ups.evaluation import parts
-from ups.evaluation.parts import make_parts, score_sets, score_test_split
+from ups.evaluation.parts import make_parts, score_sets
 from ups.evaluation.predictions import Compute
 from ups.evaluation.scores import TrajectorySet, held_out
 from ups.files import read_json, write_json
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator, SteadyModel
-from ups.runs.run import Run
-from ups.runs.torchrun import REQUEST, RESULT
+from ups.pipelines import evaluation
+from ups.pipelines.evaluation import score_test_split
+from ups.runs.run import REQUEST, RESULT, Run
 from ups.surrogate.trained import Trained
 from ups.training.distributed import Ranks
 
@@ -73,7 +74,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         on_poll()
         return read_json(run.folder / RESULT)
 
-    monkeypatch.setattr(parts, "run_query", query)
+    monkeypatch.setattr(evaluation, "run_query", query)
 
 
 def test_parts_have_every_score_once(models: Trained):
@@ -164,7 +165,7 @@ def test_a_killed_process_is_one_line_and_the_next_command_goes_on(
     """After a rank was killed the whole parts stay, and the same command scores the others."""
     folder = tmp_path / "several"
     (tmp_path / "killer.py").write_text(
-        "import os, signal\nfrom ups.evaluation import parts\nfrom ups.training.worker import run_rank\n"
+        "import os, signal\nfrom ups.evaluation import parts\nfrom ups.training.process import run_rank\n"
         "write = parts._write_part\n"
         "def killed(*part):\n    write(*part)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "parts._write_part = killed\nrun_rank(parts.score_on_rank)\n"
@@ -177,9 +178,9 @@ def test_a_killed_process_is_one_line_and_the_next_command_goes_on(
     before = {path: path.stat().st_mtime_ns for path in (folder / "parts").glob("*.npz")}
     monkeypatch.undo()
     after: dict[Path, int] = {}
-    joined = parts._joined
+    joined = parts.joined
     seen = lambda *given: (after.update({path: path.stat().st_mtime_ns for path in before}), joined(*given))[1]  # noqa: E731
-    monkeypatch.setattr(parts, "_joined", seen)
+    monkeypatch.setattr(parts, "joined", seen)
     assert score(folder, models, 2) == one[0]
     assert contents(folder) == one[1]
     assert 1 <= len(before) <= 2 and after == before

@@ -23,7 +23,7 @@ from ups.runs import processes
 from ups.runs.launcher import train_stage
 from ups.runs.machine import with_tuned_micro_batch
 from ups.runs.processes import free_memory_bytes
-from ups.runs.torchrun import RESULT
+from ups.runs.run import RESULT
 from ups.training.update import is_out_of_memory
 
 CPU = torch.device("cpu")

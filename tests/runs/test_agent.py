@@ -16,11 +16,11 @@ import pytest
 
 from tests.training.jobs import finish, free_port, has_reached, launched, start_agent, start_kedro, wait_until
 from ups.errors import ConfigFault, DataFault, Fault, GateFailed, Locked, LostWorker, Preempted
-from ups.files import digest_of, read_json, write_json
+from ups.files import digest_of, private_folder, read_json, write_json
 from ups.runs import agent as module
 from ups.runs.agent import ANNOUNCEMENT, Agent, Announcement, FirstNode, check_rendezvous, hold, source_digest
 from ups.runs.run import Run
-from ups.runs.torchrun import JOB, NODES, Job, private_folder
+from ups.runs.torchrun import JOB, NODES, Job
 
 HOST = os.uname().nodename
 WORKER = "ups.training.worker"

@@ -14,6 +14,7 @@ from ups.runs.stage_cache import fingerprint
 SOURCE = Path(__file__).parents[2] / "src" / "ups"
 STAGES = ("codec", "operator", "diffusion", "consistency", "steady")
 LOOP = "training.loop"
+SHARED_BY = {"latents": "training.encoding", "scores": "evaluation.parts"}  # steps that several processes share
 TRAINED_BY = {stage: (f"training.stages.{stage}", LOOP) for stage in STAGES}
 
 TOY = {
@@ -81,8 +82,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def unedited(copy: Path) -> dict[str, str]:
-    """The digests of the stages before any edit."""
-    return digests(copy, {module for modules in TRAINED_BY.values() for module in modules})
+    """The digests of all steps before any edit."""
+    return digests(copy, {module for modules in (*TRAINED_BY.values(), SHARED_BY.values()) for module in modules})
 
 
 def edit(path: Path, change: Callable[[str], str]) -> None:
@@ -229,6 +230,33 @@ def test_edit_reaches_its_stages_only(copy: Path, unedited: dict, edited: str, t
     path.write_text(code)
     changed = {module for module in unedited if after[module] != unedited[module]}
     assert {stage for stage, modules in TRAINED_BY.items() if changed.intersection(modules)} == trained_again
+
+
+@pytest.mark.parametrize(
+    ("edited", "done_again"),
+    [
+        ("training/loop", set()),
+        ("training/batches", set()),
+        ("training/stages/operator", set()),
+        ("training/worker", set()),
+        ("runs/launcher", set()),
+        ("runs/torchrun", set()),
+        ("pipelines/evaluation", set()),
+        ("models/codec", {"latents", "scores"}),
+        ("data/encoding", {"latents", "scores"}),
+        ("evaluation/scores", {"scores"}),
+        ("metrics/errors", {"scores"}),
+        ("surrogate/surrogate", {"scores"}),
+    ],
+)
+def test_edit_of_training_reaches_no_shared_step(copy: Path, unedited: dict, edited: str, done_again: set[str]):
+    """Latents and scores depend on the code that makes them, not on that of training or of starting processes."""
+    path = copy / f"{edited}.py"
+    code = path.read_text()
+    path.write_text(f"{code}\nEDITED = 1\n")
+    after = digests(copy, unedited)
+    path.write_text(code)
+    assert {name for name, module in SHARED_BY.items() if after[module] != unedited[module]} == done_again
 
 
 class Place(BaseModel):

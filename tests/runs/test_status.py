@@ -10,7 +10,7 @@ from tests.contents import expect_one_line
 from ups.errors import ConfigFault, DataFault, Diverged, Fault, LostWorker, OutOfMemory, Preempted, StorageFault
 from ups.files import write_json
 from ups.runs.run import Run
-from ups.runs.status import find_fault, write_status
+from ups.runs.status import find_fault, warnings_in, write_status
 
 KILLED = "rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 42)\n"
 PEER = {"kind": "LostPeer", "what": "gloo: Connection closed by peer"}
@@ -101,6 +101,18 @@ def test_a_job_that_never_came_to_life(folder: Path):
     fault = ended(folder, {}, returncode=1)
     assert fault.exit_code == 70
     assert "no training process could start (torchrun: 1)" in str(fault)
+
+
+def test_warnings_of_a_job_are_found_once_each(folder: Path):
+    """Of what the ranks of the last job have logged, warnings are found, without time and rank and without repeats."""
+    line = "2026-01-01 00:00:00,000 rank {} {} {}\n".format
+    log = folder / "train.log"
+    log.write_text(line(0, "WARNING", "of an earlier job"))
+    start = log.stat().st_size
+    said = [(0, "WARNING", "a: 3 snapshots vanish"), (1, "INFO", "encoded"), (1, "WARNING", "a: 3 snapshots vanish")]
+    with log.open("a") as file:
+        file.write("".join(line(*each) for each in [*said, (1, "WARNING", "b")]))
+    assert warnings_in(log, start) == ["a: 3 snapshots vanish", "b"]
 
 
 def test_details_survive(folder: Path):

@@ -252,19 +252,25 @@ def test_wrong_options_are_refused(option: str, value: Any):
 
 
 def test_the_price_is_that_of_the_catalog(tmp_path: Path):
-    """The lowest price of as many GPUs in SkyPilot's catalog on the disk, spot or not; None without one."""
+    """The lowest price of as many GPUs, or none, on a machine that is large enough, spot or not; None without one."""
     assert hourly_price(job(**LARGE).submit, job(**LARGE).launch, tmp_path) is None
     rows = [
-        "AcceleratorName,AcceleratorCount,Price,SpotPrice",
-        "H100,8.0,30.5,12.5",
-        "H100,8.0,40,11.5",
-        "H100,1.0,4,2",
+        "AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice",
+        "H100,8.0,96.0,1024.0,30.5,12.5",
+        "H100,8.0,64.0,512.0,40,11.5",
+        "H100,8.0,32.0,512.0,20,1.5",  # too few cores
+        "H100,8.0,,,10,1",  # of the GPUs alone
+        "H100,1.0,64.0,512.0,4,2",
+        ",,2.0,4.0,0.05,0.01",  # too little memory
+        ",,2.0,8.0,0.1,",  # never spot
+        ",,4.0,16.0,0.2,0.06",
     ]
     (tmp_path / "v8" / "aws").mkdir(parents=True)
-    (tmp_path / "v8" / "aws" / "vms.csv").write_text("\n".join([*rows, ",,0.1,0.01"]))
-    for spot, price in ((True, 11.5), (False, 30.5)):
-        asked = job(**LARGE, spot=spot)
-        assert hourly_price(asked.submit, asked.launch, tmp_path) == price
+    (tmp_path / "v8" / "aws" / "vms.csv").write_text("\n".join(rows))
+    for options, prices in ((LARGE, {True: 11.5, False: 30.5}), ({}, {True: 0.06, False: 0.1})):
+        for spot, price in prices.items():
+            asked = job(**options, spot=spot)
+            assert hourly_price(asked.submit, asked.launch, tmp_path) == price
 
 
 def launch(*arguments: str) -> Result:
@@ -280,7 +286,8 @@ def test_the_command_shows_the_job(monkeypatch: pytest.MonkeyPatch):
     assert shown.exit_code == 0, shown.output
     task = yaml.safe_load(shown.stdout)
     assert "--env smoke --pipeline full --params operator.steps=9,data_root=/results/ups" in task["run"]
-    assert "submit." not in task["run"] and " 120m " in task["run"] and shown.stderr.startswith("price: ")
+    assert "submit." not in task["run"] and " 120m " in task["run"]
+    assert "`sky jobs launch` shows it" in shown.stderr or shown.stderr.startswith("price: from ")
 
 
 @pytest.mark.parametrize(

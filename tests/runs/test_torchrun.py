@@ -2,6 +2,7 @@
 
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.training.jobs import launched
 from ups.errors import DataFault
 from ups.files import read_json, write_json
 from ups.runs import torchrun
+from ups.runs.run import LOG, RESULT, Run
 from ups.runs.torchrun import HOST, JOB, JOIN, Job, command, environment, rank_of
 
 FOLDER = Path("/data/06_models/operator/0123456789ab")
@@ -22,7 +24,7 @@ def test_one_node_needs_no_rendezvous():
     assert words[:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert words[-3:] == ["-m", "ups.training.worker", str(FOLDER)]
     expected = {"--nnodes=1", "--local-addr=127.0.0.1", f"--rdzv-endpoint={FOLDER / 'store.1'}"}
-    assert expected | {"--nproc-per-node=3", "--max-restarts=0"} <= set(words)
+    assert expected | {"--nproc-per-node=3", "--max-restarts=0", "--log-dir=/dev/null"} <= set(words)
     assert "--rdzv-conf=store_type=file,keep_alive_interval=60" in words
 
 
@@ -101,3 +103,20 @@ def test_a_chosen_cache_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_rank_in_a_file_name(name: str, rank: int):
     """The rank is read from the name of its file, even below a folder with `rank` in its name."""
     assert rank_of(Path("/rank7.d") / name) == rank
+
+
+def test_warnings_of_processes_reach_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """What the processes of a job warn of is said by the command that has started them, once, as by one process."""
+    run = Run(tmp_path / "06_models/evaluate/01", "evaluate", "", {}, {}, launched(num_processes=2), "cpu", tmp_path)
+
+    def job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, int]:
+        lines = [f"2026-01-01 00:00:00,000 rank {rank} WARNING 3 snapshots vanish\n" for rank in (0, 1)]
+        (run.folder / LOG).write_text("".join(lines))
+        write_json(run.folder / RESULT, {"parts": 2})
+        return 0, 0
+
+    monkeypatch.setattr(torchrun, "run_job", job)
+    assert torchrun.run_query("ups.evaluation.parts", run, {}) == {"parts": 2}
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", "3 snapshots vanish")]

@@ -19,9 +19,9 @@ from ups.config import EvaluationConfig
 from ups.data.families import Dataset, condition_features
 from ups.data.latent_cache import LatentCache
 from ups.data.trajectories import TrajectoryReader
-from ups.evaluation.parts import score_test_split
 from ups.files import place_of
 from ups.metrics.errors import nRMSE
+from ups.pipelines.evaluation import score_test_split
 from ups.surrogate.model import Model, OutsideTraining
 from ups.surrogate.problem import find_family
 from ups.surrogate.surrogate import Setting

@@ -13,8 +13,8 @@ from tests.training.jobs import section, wait_until
 from tests.training.toys import CPU, NUM_TOKENS, Samples, ranks, toy_batches, toy_run, toy_stage
 from ups.errors import ConfigFault, LostWorker
 from ups.files import write_json
-from ups.training.batches import Batches, BatchSampler, Share, with_agreed_memory
-from ups.training.distributed import Ranks
+from ups.training.batches import Batches, BatchSampler, Share
+from ups.training.distributed import Ranks, with_agreed_memory
 from ups.training.stage import batch_size
 
 STEPS = range(12)

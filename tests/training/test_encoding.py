@@ -15,11 +15,11 @@ from ups.training import encoding
 LATENTS = LatentsConfig(tolerance={"default": 1e-3}, on_disk=True)
 
 
-def _encode(root: Path, num_processes: int) -> Path:
+def _encode(root: Path, num_processes: int, **launch: int) -> Path:
     """Encode anew; returns the folder of the cache."""
     shutil.rmtree(root / "04_feature/latents", ignore_errors=True)
     inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
-    launch = launched(num_processes=num_processes)
+    launch = launched(num_processes=num_processes, **launch)
     return root / encode_latents(*inputs, LATENTS, launch, root / "01_raw", root)["path"]
 
 
@@ -51,10 +51,29 @@ def test_a_cache_belongs_to_the_tolerances_of_its_families(root: Path):
 
 
 @pytest.mark.slow
-def test_two_processes_write_what_one_writes(root: Path):
-    """All files of the cache are equal byte for byte."""
+def test_two_processes_write_what_one_writes(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """All files of the cache are equal byte for byte, and nothing is left in the system's temporary folder."""
     one = _contents(_encode(root, 1))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     assert _contents(_encode(root, 2)) == one and len(one) > 6
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_process_waits_for_a_slower_one(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """Shares that differ by more than the time without progress after which a job counts as hung are no fault."""
+    (root / "slow.py").write_text(
+        "import time\nfrom ups.training import encoding\nfrom ups.training.process import run_rank\n"
+        "share = encoding.encode_share\n"
+        "def slow(encoding, encode, run, ranks, advance):\n"
+        "    for _ in range(30 * ranks.rank):\n        time.sleep(0.3)\n        advance(0)\n"
+        "    share(encoding, encode, run, ranks, advance)\n"
+        "encoding.encode_share = slow\nrun_rank(encoding.encode_on_rank)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{root}:{Path(encoding.__file__).parents[2]}")
+    monkeypatch.setattr(encoding, "MODULE", "slow")
+    assert len(_contents(_encode(root, 2, timeout_seconds=5))) > 6
 
 
 @pytest.mark.slow
@@ -65,7 +84,7 @@ def test_a_killed_process_is_one_line_and_the_next_command_goes_on(root: Path, m
     killer = root / "killer.py"
     killer.write_text(
         "import os, signal\nfrom ups.training import encoding\nfrom ups.data.encoding import Encoding\n"
-        "from ups.training.worker import run_rank\n"
+        "from ups.training.process import run_rank\n"
         "write = Encoding.write_share\n"
         "def killed(self, raw, encode, advance, **share):\n"
         "    write(self, raw, encode, lambda _: os.kill(os.getpid(), signal.SIGKILL), **share)\n"

@@ -20,20 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from ups.config import EvaluationConfig, LaunchConfig
+from ups.config import EvaluationConfig
 from ups.errors import DataFault
 from ups.evaluation.examples import Arrays
 from ups.evaluation.predictions import Compute
 from ups.evaluation.scores import Part, TrajectorySet, held_out, score_part
 from ups.files import open_plain, publish, read_json, remove_leftovers, storage_faults, write_json
-from ups.runs.machine import device
 from ups.runs.progress import ProgressBar
-from ups.runs.run import Run
-from ups.runs.torchrun import REQUEST, RESULT, run_query
+from ups.runs.run import REQUEST, RESULT, Run
 from ups.surrogate.surrogate import Surrogate
 from ups.surrogate.trained import OFF, Trained
 from ups.training.distributed import Ranks
-from ups.training.worker import run_rank
+from ups.training.process import run_rank
 
 MODULE = "ups.evaluation.parts"
 PARTS = "parts"  # folder of the parts, until all are there
@@ -44,39 +42,8 @@ POLL_SECONDS = 0.2
 Records = list[dict[str, Any]]
 
 
-def score_test_split(
-    folder: Path,
-    trained: Trained,
-    config: EvaluationConfig,
-    launch: LaunchConfig,
-    raw: Path,
-    num_trajectories: int | None = None,
-) -> dict[str, Any]:
-    """Records of the trained models on the test split; arrays for the figures are written into `folder`.
-
-    Of each dataset the first `num_trajectories` are scored; None: all. The processes of this node share the work. Their
-    number changes no record and no array, unless it changes threads or memory per process: then by rounding at most.
-
-    Raises:
-        Fault: from one of several processes, or LostWorker if one was killed or hung.
-    """
-    sets = _test_sets(trained, raw, num_trajectories)
-    shared = launch.num_processes > 1
-    parts = make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes) if shared else []
-    if len(parts) > 1:
-        inputs = {"latent_cache": trained.latent_cache, **trained.stages}
-        # A single process does without torch's deterministic algorithms too.
-        alike = launch.model_copy(update={"num_nodes": 1, "rendezvous": None, "deterministic": False})
-        section, where = dict(config), device(launch)  # `model_dump` leaves out what does not change the test scores
-        run = Run(folder, "evaluate", "", section, inputs, alike, where, trained.data_root, raw)
-        records = _score_on_ranks(run, parts, num_trajectories)
-    else:
-        compute = Compute.of(launch)
-        records = score_sets(folder, trained.surrogate(compute.device), sets, config, compute)
-    return {"records": records, "datasets": {each.dataset.name: each.dataset.family for each in sets}}
-
-
-def _test_sets(trained: Trained, raw: Path, num_trajectories: int | None) -> list[TrajectorySet]:
+def held_out_sets(trained: Trained, raw: Path, num_trajectories: int | None) -> list[TrajectorySet]:
+    """The first `num_trajectories` of the test split of each dataset; None: all of them."""
     sets = held_out(trained.cache(), raw, "test")
     return [replace(each, indices=each.indices[:num_trajectories]) for each in sets]
 
@@ -98,7 +65,7 @@ def score_sets(
     """
     parts = make_parts(surrogate, sets, config, num_processes=1)
     total = sum(len(each.indices) for each in sets)
-    _prepare(folder)
+    prepare(folder)
     with ProgressBar("evaluate", total, "trajectories", sum(part.cost for part in parts)) as bar:
         for part in parts:
             size = len(part.scored.indices)
@@ -106,12 +73,12 @@ def score_sets(
             def advance(count: int, cost: float = part.cost / size) -> None:
                 bar.advance(count, count * cost)
 
-            if _path(folder, part).is_file():
+            if path_of(folder, part).is_file():
                 advance(size)
             else:
                 how = {"config": config, "compute": compute, "advance": advance}
                 _write_part(folder, part, *score_part(folder, surrogate, part, **how))
-    return _joined(folder, parts)
+    return joined(folder, parts)
 
 
 def make_parts(
@@ -121,21 +88,6 @@ def make_parts(
     whole = [Part.whole(surrogate, each, config) for each in sets]
     share = sum(part.cost for part in whole) / num_processes
     return list(chain.from_iterable(part.split() if part.cost > share else [part] for part in whole))
-
-
-def _score_on_ranks(run: Run, parts: list[Part], num_trajectories: int | None) -> Records:
-    """Have the processes of a launch score the parts that are missing."""
-    _prepare(run.folder)
-    left = list(parts)
-
-    def show_done() -> None:
-        for part in [part for part in left if _path(run.folder, part).is_file()]:
-            left.remove(part)
-            bar.advance(1, part.cost)
-
-    with ProgressBar("evaluate", len(parts), "parts", sum(part.cost for part in parts)) as bar:
-        run_query(MODULE, run, {"num_trajectories": num_trajectories}, show_done)
-    return _joined(run.folder, parts)
 
 
 def score_on_rank(run: Run, ranks: Ranks) -> None:
@@ -148,21 +100,21 @@ def score_on_rank(run: Run, ranks: Ranks) -> None:
         if model is not None:
             model.register_forward_hook(lambda *_: alive.touch())
     assert run.raw is not None
-    sets = _test_sets(trained, run.raw, read_json(run.folder / REQUEST)["num_trajectories"])
+    sets = held_out_sets(trained, run.raw, read_json(run.folder / REQUEST)["num_trajectories"])
     parts = make_parts(surrogate, sets, config, ranks.world_size)
     for part in sorted(parts, key=lambda part: part.cost, reverse=True):
-        if not _path(run.folder, part).is_file() and _take(run.folder, part):
+        if not path_of(run.folder, part).is_file() and _take(run.folder, part):
             how = {"config": config, "compute": compute, "advance": lambda _: alive.touch()}
             _write_part(run.folder, part, *score_part(run.folder, surrogate, part, **how))
     # No barrier: one that waits for hours for the largest part has neither hung nor lost its peers.
-    while not all(_path(run.folder, part).is_file() for part in parts):
+    while not all(path_of(run.folder, part).is_file() for part in parts):
         alive.touch()
         time.sleep(POLL_SECONDS)
     if ranks.rank == 0:
         write_json(run.folder / RESULT, {"parts": len(parts)})
 
 
-def _prepare(folder: Path) -> None:
+def prepare(folder: Path) -> None:
     """Make the folder of parts, without what killed processes have left unfinished."""
     with storage_faults(folder / PARTS):
         (folder / PARTS).mkdir(parents=True, exist_ok=True)
@@ -172,13 +124,14 @@ def _prepare(folder: Path) -> None:
         remove_leftovers(place)
 
 
-def _path(folder: Path, part: Part) -> Path:
+def path_of(folder: Path, part: Part) -> Path:
+    """The file that is there when a part is scored."""
     return folder / PARTS / f"{part.name}.npz"
 
 
 def _take(folder: Path, part: Part) -> bool:
     """Whether this process is the first to take the part."""
-    path = _path(folder, part).with_suffix(TAKEN)
+    path = path_of(folder, part).with_suffix(TAKEN)
     with storage_faults(path):
         try:
             path.touch(exist_ok=False)
@@ -188,7 +141,7 @@ def _take(folder: Path, part: Part) -> bool:
 
 
 def _write_part(folder: Path, part: Part, records: Records, arrays: Arrays) -> None:
-    _write(_path(folder, part), arrays | {RECORDS: np.array(json.dumps(records, allow_nan=False))})
+    _write(path_of(folder, part), arrays | {RECORDS: np.array(json.dumps(records, allow_nan=False))})
 
 
 def _write(path: Path, arrays: Arrays) -> None:
@@ -204,11 +157,11 @@ def _read(path: Path) -> Arrays:
         raise DataFault(f"{path} is damaged ({error}); delete it and run again") from error
 
 
-def _joined(folder: Path, parts: list[Part]) -> Records:
+def joined(folder: Path, parts: list[Part]) -> Records:
     """The records of all parts, in their order; `folder/<dataset>.npz` gets the arrays of each set, the parts go."""
     records: Records = []
     for name, of_set in groupby(parts, key=lambda part: part.scored.dataset.name):
-        contents = [_read(_path(folder, part)) for part in of_set]
+        contents = [_read(path_of(folder, part)) for part in of_set]
         found = chain.from_iterable(json.loads(str(content.pop(RECORDS))) for content in contents)
         records += sorted(found, key=lambda record: record.get("mode") == OFF)  # copies of other records come last
         _write(folder / f"{name}.npz", {key: values for content in contents for key, values in content.items()})

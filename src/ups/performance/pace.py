@@ -20,9 +20,9 @@ from ups.config.baselines import Candidate, Kind
 from ups.config.training import TrainingSection
 from ups.files import read_json, write_json
 from ups.runs.machine import training_device
-from ups.runs.run import Run
+from ups.runs.run import REQUEST, RESULT, Run
 from ups.runs.stage_cache import Receipt, cached_step, fingerprint
-from ups.runs.torchrun import REQUEST, RESULT, run_query
+from ups.runs.torchrun import run_query
 from ups.training.batches import Batches
 from ups.training.distributed import Ranks
 from ups.training.injection import Injection

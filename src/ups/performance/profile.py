@@ -17,8 +17,7 @@ from torch.profiler import profile as torch_profile
 from ups.config import ProfileConfig
 from ups.config.training import TrainingSection
 from ups.files import read_json, write_json
-from ups.runs.run import Run
-from ups.runs.torchrun import REQUEST, RESULT
+from ups.runs.run import REQUEST, RESULT, Run
 from ups.training.batches import Batches
 from ups.training.distributed import Ranks
 from ups.training.injection import Injection

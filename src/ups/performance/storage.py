@@ -30,13 +30,13 @@ from ups.data.samples import LatentSamples
 from ups.files import place_of, publish, read_json, write_json
 from ups.performance.benchmark import Record, record
 from ups.runs.machine import in_turns, medians
-from ups.runs.run import Run
-from ups.runs.torchrun import REQUEST, RESULT, run_query
+from ups.runs.run import REQUEST, RESULT, Run
+from ups.runs.torchrun import run_query
 from ups.training.distributed import Ranks
 from ups.training.encoding import encode_share, prepare
-from ups.training.inputs import entries_of, open_cache
+from ups.training.inputs import encoder, entries_of, open_cache
+from ups.training.process import run_rank
 from ups.training.stage import batch_size
-from ups.training.worker import run_rank
 
 STORAGE_WORKER = "ups.performance.storage"
 FEW, MANY = 100, 100_000  # trajectories
@@ -130,8 +130,9 @@ def _encode(run: Run, ranks: Ranks, num_processes: int) -> float:
     if ranks.rank == 0:
         shutil.rmtree(run.folder, ignore_errors=True)
     ranks.barrier()
-    own = Ranks(ranks.rank, num_processes, ranks.device)
-    return _timed(ranks, num_processes, partial(encode_share, *prepare(run), run, own, lambda _: None))
+    own, (encoding, codec) = Ranks(ranks.rank, num_processes, ranks.device), prepare(run)
+    encode = encoder(codec, ranks.device)
+    return _timed(ranks, num_processes, partial(encode_share, encoding, encode, run, own, lambda _: None))
 
 
 def _first_batch(run: Run, config: BenchmarkConfig) -> Record:

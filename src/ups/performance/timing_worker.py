@@ -24,8 +24,7 @@ from ups.models.codec import codec_from
 from ups.models.weights import load_model
 from ups.performance.profile import events_of, peak_bytes, record
 from ups.runs.processes import now
-from ups.runs.run import CHECKPOINTS, Run, append_metrics
-from ups.runs.torchrun import REQUEST, RESULT
+from ups.runs.run import CHECKPOINTS, REQUEST, RESULT, Run, append_metrics
 from ups.training.batches import Batches, Share
 from ups.training.checkpoints import Checkpoints
 from ups.training.distributed import Ranks

@@ -20,8 +20,7 @@ from torch import Tensor
 from ups.config.training import TrainingSection
 from ups.errors import OutOfMemory
 from ups.files import write_json
-from ups.runs.run import Run
-from ups.runs.torchrun import RESULT
+from ups.runs.run import RESULT, Run
 from ups.training.batches import Batches, Share
 from ups.training.distributed import Ranks
 from ups.training.injection import Injection

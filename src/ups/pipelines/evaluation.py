@@ -14,10 +14,14 @@ from ups.errors import GateFailed
 from ups.files import place_of
 from ups.pipelines import STAGES, cached, reporting, step
 from ups.pipelines.reporting import some_of, steady_by_family
-from ups.runs.machine import limit_threads
+from ups.runs.machine import device, limit_threads
+from ups.runs.progress import ProgressBar
+from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, trained_receipts
+from ups.runs.torchrun import run_query
 
 if TYPE_CHECKING:
+    from ups.evaluation.parts import Part
     from ups.surrogate.trained import Trained
 
 TRAINED = STAGES | {"latent_cache": "latent_cache"}
@@ -93,7 +97,6 @@ def evaluate_few(
     """The verdict on the first test trajectories of each dataset, by the gates that can make it unusable."""
     from ups.evaluation.gates import UNUSABLE
     from ups.evaluation.gates import judge as judge_records
-    from ups.evaluation.parts import score_test_split
 
     count, place = limits.first_trajectories, "07_model_output/evaluate_few"
     inputs = {"latent_cache": latent_cache, **stages}
@@ -145,13 +148,63 @@ def evaluate(
     latent_cache: Receipt, config: EvaluationConfig, launch: LaunchConfig, raw: Path, data_root: Path, **stages: Receipt
 ) -> tuple[list[dict[str, Any]], Receipt]:
     """Score every method on the test split, in physical units."""
-    from ups.evaluation.parts import score_test_split
-
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     scored = cached("evaluate", data_root, "07_model_output/evaluate", "ups.evaluation.parts", config, inputs)
     receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw))
     return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
+
+
+def score_test_split(
+    folder: Path,
+    trained: "Trained",
+    config: EvaluationConfig,
+    launch: LaunchConfig,
+    raw: Path,
+    num_trajectories: int | None = None,
+) -> Receipt:
+    """Records of the trained models on the test split; arrays for the figures are written into `folder`.
+
+    Of each dataset the first `num_trajectories` are scored; None: all. The processes of this node share the work. Their
+    number changes no record and no array, unless it changes threads or memory per process: then by rounding at most.
+
+    Raises:
+        Fault: from one of several processes, or LostWorker if one was killed or hung.
+    """
+    from ups.evaluation.parts import held_out_sets, joined, make_parts, score_sets
+    from ups.evaluation.predictions import Compute
+
+    sets = held_out_sets(trained, raw, num_trajectories)
+    shared = launch.num_processes > 1
+    parts = make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes) if shared else []
+    if len(parts) > 1:
+        inputs = {"latent_cache": trained.latent_cache, **trained.stages}
+        # A single process does without torch's deterministic algorithms too.
+        alike = launch.model_copy(update={"num_nodes": 1, "rendezvous": None, "deterministic": False})
+        section, where = dict(config), device(launch)  # `model_dump` leaves out what does not change the test scores
+        run = Run(folder, "evaluate", "", section, inputs, alike, where, trained.data_root, raw)
+        _score_on_ranks(run, parts, num_trajectories)
+        records = joined(folder, parts)
+    else:
+        compute = Compute.of(launch)
+        records = score_sets(folder, trained.surrogate(compute.device), sets, config, compute)
+    return {"records": records, "datasets": {each.dataset.name: each.dataset.family for each in sets}}
+
+
+def _score_on_ranks(run: Run, parts: list["Part"], num_trajectories: int | None) -> None:
+    """Have the processes of a launch score the parts that are missing."""
+    from ups.evaluation.parts import MODULE, path_of, prepare
+
+    prepare(run.folder)
+    left = list(parts)
+
+    def show_done() -> None:
+        for part in [part for part in left if path_of(run.folder, part).is_file()]:
+            left.remove(part)
+            bar.advance(1, part.cost)
+
+    with ProgressBar("evaluate", len(parts), "parts", sum(part.cost for part in parts)) as bar:
+        run_query(MODULE, run, {"num_trajectories": num_trajectories}, show_done)
 
 
 def evaluate_external(

@@ -78,6 +78,7 @@ def encode_latents(
 
     from ups.training import encoding
     from ups.training.distributed import Ranks
+    from ups.training.inputs import encoder
 
     limit_threads(launch)
     launch = launch.model_copy(update={"num_nodes": 1, "rendezvous": None})
@@ -92,7 +93,8 @@ def encode_latents(
             if launch.num_processes > 1:
                 run_query(encoding.MODULE, run, {}, lambda: bar.reach(encoding.count_shards(cache)))
             else:
-                encoding.encode_share(cache, model, run, Ranks(0, 1, torch.device(where)), bar.advance)
+                alone = Ranks(0, 1, torch.device(where))
+                encoding.encode_share(cache, encoder(model, alone.device), run, alone, bar.advance)
         return encoding.finish(cache, model, run)
 
     key = inputs | {"options": options}

@@ -25,10 +25,10 @@ from filelock import FileLock, Timeout
 
 from ups.config import LaunchConfig
 from ups.errors import KINDS, ConfigFault, DataFault, Fault, Locked, LostWorker, Preempted
-from ups.files import place_of, private_lock, read_json, storage_faults, write_json
+from ups.files import place_of, private_folder, private_lock, read_json, storage_faults, write_json
 from ups.runs import machine
 from ups.runs.run import RUN, Run
-from ups.runs.torchrun import JOB, JOIN, NODES, Job, private_folder, started
+from ups.runs.torchrun import JOB, JOIN, NODES, Job, started
 
 log = logging.getLogger(__name__)
 

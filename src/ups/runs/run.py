@@ -16,6 +16,7 @@ from ups.files import plain, read_json, relative, resolved, storage_faults, writ
 
 RUN, STATUS, METRICS, LOG, CHECKPOINTS = "run.json", "status.json", "metrics.jsonl", "train.log", "checkpoints"
 ALIVE, FAULTS, STARTED, SAMPLING = "alive.rank*", "fault.rank*.json", "started.json", "sampling.json"
+REQUEST, RESULT = "request.json", "result.json"  # of a job that trains nothing
 PATHS = ("folder", "data_root", "raw")  # kept relative to the run folder, so that a data root can be moved
 RANK_STORE = "UPS_RANK_STORE"
 """Environment variable: the file through which the ranks of a job on one node find each other."""

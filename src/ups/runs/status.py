@@ -14,6 +14,7 @@ from ups.runs.run import ALIVE, CHECKPOINTS, FAULTS, LOG, STARTED, STATUS
 
 # A line of the summary that torchrun prints for each failed worker.
 SUMMARY = re.compile(r"rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: (-?\d+)")
+WARNING = re.compile(r"^\S+ \S+ rank \d+ WARNING (.*)$", re.MULTILINE)  # in the format of `ups.training.process`
 LOST_PEER = "LostPeer"
 CONSEQUENCES = {"Fault": 1, "Preempted": 2}  # kinds of reports that count only if no rank has reported a known cause
 
@@ -47,6 +48,12 @@ class Started:
     step: int = 0
     refused: list[str] = field(default_factory=list)
     eager_because: str | None = None
+
+
+def warnings_in(log: Path, log_start: int) -> list[str]:
+    """The warnings of a job's processes, whose output begins at an offset in bytes in the log; each of them once."""
+    output = log.read_bytes()[log_start:].decode(errors="replace")
+    return list(dict.fromkeys(WARNING.findall(output)))
 
 
 def find_fault(folder: Path, world_size: int, returncode: int, log_start: int) -> Fault:

@@ -136,16 +136,18 @@ class Job:
 
 
 def hourly_price(submit: SubmitConfig, launch: LaunchConfig, catalogs: Path) -> float | None:
-    """The lowest price in US dollars per hour of a machine with these GPUs in SkyPilot's catalogs on this disk.
+    """The lowest price in US dollars per hour of such a machine in SkyPilot's catalogs on this disk; None without one.
 
-    None without such a catalog, without such a machine in it, or for a job without GPUs.
+    It has these GPUs, or none, and at least as many cores and as much memory.
     """
     column = "SpotPrice" if submit.spot else "Price"
+    asked = (submit.accelerator or "", launch.num_processes if submit.accelerator else 0)
     prices = []
     for path in catalogs.glob("v*/*/vms.csv"):
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                gpus = (row["AcceleratorName"], row["AcceleratorCount"] and float(row["AcceleratorCount"]))
-                if gpus == (submit.accelerator, launch.num_processes) and row[column]:
+                count, cores, memory = (float(row[name] or 0) for name in ("AcceleratorCount", "vCPUs", "MemoryGiB"))
+                is_large_enough = cores >= submit.cores and memory >= submit.memory_gigabytes
+                if (row["AcceleratorName"], count) == asked and is_large_enough and row[column]:
                     prices.append(float(row[column]))
     return min(prices, default=None)

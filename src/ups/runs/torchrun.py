@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 import shlex
@@ -21,10 +22,12 @@ import psutil
 
 from ups.config import LaunchConfig
 from ups.errors import LostWorker, Preempted, StorageFault
-from ups.files import plain, read_json, storage_faults, write_json
+from ups.files import plain, private_folder, read_json, storage_faults, write_json
 from ups.runs.processes import die_with_parent
-from ups.runs.run import ALIVE, FAULTS, LOG, RANK_STORE, Run
-from ups.runs.status import find_fault
+from ups.runs.run import ALIVE, FAULTS, LOG, RANK_STORE, REQUEST, RESULT, Run
+from ups.runs.status import find_fault, warnings_in
+
+log = logging.getLogger(__name__)
 
 WORKER, NODE = "ups.training.worker", "ups.runs.node"
 ON_SEVERAL_NODES = (WORKER, "ups.performance.tune", "ups.performance.profile", "ups.performance.pace")
@@ -37,7 +40,6 @@ STORE, STORE_BYTES = "store.", 2**16  # reserved: a job whose store cannot grow 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 35.0  # torchrun itself waits 30 s for its workers after SIGTERM
 DUMP_SECONDS = 1.0  # for ranks to write their stacks into the log before they are killed
-REQUEST, RESULT = "request.json", "result.json"
 
 stop_requested = threading.Event()
 """Set by the signal handler of this command; a job may be watched in a thread, and threads receive no signals."""
@@ -83,6 +85,7 @@ def command(module: str, folder: Path, launch: LaunchConfig, store: Path) -> lis
 def torchrun_arguments(module: str, folder: Path, launch: LaunchConfig) -> list[str]:
     """Arguments of torchrun for one or several nodes. It never restarts workers: the launcher restarts whole jobs."""
     options = ["--rdzv-backend=c10d", f"--nproc-per-node={launch.num_processes}", "--max-restarts=0"]
+    options.append(f"--log-dir={os.devnull}")  # or it leaves an empty folder of each job in the temporary folder
     return [*options, "-m", module, str(folder)]
 
 
@@ -103,14 +106,6 @@ def environment(launch: LaunchConfig, data_root: Path, interface: str) -> dict[s
                 private_folder(private)
             variables[name] = str(cache)
     return variables
-
-
-def private_folder(folder: Path) -> Path:
-    """Make the folder, which only its owner can enter; raises `StorageFault` if it belongs to somebody else."""
-    with storage_faults(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-    return folder
 
 
 def run_job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, int]:
@@ -286,6 +281,8 @@ def _is_stopped(process: psutil.Process) -> bool:
 def run_query(module: str, run: Run, request: dict[str, Any], on_poll: Callable[[], None] = lambda: None) -> Any:
     """Run a job that trains nothing: `module` reads `request.json`, its rank 0 writes the returned `result.json`.
 
+    What its processes warn of is repeated here, once each.
+
     Raises:
         Fault: the job ended without a result.
     """
@@ -295,6 +292,8 @@ def run_query(module: str, run: Run, request: dict[str, Any], on_poll: Callable[
     run.write()
     write_json(run.folder / REQUEST, request)
     ended = run_job(module, run, on_poll)
+    for warning in warnings_in(run.folder / LOG, log_start=ended[1]):
+        log.warning("%s", warning)
     if not result.is_file():
         raise find_fault(run.folder, run.launch.world_size, *ended)
     return read_json(result)

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TypeVar
 
@@ -18,9 +18,8 @@ from torch.profiler import record_function
 from ups.config.training import TrainingSection
 from ups.data.samples import Batch
 from ups.errors import ConfigFault, LostWorker, OutOfMemory
-from ups.files import read_json
-from ups.runs.processes import GIGABYTE, memory_bytes
-from ups.runs.run import STARTED, Run
+from ups.runs.processes import memory_bytes
+from ups.runs.run import Run
 from ups.training.distributed import Ranks
 from ups.training.injection import Injection
 from ups.training.stage import Samples, Stage
@@ -29,24 +28,6 @@ Result = TypeVar("Result")
 NUM_READ_AHEAD = 2
 SMALLEST_LOSS = 1e-12  # of a key, in its difficulty
 MICRO_BATCH_SHARE, DATA_SHARE = 1 / 2, 1 / 4  # of the memory of a process; the rest is for model and optimizer
-
-
-def with_agreed_memory(run: Run, ranks: Ranks) -> Run:
-    """`run` with a `launch.memory_gigabytes` that is the same on all ranks, so that they cut batches alike.
-
-    Where none is set it is the least of what the ranks may use now. A job that resumes on the same processes keeps that
-    of its first start: other micro-batches would change its results by rounding.
-    """
-    launch, place = run.launch, {"world_size": ranks.world_size, "device": run.device}
-    if launch.memory_gigabytes is not None:
-        return run
-    started = read_json(run.folder / STARTED) if (run.folder / STARTED).is_file() else {}
-    sharing = 1 if run.device == "cuda" else launch.num_processes
-    if place.items() <= started.items():
-        own = started["memory_gigabytes"]
-    else:
-        own = memory_bytes(launch, ranks.device) * sharing / GIGABYTE
-    return replace(run, launch=launch.model_copy(update={"memory_gigabytes": min(ranks.all_gather(own))}))
 
 
 def micro_batch_size(stage: Stage, key: str, run: Run) -> int:

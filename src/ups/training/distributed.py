@@ -3,7 +3,9 @@
 import logging
 import os
 import socket
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -14,26 +16,30 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ups.errors import Unsynchronised
-from ups.runs.processes import matmul_rate, now
-from ups.runs.run import RANK_STORE
+from ups.files import read_json
+from ups.runs.processes import GIGABYTE, matmul_rate, memory_bytes, now
+from ups.runs.run import RANK_STORE, STARTED, Run
 
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = (2**12, 2**18, 2**24)
 SLOW_FACTOR = 3
+POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Ranks:
     """This process among the `world_size` processes of a job.
 
-    `control` is a gloo group: flags that ranks exchange in every step must not wait for a GPU.
+    `control` is a gloo group: flags that ranks exchange in every step must not wait for a GPU. `store` is where ranks
+    meet.
     """
 
     rank: int
     world_size: int
     device: torch.device
     control: dist.ProcessGroup | None = None
+    store: dist.Store | None = None
 
     @classmethod
     def join(cls, device: str, timeout_seconds: int) -> "Ranks":
@@ -48,7 +54,7 @@ class Ranks:
         store = _store(rank, world_size, timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         control = dist.new_group(backend="gloo", timeout=timeout) if device == "cuda" else dist.group.WORLD
-        return cls(rank, world_size, place, control)
+        return cls(rank, world_size, place, control, store)
 
     def share(self, size: int) -> slice:
         """This rank's contiguous share of `size` samples."""
@@ -85,6 +91,37 @@ class Ranks:
         """Wait until every rank has called this."""
         if self.world_size > 1:
             dist.barrier(group=self.control)
+
+    def wait_for_all(self, beat: Callable[[], object]) -> None:
+        """Wait until every rank has called this, once in a job, however long it takes: a barrier has a time limit.
+
+        `beat` is called all the while, to show that this rank has not hung.
+        """
+        if self.store is not None:
+            names = [f"done.{rank}" for rank in range(self.world_size)]
+            self.store.set(names[self.rank], "")
+            while not self.store.check(names):
+                beat()
+                time.sleep(POLL_SECONDS)
+        self.barrier()  # rank 0 has the store, and must not end while others still ask it
+
+
+def with_agreed_memory(run: Run, ranks: Ranks) -> Run:
+    """`run` with a `launch.memory_gigabytes` that is the same on all ranks, so that they cut batches alike.
+
+    Where none is set it is the least of what the ranks may use now. A job that resumes on the same processes keeps that
+    of its first start: other micro-batches would change its results by rounding.
+    """
+    launch, place = run.launch, {"world_size": ranks.world_size, "device": run.device}
+    if launch.memory_gigabytes is not None:
+        return run
+    started = read_json(run.folder / STARTED) if (run.folder / STARTED).is_file() else {}
+    sharing = 1 if run.device == "cuda" else launch.num_processes
+    if place.items() <= started.items():
+        own = started["memory_gigabytes"]
+    else:
+        own = memory_bytes(launch, ranks.device) * sharing / GIGABYTE
+    return replace(run, launch=launch.model_copy(update={"memory_gigabytes": min(ranks.all_gather(own))}))
 
 
 def check_ranks(ranks: Ranks, precision: str) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ups.data.encoding import Encoding
+from torch import Tensor
+
+from ups.data.encoding import Encode, Encoding
 from ups.data.families import Dataset
 from ups.data.latent_cache import write_manifest
 from ups.data.latent_shards import scale_of
@@ -22,11 +24,10 @@ from ups.data.remote import SharedFolder
 from ups.files import write_json
 from ups.models.codec import Codec, codec_from, group_name
 from ups.models.weights import load_model
-from ups.runs.run import Run
-from ups.runs.torchrun import RESULT
+from ups.runs.run import RESULT, Run
 from ups.training.distributed import Ranks
 from ups.training.inputs import encoder
-from ups.training.worker import run_rank
+from ups.training.process import run_rank
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +60,12 @@ def count_shards(encoding: Encoding) -> int:
     return sum(encoding.path(shard).is_file() for shard in encoding.shards)
 
 
-def encode_share(encoding: Encoding, codec: Codec, run: Run, ranks: Ranks, advance: Callable[[int], None]) -> None:
+def encode_share(encoding: Encoding, encode: Encode, run: Run, ranks: Ranks, advance: Callable[[int], None]) -> None:
     """Write this rank's share of the shards."""
     assert run.raw is not None
     memory = memory_bytes(run.launch, ranks.device)
     share = {"rank": ranks.rank, "world_size": ranks.world_size}
-    encoding.write_share(run.raw, encoder(codec, ranks.device), advance, memory_bytes=memory, **share)
+    encoding.write_share(run.raw, encode, advance, memory_bytes=memory, **share)
 
 
 def finish(encoding: Encoding, codec: Codec, run: Run) -> dict[str, Any]:
@@ -95,10 +96,16 @@ def _key(codec: Codec, run: Run) -> dict[str, Any]:
 
 
 def encode_on_rank(run: Run, ranks: Ranks) -> None:
-    """The work of one rank."""
+    """The work of one rank, which gives a sign of life for everything it encodes, and while it waits for the others."""
     encoding, codec = prepare(run)
-    encode_share(encoding, codec, run, ranks, lambda _: run.alive(ranks.rank).touch())
-    ranks.barrier()
+    encode, alive = encoder(codec, ranks.device), run.alive(ranks.rank)
+
+    def encode_alive(u: Tensor, family: str, kind: str) -> Tensor:
+        alive.touch()
+        return encode(u, family, kind)
+
+    encode_share(encoding, encode_alive, run, ranks, lambda _: alive.touch())
+    ranks.wait_for_all(alive.touch)
     if ranks.rank == 0:
         write_json(run.folder / RESULT, {"shards": count_shards(encoding)})
 

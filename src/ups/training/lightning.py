@@ -20,9 +20,9 @@ from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
 from ups.files import WEIGHTS
 from ups.runs.run import Run
-from ups.training.batches import Batches, Share, with_agreed_memory
+from ups.training.batches import Batches, Share
 from ups.training.checkpoints import publish_tensors
-from ups.training.distributed import Ranks
+from ups.training.distributed import Ranks, with_agreed_memory
 from ups.training.history import TrainingHistory
 from ups.training.injection import Injection
 from ups.training.loop import validate
