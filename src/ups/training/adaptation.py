@@ -39,7 +39,10 @@ RIDGE = 1e-5
 
 @dataclass(frozen=True)
 class Adapted:
-    """A trained model of a family and what was chosen; `trial_error` is the nRMSE of the best trial."""
+    """A model of a family and what was chosen; `trial_error` is the nRMSE of the best trial.
+
+    The learning rate 0 means that no trial was better than no training, so that the model is not trained.
+    """
 
     family: str
     start: Start
@@ -58,7 +61,7 @@ class Gain:
     """A surrogate of one family adapted to new data; `over_scratch` compares rollouts it was not trained on.
 
     It is the nRMSE of the best trial from the trained weights over that of the best trial from random ones, both of
-    equal length: below 1 the trained weights help. `settings` are the constructor arguments of the network.
+    equal length or without training: below 1 the trained weights help. `settings` are the constructor arguments of the network.
     """
 
     surrogate: Surrogate
