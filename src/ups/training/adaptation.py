@@ -61,7 +61,8 @@ class Gain:
     """A surrogate of one family adapted to new data; `over_scratch` compares rollouts it was not trained on.
 
     It is the nRMSE of the best trial from the trained weights over that of the best trial from random ones, both of
-    equal length or without training: below 1 the trained weights help. `settings` are the constructor arguments of the network.
+    equal length or without training: below 1 the trained weights help. `settings` are the constructor arguments of the
+    network.
     """
 
     surrogate: Surrogate
