@@ -131,7 +131,7 @@ def card_text(card: dict[str, Any], families: Mapping[str, FamilyCard]) -> str:
 
 
 def _gain(adapted: dict[str, Any]) -> str:
-    ratio = f"error {adapted['over_scratch']:.2f} times that of random weights, in equal trials"
+    ratio = f"error {adapted['over_scratch']:.2f} times that of random weights, in trials of equal length"
     return f"from the network of {adapted['donor']}: {ratio}"
 
 
