@@ -14,7 +14,16 @@ from ups.models.codec import codec_from
 from ups.models.operator import Operator
 from ups.models.weights import from_settings, load_model
 from ups.surrogate.surrogate import Surrogate
-from ups.training.adaptation import adapt, before_training, best_trial, solve_head, train_and_save, train_best
+from ups.training.adaptation import (
+    adapt,
+    before_training,
+    best_trial,
+    solve_head,
+    train_and_save,
+    train_best,
+    train_from,
+    trial_error,
+)
 from ups.training.examples import Trajectories, encode
 from ups.training.starts import Start, rollout_error, scratch, starts
 
@@ -57,9 +66,33 @@ def test_the_same_seed_gives_the_same_weights(surrogate: Surrogate, trajectories
 def test_trials_choose(surrogate: Surrogate, trajectories: Few):
     """A learning rate that destroys the network loses against one that does not."""
     few = trajectories["advection_1d"]
-    config = adapt_section(learning_rates=[1e6, 0.003], steps=20)
-    _, rate, error = best_trial([scratch(surrogate, few, config)], few, config)
-    assert rate == 0.003 and error < 2
+    config = adapt_section(learning_rates=[1e6, 0.003], steps=60)
+    start = scratch(surrogate, few, config)
+    _, rate, error = best_trial([start], few, config)
+    assert rate == 0.003 and error < trial_error(start, few, config, 0.0)
+
+
+def test_a_network_that_training_makes_worse_stays_as_it_is(surrogate: Surrogate, trajectories: Few):
+    """Where every learning rate is harmful, the result is the best start before training."""
+    few, config = trajectories["advection_1d"], adapt_section(learning_rates=[1e6])
+    candidates = starts(surrogate, few, config)
+    trained = train_best(candidates, few, config)
+    expected, _ = before_training(trained.start, few, config, config.training(1, 0.1))
+    assert trained.learning_rate == 0.0
+    assert trained.trial_error == min(trial_error(start, few, config, 0.0) for start in candidates)
+    for name, value in expected.state_dict().items():
+        assert torch.equal(trained.model.state_dict()[name], value)
+
+
+def test_each_trajectory_is_held_out_once(surrogate: Surrogate, trajectories: Few):
+    """A trial is cross-validation: the mean of the errors on every trajectory after training on the others alone."""
+    few, config = trajectories["advection_1d"].of(slice(3)), adapt_section()
+    start, errors = scratch(surrogate, few, config), []
+    for held in range(3):
+        others = few.of(torch.tensor([index for index in range(3) if index != held]))
+        model = train_from(start, others, config, steps=6, rate=0.003)
+        errors.append(rollout_error(start.codec, model, few.of(slice(held, held + 1))))
+    assert trial_error(start, few, config, 0.003) == pytest.approx(sum(errors) / 3, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +133,8 @@ def _with_separate_fields(start: Start) -> Operator:
 def test_the_best_start_of_a_donor_is_tried(surrogate: Surrogate, trajectories: Few):
     """It has the lowest error on the held-out trajectories before any training."""
     few, config = trajectories["compressible_ns_1d"], adapt_section()
-    candidates, section = starts(surrogate, few, config), config.training(1, 0.1)
-    part, valid = few.of(slice(3)), few.of(slice(3, 4))
-    errors = [
-        rollout_error(start.codec, before_training(start, part, config, section)[0], valid) for start in candidates
-    ]
+    candidates = starts(surrogate, few, config)
+    errors = [trial_error(start, few, config, 0.0) for start in candidates]
     assert len(set(errors)) == 4
     for order in (candidates, candidates[::-1]):
         start, _, _ = best_trial(order, few, config)

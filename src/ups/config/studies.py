@@ -100,8 +100,9 @@ class AdaptConfig(Section):
     `donor` a known family does so too, with `other` from the best one. The fraction `test_fraction` of a dataset's
     trajectories is for scores.
 
-    - `learning_rates`: each is tried for the fraction `trial_share` of the `steps`, scored on the fraction
-      `valid_fraction` of the trajectories, which the final training uses as well
+    - `learning_rates`: each is tried for the fraction `trial_share` of the `steps`, as is no training. Trials are
+      cross-validated: the fraction `valid_fraction` of the trajectories is held out, in turn until each was. The final
+      training uses all of them
     - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
     - `symmetries`: the images of the trajectories under the symmetries of the PDE are added to them
     - `fno`: a Fourier neural operator of this size is trained beside; null: none

@@ -27,8 +27,8 @@ from ups.training.starts import is_known, surrogate_of
 NOTE = (
     "nRMSE of rollouts (of solutions in steady families) on {test} held-out trajectories, physical units. before: the "
     "trained model as it is; adapted: after {steps} steps on the given number of trajectories, from the network of the "
-    "family `from`; scratch, fno: equally many steps from random weights. Each had the same trials of learning rates. "
-    "Last column: adapted / scratch, below 1 is better."
+    "family `from`; scratch, fno: equally many steps from random weights. Each had the same trials of learning rates, "
+    "and is not trained at all where these were worse. Last column: adapted / scratch, below 1 is better."
 )
 
 

@@ -1,7 +1,7 @@
 """Learn from few: a trained surrogate is adapted to some trajectories of new data, in one process and in memory.
 
-Short trials on a part of the trajectories, scored by rollouts of the others, choose where the training starts and its
-learning rate; the training then uses all of them.
+Short trials on parts of the trajectories, scored by rollouts of the others, choose where the training starts, its
+learning rate, and whether it is worth while; the training then uses all of them.
 """
 
 import copy
@@ -39,7 +39,10 @@ RIDGE = 1e-5
 
 @dataclass(frozen=True)
 class Adapted:
-    """A trained model of a family and what was chosen; `trial_error` is the nRMSE of the best trial."""
+    """A model of a family and what was chosen; `trial_error` is the nRMSE of the best trial.
+
+    The learning rate 0 means that no trial was better than no training, so that the model is not trained.
+    """
 
     family: str
     start: Start
@@ -58,7 +61,8 @@ class Gain:
     """A surrogate of one family adapted to new data; `over_scratch` compares rollouts it was not trained on.
 
     It is the nRMSE of the best trial from the trained weights over that of the best trial from random ones, both of
-    equal length: below 1 the trained weights help. `settings` are the constructor arguments of the network.
+    equal length or without training: below 1 the trained weights help. `settings` are the constructor arguments of the
+    network.
     """
 
     surrogate: Surrogate
@@ -113,46 +117,63 @@ def train_and_save(
 def train_best(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> Adapted:
     """Train from the start and with the learning rate of the best trial, on all trajectories; raises as `adapt`."""
     start, rate, error = best_trial(candidates, trajectories, config)
-    model = train_from(start, trajectories, config, config.training(config.steps, rate))
+    model = train_from(start, trajectories, config, steps=config.steps, rate=rate)
     return Adapted(trajectories.family.name, start, model, rate, error)
 
 
 def best_trial(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> tuple[Start, float, float]:
-    """Start and learning rate with the lowest rollout error after a trial, and that error.
+    """Start and learning rate with the lowest error of trials, `trial_error`, and that error.
 
-    Of the starts from the same donor the best one before training is tried, and a donor is chosen with the first
-    learning rate. All see a part of the trajectories, their errors are those of the others.
+    The learning rate 0 is no training. Of the starts from the same donor the best one without training is tried, and a
+    donor is chosen with the first learning rate.
     """
-    count = len(trajectories.u)
-    if count < 2:
-        raise DataFault(f"{trajectories.dataset.name}: adapting needs at least 2 trajectories, got {count}")
-    kept = count - max(1, round(config.valid_fraction * count))
-    part, valid = trajectories.of(slice(kept)), trajectories.of(slice(kept, count))
+    if len(trajectories.u) < 2:
+        name, count = trajectories.dataset.name, len(trajectories.u)
+        raise DataFault(f"{name}: adapting needs at least 2 trajectories, got {count}")
 
-    def error(start: Start, rate: float, *, trained: bool = True) -> float:
-        section = config.training(config.trial_steps, rate)
-        try:
-            model, examples = before_training(start, part, config, section)
-            found = rollout_error(start.codec, fit(model, examples, section) if trained else model, valid)
-        except Diverged:
-            return math.inf
-        return found if math.isfinite(found) else math.inf
+    def error(index: int, rate: float) -> float:
+        return trial_error(candidates[index], trajectories, config, rate)
 
     first, *others = config.learning_rates
-    donors = {start.donor: [each for each in candidates if each.donor == start.donor] for start in candidates}
-    tried = [min(alike, key=lambda start: error(start, first, trained=False)) for alike in donors.values()]
-    errors = {(index, first): error(start, first) for index, start in enumerate(tried)}
-    chosen, _ = min(errors, key=errors.__getitem__)
-    errors |= {(chosen, rate): error(tried[chosen], rate) for rate in others}
+    errors = {(index, 0.0): error(index, 0.0) for index in range(len(candidates))}
+    tried = [
+        min((i for i, start in enumerate(candidates) if start.donor == donor), key=lambda i: errors[i, 0.0])
+        for donor in {start.donor: None for start in candidates}
+    ]
+    errors |= {(index, first): error(index, first) for index in tried}
+    chosen = min(tried, key=lambda index: errors[index, first])
+    errors |= {(chosen, rate): error(chosen, rate) for rate in others}
     index, rate = min(errors, key=errors.__getitem__)
     if not math.isfinite(errors[index, rate]):
         raise Diverged(f"{trajectories.dataset.name}: no trial is finite; lower adapt.learning_rates")
-    return tried[index], rate, errors[index, rate]
+    return candidates[index], rate, errors[index, rate]
 
 
-def train_from(start: Start, trajectories: Trajectories, config: AdaptConfig, section: AdaptTraining) -> nn.Module:
-    """The model of a start, trained on trajectories, and on their images where `config.symmetries` says so."""
-    return fit(*before_training(start, trajectories, config, section), section)
+def trial_error(start: Start, trajectories: Trajectories, config: AdaptConfig, rate: float) -> float:
+    """The nRMSE of rollouts, mean over all trajectories; each is predicted after a trial on other ones.
+
+    Cross-validation: the fraction `config.valid_fraction` is held out in turn. Infinite where a trial diverges.
+    """
+    every, total = torch.arange(len(trajectories.u)), 0.0
+    size = max(1, round(config.valid_fraction * len(every)))
+    for held in every.split(min(size, len(every) - 1)):
+        part = trajectories.of(every[~torch.isin(every, held)])
+        try:
+            model = train_from(start, part, config, steps=config.trial_steps, rate=rate)
+        except Diverged:
+            return math.inf
+        total += len(held) * rollout_error(start.codec, model, trajectories.of(held))
+    return total / len(every) if math.isfinite(total) else math.inf
+
+
+def train_from(start: Start, trajectories: Trajectories, config: AdaptConfig, *, steps: int, rate: float) -> nn.Module:
+    """The model of a start, trained on trajectories, and on their images where `config.symmetries` says so.
+
+    With a learning `rate` of 0 it is the model `before_training`.
+    """
+    section = config.training(steps, rate or config.learning_rates[0])
+    model, examples = before_training(start, trajectories, config, section)
+    return fit(model, examples, section) if rate else model
 
 
 def before_training(

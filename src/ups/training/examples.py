@@ -42,7 +42,7 @@ class Trajectories:
         """The family of the dataset."""
         return FAMILIES[self.dataset.family]
 
-    def of(self, rows: slice) -> "Trajectories":
+    def of(self, rows: slice | Tensor) -> "Trajectories":
         """Some of the trajectories."""
         return replace(self, u=self.u[rows], coefficients=self.coefficients[rows])
 
