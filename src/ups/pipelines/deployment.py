@@ -15,7 +15,6 @@ from kedro.pipeline import Pipeline
 
 from ups.config import EvaluationConfig, LaunchConfig, PredictConfig, RegistrationConfig
 from ups.errors import ConfigFault, DataFault
-from ups.evaluation.gates import Decision, compare, errors_of
 from ups.files import digest_of
 from ups.pipelines import step
 from ups.pipelines.evaluation import SURROGATE
@@ -74,6 +73,7 @@ def register(
     Raises:
         DataFault: the scores are those of other models.
     """
+    from ups.evaluation.gates import errors_of
     from ups.runs import registry
     from ups.surrogate.bundle import TENSORS
     from ups.surrogate.model import load
@@ -96,6 +96,7 @@ def crown(version: str, errors: dict[str, Any], config: RegistrationConfig) -> d
     Returns:
         Name and version, the version that has the alias now, and the comparison.
     """
+    from ups.evaluation.gates import Decision, compare
     from ups.runs import registry
 
     before = registry.champion(config.name, config.alias)
