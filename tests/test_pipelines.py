@@ -120,7 +120,7 @@ def _stop_during_training(data_root: Path, number: signal.Signals, *options: str
     """Send `kedro run` a signal as soon as torchrun and a worker are there."""
     process = _start(data_root, *options, params=params)
     try:
-        wait_until(lambda: len(processes_of(data_root)) >= 2 or process.poll() is not None, SECONDS_PER_RUN)
+        assert wait_until(lambda: process.poll() is not None or len(processes_of(data_root)) >= 2, SECONDS_PER_RUN)
         assert process.poll() is None, process.communicate()
         process.send_signal(number)
     finally:
