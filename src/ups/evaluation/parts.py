@@ -10,7 +10,6 @@ if __name__ == "__main__":
 
 import json
 import shutil
-import time
 import zipfile
 import zlib
 from dataclasses import replace
@@ -37,7 +36,6 @@ MODULE = "ups.evaluation.parts"
 PARTS = "parts"  # folder of the parts, until all are there
 TAKEN = ".taken"  # ending of an empty file beside a part that a rank scores
 RECORDS = "records"  # array of a part: its records as JSON
-POLL_SECONDS = 0.2
 
 Records = list[dict[str, Any]]
 
@@ -106,10 +104,7 @@ def score_on_rank(run: Run, ranks: Ranks) -> None:
         if not path_of(run.folder, part).is_file() and _take(run.folder, part):
             how = {"config": config, "compute": compute, "advance": lambda _: alive.touch()}
             _write_part(run.folder, part, *score_part(run.folder, surrogate, part, **how))
-    # No barrier: one that waits for hours for the largest part has neither hung nor lost its peers.
-    while not all(path_of(run.folder, part).is_file() for part in parts):
-        alive.touch()
-        time.sleep(POLL_SECONDS)
+    ranks.wait_for_all(alive.touch)
     if ranks.rank == 0:
         write_json(run.folder / RESULT, {"parts": len(parts)})
 

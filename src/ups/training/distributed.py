@@ -103,7 +103,7 @@ class Ranks:
             while not self.store.check(names):
                 beat()
                 time.sleep(POLL_SECONDS)
-        self.barrier()  # rank 0 has the store, and must not end while others still ask it
+            self.barrier()  # rank 0 has the store, and must not end while others still ask it
 
 
 def with_agreed_memory(run: Run, ranks: Ranks) -> Run:
