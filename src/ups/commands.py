@@ -249,11 +249,12 @@ def launch(target: str, dry_run: bool, env: str, pipeline: str, params: str) -> 
     click.echo(job.render(target), nl=False)
     if target in ("sky", "dstack"):
         price = hourly_price(job.submit, job.launch, CATALOGS) if target == "sky" else None
-        known = (
-            f"from {price:.2f} US dollars per hour, by SkyPilot's catalogs on this disk" if price is not None else None
-        )
-        asks = f"not known on this disk; `{' '.join(TARGETS[target].command)}` shows it before it asks whether to start"
-        click.echo(f"price: {known or asks}", err=True)
+        if price is None:
+            asks = " ".join(TARGETS[target].command)
+            shown = f"not known on this disk; `{asks}` shows it before it asks whether to start"
+        else:
+            shown = f"from {price:.2f} US dollars per hour, by SkyPilot's catalogs on this disk"
+        click.echo(f"price: {shown}", err=True)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,16 @@ def unedited(copy: Path) -> dict[str, str]:
     return digests(copy, {module for modules in (*TRAINED_BY.values(), SHARED_BY.values()) for module in modules})
 
 
+def changed_by(edited: str, copy: Path, unedited: dict[str, str]) -> set[str]:
+    """The steps whose digest an edit of a module changes; the module is then as before."""
+    path = copy / f"{edited}.py"
+    code = path.read_text()
+    path.write_text(f"{code}\nEDITED = 1\n")
+    after = digests(copy, unedited)
+    path.write_text(code)
+    return {module for module in unedited if after[module] != unedited[module]}
+
+
 def edit(path: Path, change: Callable[[str], str]) -> None:
     """Replace the code of a module by its changed version."""
     before = path.read_text()
@@ -223,12 +233,7 @@ def test_fingerprint_ignores_the_order_of_keys():
 )
 def test_edit_reaches_its_stages_only(copy: Path, unedited: dict, edited: str, trained_again: set[str]):
     """An edit trains the stages that use the code again, and no other."""
-    path = copy / f"{edited}.py"
-    code = path.read_text()
-    path.write_text(f"{code}\nEDITED = 1\n")
-    after = digests(copy, unedited)
-    path.write_text(code)
-    changed = {module for module in unedited if after[module] != unedited[module]}
+    changed = changed_by(edited, copy, unedited)
     assert {stage for stage, modules in TRAINED_BY.items() if changed.intersection(modules)} == trained_again
 
 
@@ -251,12 +256,8 @@ def test_edit_reaches_its_stages_only(copy: Path, unedited: dict, edited: str, t
 )
 def test_edit_of_training_reaches_no_shared_step(copy: Path, unedited: dict, edited: str, done_again: set[str]):
     """Latents and scores depend on the code that makes them, not on that of training or of starting processes."""
-    path = copy / f"{edited}.py"
-    code = path.read_text()
-    path.write_text(f"{code}\nEDITED = 1\n")
-    after = digests(copy, unedited)
-    path.write_text(code)
-    assert {name for name, module in SHARED_BY.items() if after[module] != unedited[module]} == done_again
+    changed = changed_by(edited, copy, unedited)
+    assert {name for name, module in SHARED_BY.items() if module in changed} == done_again
 
 
 class Place(BaseModel):

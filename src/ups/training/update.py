@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 from torch.utils.flop_counter import FlopCounterMode
 
-from ups.config.training import TrainingSection
+from ups.config.training import FLOAT8_MULTIPLE, TrainingSection
 from ups.errors import ConfigFault, OutOfMemory
 from ups.models.blocks import Blocks
 from ups.runs.run import Run
@@ -67,7 +67,7 @@ def convert_to_float8(model: nn.Module, device: torch.device) -> None:
         raise ConfigFault(f"precision: float8 needs the extra: pip install -e '.[float8]' ({error})") from error
 
     def is_converted(layer: nn.Module, name: str) -> bool:
-        return name != "modulation" and all(size % 16 == 0 for size in layer.weight.shape)
+        return name != "modulation" and all(size % FLOAT8_MULTIPLE == 0 for size in layer.weight.shape)
 
     # Products for gradients of weights run over the tokens, of which there is any number: padding.
     how = Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
