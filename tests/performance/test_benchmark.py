@@ -29,7 +29,7 @@ NAMES = {
     *(
         f"{model}{batch}scaling_{ranks}_over_1{exchange}"
         for model, batch, ranks, exchange in product(
-            ("", "large_model_"), ("", "weak_"), (2, 4), ("", "_without_exchange")
+            ("", "large_model_"), ("", "weak_"), (2, 4), ("", "_bfloat16_exchange", "_without_exchange")
         )
         if not model or ranks <= (os.cpu_count() or 1)
     ),

@@ -155,10 +155,10 @@ def test_energy_is_that_of_the_gpu(monkeypatch: pytest.MonkeyPatch):
         {"compile": "reduce-overhead", "sharding": "fsdp"},
         {"compile": "reduce-overhead", "activation_checkpointing": True},
     ]
-    + [{"sharding": "fsdp-offload", "num_processes": 1}],
+    + [{"sharding": "fsdp-offload", "num_processes": 1}, {"sharding": "fsdp", "exchange_precision": "bfloat16"}],
 )
 def test_switches_that_exclude_each_other_are_refused(switches: dict):
-    """CUDA graphs of tensors that change their addresses, and shards of a single process, are refused."""
+    """CUDA graphs of tensors that move, shards of a single process, and shards exchanged in bfloat16 are refused."""
     with pytest.raises(ValidationError, match="needs"):
         launched(**switches)
 

@@ -65,6 +65,7 @@ LAUNCH |= {"sharding": "ddp", "compile": False, "activation_checkpointing": Fals
 LAUNCH |= {"micro_batch_tokens": None, "nccl": {}}
 LAUNCH |= {
     "bucket_megabytes": 25.0,
+    "exchange_precision": "float32",
     "memory_gigabytes": None,
     "memory_fraction": 0.9,
     "preload_latents": None,

@@ -83,6 +83,7 @@ class Setup:
 
     ranks: Ranks
     operator: Operator
+    exchange: torch.dtype
 
     def losses(self, step: int, share: slice, target_from_student: bool = False, horizon: int = 1) -> Tensor:
         """Loss per sample (B,); reads buffers of the plain model; like a consistency loss if `target_from_student`."""
@@ -102,7 +103,7 @@ class Setup:
         whole = self.ranks.share(BATCH_SIZE)
         for i in range(accumulation):
             part = Ranks(i, accumulation, CPU).share(whole.stop - whole.start)
-            with gradient_sync(self.operator, self.ranks, i + 1 == accumulation, BUCKET_MEGABYTES):
+            with gradient_sync(self.operator, self.ranks, i + 1 == accumulation, BUCKET_MEGABYTES, self.exchange):
                 values = self.losses(step, slice(whole.start + part.start, whole.start + part.stop), **loss)
                 (values.sum() * (self.ranks.world_size / BATCH_SIZE)).backward()
 
@@ -114,9 +115,9 @@ class Setup:
         return whole
 
 
-def spread(ranks: Ranks, sharding: Sharding, compiled: bool = False) -> Setup:
+def spread(ranks: Ranks, sharding: Sharding, compiled: bool = False, exchange: torch.dtype = torch.float32) -> Setup:
     """An operator spread over ranks."""
-    setup = Setup(ranks, operator())
+    setup = Setup(ranks, operator(), exchange)
     for block in blocks_of(setup) if compiled else ():
         block.compile(backend="eager")
     parallelize(setup.operator, ranks, sharding)
@@ -174,7 +175,7 @@ def gap_after_giving_up(setup: Setup, failing: tuple[int, ...], where: str, exch
     for step in range(2):
         armed = setup.ranks.rank in failing
         with (
-            gradient_sync(setup.operator, setup.ranks, exchange, BUCKET_MEGABYTES),
+            gradient_sync(setup.operator, setup.ranks, exchange, BUCKET_MEGABYTES, setup.exchange),
             contextlib.suppress(torch.OutOfMemoryError),
         ):
             values = setup.losses(step, setup.ranks.share(BATCH_SIZE))
@@ -327,7 +328,8 @@ def on_any_ranks(ranks: Ranks) -> dict[str, Check]:
             f"accumulated {sharding}": lambda ready=ready: gradient_gap(ready(), accumulation=4),
             f"norm {sharding}": lambda ready=ready: norm_gap(ready()),
         }
-    return checks
+    rounded = functools.partial(spread, ranks, "ddp", exchange=torch.bfloat16)
+    return checks | {"bfloat16": lambda: gradient_gap(rounded(), accumulation=4)}
 
 
 def on_two_ranks(ranks: Ranks) -> dict[str, Check]:

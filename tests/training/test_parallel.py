@@ -73,6 +73,13 @@ def test_a_second_forward_pass_or_compiled_blocks_change_nothing(outcome: StepRe
     assert small(gaps), gaps
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_an_exchange_in_bfloat16_rounds_gradients(outcome: StepResult, world_size: int):
+    """The largest relative error is that of 8 significant bits: neither none nor that of a wrong sum."""
+    gaps = outcome(world_size, "bfloat16")
+    assert all(2**-12 < gap < 2**-7 for gap in gaps), gaps
+
+
 @pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_clipping_sees_all_shards(outcome: StepResult, world_size: int, sharding: str):

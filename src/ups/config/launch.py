@@ -49,6 +49,9 @@ class LaunchConfig(Section):
     - `sharding`: `ddp` replicates the model on every rank, `fsdp` shards parameters and optimizer state, `fsdp-offload`
       also keeps the shards in the memory of the CPU, which takes the optimizer's steps
     - `bucket_megabytes`: size of the messages in which DDP reduces gradients
+    - `exchange_precision`: in which DDP sends gradients; `bfloat16` halves the bytes and rounds to 8 significant bits.
+      Float16 is not offered, because gradients below 6e-8 would become zero; nor are shards, because FSDP2 would add
+      up the gradients of micro-batches in that precision, and fails at parameters that a batch does not use
     - `nccl`: environment variables of training processes on GPUs, as NVIDIA's manual of NCCL describes them
     - `compile`: of the blocks; `reduce-overhead` also replays their kernels as CUDA graphs, which takes a GPU, replicas
       and kept activations, because a graph expects its tensors at the same addresses
@@ -72,6 +75,7 @@ class LaunchConfig(Section):
     device: Literal["auto", "cpu", "cuda"]
     sharding: Literal["ddp", "fsdp", "fsdp-offload"]
     bucket_megabytes: PositiveFloat
+    exchange_precision: Literal["float32", "bfloat16"]
     nccl: Annotated[dict[NcclText, NcclText], AfterValidator(_expect_variables)]
     compile: Annotated[bool | Literal["reduce-overhead"], BeforeValidator(_expect_mode)]
     activation_checkpointing: bool
@@ -103,6 +107,8 @@ class LaunchConfig(Section):
     def _check_switches(self) -> "LaunchConfig":
         if self.sharding == "fsdp-offload" and self.world_size == 1:
             raise ValueError("launch.sharding=fsdp-offload needs several processes")
+        if self.exchange_precision != "float32" and self.sharding != "ddp":
+            raise ValueError("launch.exchange_precision=bfloat16 needs sharding=ddp")
         if self.compile == "reduce-overhead" and (self.sharding != "ddp" or self.activation_checkpointing):
             raise ValueError("launch.compile=reduce-overhead needs sharding=ddp and activation_checkpointing=false")
         return self

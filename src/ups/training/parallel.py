@@ -61,10 +61,12 @@ def _shard(model: nn.Module, ranks: Ranks, offload: OffloadPolicy) -> None:
 
 
 @contextmanager
-def gradient_sync(model: nn.Module, ranks: Ranks, is_last: bool, bucket_megabytes: float) -> Iterator[None]:
+def gradient_sync(
+    model: nn.Module, ranks: Ranks, is_last: bool, bucket_megabytes: float, exchange: torch.dtype
+) -> Iterator[None]:
     """A context for backward passes, which add to the gradients; at its end, if `is_last`, the ranks average them.
 
-    `is_last` marks the last micro-batch of a step. Gradients of replicas are sent in buckets of about
+    `is_last` marks the last micro-batch of a step. Gradients of replicas are sent as `exchange`, in buckets of about
     `bucket_megabytes`. Parameters without gradient are left out, so that all ranks must use the same parameters.
     """
     if isinstance(model, FSDPModule):
@@ -78,12 +80,12 @@ def gradient_sync(model: nn.Module, ranks: Ranks, is_last: bool, bucket_megabyte
         if is_last and ranks.world_size > 1:
             with record_function("exchange"):
                 gradients = [p.grad for p in model.parameters() if p.grad is not None]
-                _average(gradients, ranks.world_size, bucket_megabytes * 2**20)
+                _average(gradients, ranks.world_size, bucket_megabytes * 2**20, exchange)
 
 
 @torch.no_grad()
-def _average(gradients: list[Tensor], world_size: int, bucket_bytes: float) -> None:
-    """Replace gradients by their mean over all ranks, one collective call per bucket."""
+def _average(gradients: list[Tensor], world_size: int, bucket_bytes: float, exchange: torch.dtype) -> None:
+    """Replace gradients by their mean over all ranks, rounded to `exchange`; one collective call per bucket."""
     buckets: list[list[Tensor]] = []
     size = math.inf
     for gradient in gradients:
@@ -92,7 +94,7 @@ def _average(gradients: list[Tensor], world_size: int, bucket_bytes: float) -> N
             size = 0.0
         buckets[-1].append(gradient)
         size += gradient.nbytes
-    flat = [torch.cat([gradient.flatten() for gradient in bucket]).div_(world_size) for bucket in buckets]
+    flat = [torch.cat([gradient.flatten() for gradient in bucket]).div_(world_size).to(exchange) for bucket in buckets]
     for sent in [dist.all_reduce(part, async_op=True) for part in flat]:
         sent.wait()
     for bucket, part in zip(buckets, flat, strict=True):

@@ -127,6 +127,7 @@ class Update:
         )
         for model in (self.model, self.average):
             parallel.parallelize(model, ranks, run.launch.sharding)
+        self.exchange = getattr(torch, run.launch.exchange_precision)
         self.optimizer = make_optimizer(self.model, config)
         self.mean_norm, self.num_norms, self.num_skipped = torch.zeros(3, device=ranks.device)
         self.first_skipped = torch.tensor(-1.0, device=ranks.device)
@@ -139,9 +140,9 @@ class Update:
             # micro-batch: gradients are added up in the memory of the graphs that have computed the first ones.
             torch.compiler.cudagraph_mark_step_begin()
         loss = torch.zeros((), device=self.ranks.device)
-        last = len(share.micro_batches) - 1
+        last, bucket_megabytes = len(share.micro_batches) - 1, self.run.launch.bucket_megabytes
         for position, micro in enumerate(share.micro_batches):
-            with parallel.gradient_sync(self.model, self.ranks, position == last, self.run.launch.bucket_megabytes):
+            with parallel.gradient_sync(self.model, self.ranks, position == last, bucket_megabytes, self.exchange):
                 values = self._forward(share, micro, position)
                 if position == last or values is None:
                     with record_function("exchange"):
