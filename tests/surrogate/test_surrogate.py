@@ -16,7 +16,6 @@ from ups.models.denoiser import predict_step
 from ups.models.operator import Operator
 from ups.models.sizes import Domain, Sizes
 from ups.surrogate.surrogate import Correction, Setting
-from ups.training.update import why_not_compiled
 
 NUM_MEMBERS = 400
 SETTING = Setting(FAMILY, DOMAIN, torch.zeros(NUM_MEMBERS, NUM_POINTS, 0), torch.zeros(NUM_MEMBERS, 1))
@@ -158,10 +157,9 @@ def test_a_corrected_step_is_limited_by_the_state_before_it():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
 def test_a_compiled_surrogate_makes_the_same_steps():
     """Whatever the number of states; what the models are otherwise stays."""
-    if (reason := why_not_compiled(torch.device("cpu"))) is not None:
-        pytest.skip(reason)
     sizes = Sizes(tuple(FAMILIES), *((n,) * len(FAMILIES) for n in (1, 1, 1, 0)), num_conditions=1)
     operator = Operator(sizes, small())
     with torch.no_grad():

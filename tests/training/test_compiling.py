@@ -62,12 +62,11 @@ def gradients(mixer: nn.Module) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.usefixtures("compiler")
 def test_compiled_blocks_have_the_same_gradients(mode: str | None):
     """Compiled and eager model agree, and neither the names of the weights nor copies know about it."""
     model = token_mixer()
     names, expected = list(model.state_dict()), gradients(model)
-    if (reason := why_not_compiled(torch.device("cpu"))) is not None:
-        pytest.skip(reason)
     compile_blocks(model, mode)
     for found, wanted in zip(gradients(model), expected, strict=True):
         assert torch.allclose(found, wanted, rtol=1e-3, atol=1e-4 * wanted.abs().max().item())

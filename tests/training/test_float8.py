@@ -21,7 +21,7 @@ from ups.training import parallel
 from ups.training.distributed import Draw
 from ups.training.injection import Injection
 from ups.training.loop import train
-from ups.training.update import Update, compile_blocks, convert_to_float8, why_not_compiled
+from ups.training.update import Update, compile_blocks, convert_to_float8
 
 Float8Linear = pytest.importorskip("torchao.float8.float8_linear").Float8Linear
 torch.set_num_threads(1)
@@ -173,10 +173,9 @@ def test_a_whole_training_leaves_plain_weights(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
 def test_compiled_blocks_in_float8_have_the_same_gradients():
     """Compiled and eager model agree within the rounding of float8."""
-    if (reason := why_not_compiled(CPU)) is not None:
-        pytest.skip(reason)
     gradients = []
     for compiles in (False, True):
         model = mixer()
