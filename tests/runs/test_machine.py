@@ -170,6 +170,21 @@ def test_a_slow_first_call_is_no_part_of_the_time():
     assert seconds["compiled"] < 0.1
 
 
+def test_a_slow_contender_is_timed_once(monkeypatch: pytest.MonkeyPatch):
+    """After the warm-up a call of some seconds is timed once, and quick ones in every round."""
+    called, clock = [], 0.0
+
+    def run(name: str, seconds: float) -> None:
+        nonlocal clock
+        called.append(name)
+        clock += seconds
+
+    monkeypatch.setattr(machine, "now", lambda device: clock)
+    contenders = {"solver": lambda: run("solver", 60.0), "model": lambda: run("model", 0.5)}
+    assert machine.in_turns(contenders, 3, torch.device("cpu")) == {"solver": 60.0, "model": 0.5}
+    assert called == ["solver", "model", "solver", "model", "model", "model"]
+
+
 def test_rate_of_a_matrix_product():
     """The rate is that of 2 n^3 operations, which a core does at more than 100 million and less than 10^14 a second."""
     assert 1e8 < processes.matmul_rate(torch.device("cpu"), "float32") < 1e14

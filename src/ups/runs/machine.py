@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 TUNING = "tuning.json"
 GIBIBYTE = 2**30
+LONG_CALL_SECONDS = 5.0
 FLOAT8_CAPABILITY = (8, 9)  # of GPUs that multiply matrices in float8: Ada, Hopper and later
 FOR_GPUS = {"compile": ("reduce-overhead", "true"), "sharding": ("fsdp-offload", "fsdp")}
 Tuning = dict[str, PositiveInt | None]
@@ -129,15 +130,20 @@ def tuning_key(launch: LaunchConfig, stage: str, device: str) -> str:
 def in_turns(contenders: dict[str, Callable[[], object]], rounds: int, device: "torch.device") -> dict[str, float]:
     """Median seconds per call of each contender over `rounds`, after one round as warm-up.
 
-    They are called alternately, so that other load on the machine slows all alike.
+    They are called alternately, so that other load on the machine slows all alike. A contender that takes over
+    `LONG_CALL_SECONDS` in the first round is not called again: rounds of minutes, of a numerical solver for example,
+    cost more than they tell.
     """
 
-    def seconds_of(run: Callable[[], object]) -> float:
+    def seconds_of(name: str) -> float:
         started = now(device)
-        run()
+        contenders[name]()
         return now(device) - started
 
-    return medians({name: partial(seconds_of, run) for name, run in contenders.items()}, rounds)
+    first = medians({name: partial(seconds_of, name) for name in contenders}, 1)
+    quick = [name for name, seconds in first.items() if seconds <= LONG_CALL_SECONDS]
+    taken = [first, *({name: seconds_of(name) for name in quick} for _ in range(rounds - 1))]
+    return {name: median(each[name] for each in taken if name in each) for name in contenders}
 
 
 def medians(contenders: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
