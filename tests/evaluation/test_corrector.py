@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +24,8 @@ from tests.training.jobs import launched
 from ups.config import CorrectorConfig
 from ups.data.families import Dataset
 from ups.evaluation import corrector, scores
-from ups.evaluation.corrector import Candidate, choose
+from ups.evaluation.choice import choose
+from ups.evaluation.corrector import Candidate
 from ups.evaluation.predictions import Compute
 from ups.surrogate.surrogate import Correction
 from ups.surrogate.trained import corrections
@@ -78,7 +80,7 @@ def kept(mean: float, std: float) -> Callable[[int], Tensor]:
 
 
 @pytest.fixture
-def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
+def decide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict]:
     """Choose for an surrogate on trajectories with given residuals; `decide.read` is what was read."""
 
     def run(
@@ -110,7 +112,8 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
         entry = {"dataset": asdict(DATASET), "split": SPLIT, "condition": [0.0], "token_grid": [NUM_POINTS]}
         cache = SimpleNamespace(datasets={DATASET.name: entry})
         trained = SimpleNamespace(cache=lambda: cache, surrogate=lambda *_: make_surrogate(denoise, student))
-        decision = choose(trained, config, launched(num_processes=1, memory_gigabytes=memory_gigabytes), "raw")
+        compute = Compute.of(launched(num_processes=1, memory_gigabytes=memory_gigabytes))
+        decision = choose(tmp_path, trained, config, compute, "raw")
         json.dumps(decision, allow_nan=False)
         return decision
 

@@ -14,7 +14,11 @@ from ups.runs.stage_cache import fingerprint
 SOURCE = Path(__file__).parents[2] / "src" / "ups"
 STAGES = ("codec", "operator", "diffusion", "consistency", "steady")
 LOOP = "training.loop"
-SHARED_BY = {"latents": "training.encoding", "scores": "evaluation.parts"}  # steps that several processes share
+SHARED_BY = {
+    "latents": "training.encoding",
+    "scores": "evaluation.parts",
+    "corrector": "evaluation.choice",
+}  # steps that several processes share
 TRAINED_BY = {stage: (f"training.stages.{stage}", LOOP) for stage in STAGES}
 
 TOY = {
@@ -247,15 +251,16 @@ def test_edit_reaches_its_stages_only(copy: Path, unedited: dict, edited: str, t
         ("runs/launcher", set()),
         ("runs/torchrun", set()),
         ("pipelines/evaluation", set()),
-        ("models/codec", {"latents", "scores"}),
-        ("data/encoding", {"latents", "scores"}),
-        ("evaluation/scores", {"scores"}),
-        ("metrics/errors", {"scores"}),
-        ("surrogate/surrogate", {"scores"}),
+        ("models/codec", {"latents", "scores", "corrector"}),
+        ("data/encoding", {"latents", "scores", "corrector"}),
+        ("evaluation/scores", {"scores", "corrector"}),
+        ("evaluation/corrector", {"corrector"}),
+        ("metrics/errors", {"scores", "corrector"}),
+        ("surrogate/surrogate", {"scores", "corrector"}),
     ],
 )
 def test_edit_of_training_reaches_no_shared_step(copy: Path, unedited: dict, edited: str, done_again: set[str]):
-    """Latents and scores depend on the code that makes them, not on that of training or of starting processes."""
+    """Latents, scores and corrector depend on the code that makes them, not on that of training or of starting jobs."""
     changed = changed_by(edited, copy, unedited)
     assert {name for name, module in SHARED_BY.items() if module in changed} == done_again
 

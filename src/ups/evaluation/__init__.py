@@ -8,7 +8,8 @@
 - `adaptation`: networks that learned from a few trajectories, and their learning curves
 - `gates`: pass or fail, from the metrics alone; whether a model is better than the registered champion
 - `entries`, `leaderboard`: errors with the trajectories they belong to, of runs and of other models; their ranks
-- `corrector`: choice among ways to sample residuals, by their scores on validation trajectories
+- `corrector`, `choice`: choice among ways to sample residuals, by their scores on validation trajectories; the families
+  are shared by processes
 - `comparison`, `costs`: errors beside those of the baselines; seconds per training, milliseconds per snapshot
 - `coverage`, `shifts`: what the training split covers, and whether being outside foretells errors
 - `studies`: tables of the ablation and of several seeds

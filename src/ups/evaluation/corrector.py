@@ -4,27 +4,24 @@ Candidates (ways to sample residuals) are compared with the plain model: operato
 """
 
 import math
-from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ups.config import CorrectorConfig, LaunchConfig
+from ups.config import CorrectorConfig
 from ups.config.evaluation import StudentConfig
 from ups.diffusion import antithetic
 from ups.evaluation.predictions import HORIZONS, Compute, Forecast, Stepper, corrected_stepper, predict
 from ups.evaluation.records import Suites
-from ups.evaluation.scores import TrajectorySet, batches, held_out, score_batch
+from ups.evaluation.scores import TrajectorySet, batches, score_batch
 from ups.evaluation.tables import finite
 from ups.metrics.suite import ScoreSuite
 from ups.runs.machine import in_turns
-from ups.runs.progress import ProgressBar
 from ups.surrogate.surrogate import Correction, Surrogate
-from ups.surrogate.trained import OFF, Trained
+from ups.surrogate.trained import OFF
 
 HIGH_BAND = "band_error_4"  # error in the highest of four bands of wavenumbers
 METRICS = ("nRMSE", "MAE", "CRPS", "spread_skill", HIGH_BAND)
@@ -165,26 +162,6 @@ def _values(scores: Scores, metric: str) -> Tensor:
 def worst_ratio(scores: Scores, reference: Scores, metric: str) -> float:
     """Largest ratio of a metric to that of the reference, over datasets and horizons."""
     return float((_values(scores, metric) / _values(reference, metric)).max())
-
-
-def choose(trained: Trained, config: CorrectorConfig, launch: LaunchConfig, raw: Path) -> dict[str, Any]:
-    """Choose a correction, or none, for every family and method.
-
-    Returns:
-        {"families": {family: {"diffusion", "consistency"}}, "report": {family: scores of all candidates}}.
-    """
-    compute = Compute.of(launch)
-    surrogate = compute.limited(trained.surrogate(compute.device))
-    sets: dict[str, list[TrajectorySet]] = defaultdict(list)
-    for each in held_out(trained.cache(), raw, "valid"):
-        sets[each.dataset.family].append(each)
-    families, report = {}, {}
-    with ProgressBar("choose_corrector", len(sets), "families") as bar:
-        for family, of_family in sorted(sets.items()):
-            validation = Validation(surrogate, of_family, config, compute)
-            families[family], report[family] = choose_for_family(validation)
-            bar.advance(1)
-    return {"families": families, "report": report}
 
 
 def choose_for_family(validation: Validation) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -90,23 +90,30 @@ def make_parts(
 
 def score_on_rank(run: Run, ranks: Ranks) -> None:
     """Score parts that are neither there nor taken by another rank, the most expensive first, until all are there."""
-    stages = {name: receipt for name, receipt in run.inputs.items() if name != "latent_cache"}
-    trained, config = Trained(run.inputs["latent_cache"], stages, run.data_root), EvaluationConfig(**run.config)
-    compute = Compute(ranks.device, memory_bytes(run.launch, ranks.device))
-    surrogate, alive = trained.surrogate(compute.device), run.alive(ranks.rank)
-    for model in (surrogate.operator, surrogate.steady, surrogate.denoiser, surrogate.student):
-        if model is not None:
-            model.register_forward_hook(lambda *_: alive.touch())
+    trained, surrogate, compute = models_of(run, ranks)
+    config, alive = EvaluationConfig(**run.config), run.alive(ranks.rank)
     assert run.raw is not None
     sets = held_out_sets(trained, run.raw, read_json(run.folder / REQUEST)["num_trajectories"])
     parts = make_parts(surrogate, sets, config, ranks.world_size)
     for part in sorted(parts, key=lambda part: part.cost, reverse=True):
-        if not path_of(run.folder, part).is_file() and _take(run.folder, part):
+        if not path_of(run.folder, part).is_file() and take(path_of(run.folder, part)):
             how = {"config": config, "compute": compute, "advance": lambda _: alive.touch()}
             _write_part(run.folder, part, *score_part(run.folder, surrogate, part, **how))
     ranks.wait_for_all(alive.touch)
     if ranks.rank == 0:
         write_json(run.folder / RESULT, {"parts": len(parts)})
+
+
+def models_of(run: Run, ranks: Ranks) -> tuple[Trained, Surrogate, Compute]:
+    """The trained stages of a job, and their models on this rank, each evaluation of which is a sign of life."""
+    stages = {name: receipt for name, receipt in run.inputs.items() if name != "latent_cache"}
+    trained = Trained(run.inputs["latent_cache"], stages, run.data_root)
+    compute = Compute(ranks.device, memory_bytes(run.launch, ranks.device))
+    surrogate, alive = trained.surrogate(compute.device), run.alive(ranks.rank)
+    for model in (surrogate.operator, surrogate.steady, surrogate.denoiser, surrogate.student):
+        if model is not None:
+            model.register_forward_hook(lambda *_: alive.touch())
+    return trained, surrogate, compute
 
 
 def prepare(folder: Path) -> None:
@@ -124,12 +131,12 @@ def path_of(folder: Path, part: Part) -> Path:
     return folder / PARTS / f"{part.name}.npz"
 
 
-def _take(folder: Path, part: Part) -> bool:
-    """Whether this process is the first to take the part."""
-    path = path_of(folder, part).with_suffix(TAKEN)
-    with storage_faults(path):
+def take(path: Path) -> bool:
+    """Whether this process is the first to take the part that will be the file `path`."""
+    taken = path.with_suffix(TAKEN)
+    with storage_faults(taken):
         try:
-            path.touch(exist_ok=False)
+            taken.touch(exist_ok=False)
         except FileExistsError:
             return False
     return True

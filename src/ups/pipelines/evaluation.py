@@ -21,7 +21,6 @@ from ups.runs.stage_cache import Receipt, trained_receipts
 from ups.runs.torchrun import run_query
 
 if TYPE_CHECKING:
-    from ups.evaluation.parts import Part
     from ups.surrogate.trained import Trained
 
 TRAINED = STAGES | {"latent_cache": "latent_cache"}
@@ -134,14 +133,31 @@ def choose_corrector(
     Raises:
         GateFailed: see `stop_if_hopeless`.
     """
-    from ups.evaluation.corrector import choose
-
     stop_if_hopeless(first_verdict)
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
-    chosen = cached("choose_corrector", data_root, "06_models/corrector", "ups.evaluation.corrector", config, inputs)
-    receipt = chosen(lambda _: choose(trained, config, launch, raw))
+    chosen = cached("choose_corrector", data_root, "06_models/corrector", "ups.evaluation.choice", config, inputs)
+    receipt = chosen(lambda folder: choose_on_valid_split(folder, trained, config, launch, raw))
     return {key: receipt[key] for key in ("path", "fingerprint", "families")}, receipt["report"]
+
+
+def choose_on_valid_split(
+    folder: Path, trained: "Trained", config: CorrectorConfig, launch: LaunchConfig, raw: Path
+) -> Receipt:
+    """The families' correctors and a report. The processes of this node share the families.
+
+    Raises:
+        Fault: from one of several processes, or LostWorker if one was killed or hung.
+    """
+    from ups.evaluation.choice import MODULE, choose, joined, path_of, validation_sets
+    from ups.evaluation.predictions import Compute
+
+    families = list(validation_sets(trained, raw))
+    if launch.num_processes == 1 or len(families) == 1:
+        return choose(folder, trained, config, Compute.of(launch), raw)
+    run = _shared_run(folder, "choose_corrector", config.model_dump(mode="json"), trained, launch, raw)
+    _on_ranks(MODULE, run, {}, {path_of(folder, family): 1.0 for family in families}, "families")
+    return joined(folder, families)
 
 
 def evaluate(
@@ -171,19 +187,17 @@ def score_test_split(
     Raises:
         Fault: from one of several processes, or LostWorker if one was killed or hung.
     """
-    from ups.evaluation.parts import held_out_sets, joined, make_parts, score_sets
+    from ups.evaluation.parts import MODULE, held_out_sets, joined, make_parts, path_of, score_sets
     from ups.evaluation.predictions import Compute
 
     sets = held_out_sets(trained, raw, num_trajectories)
     shared = launch.num_processes > 1
     parts = make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes) if shared else []
     if len(parts) > 1:
-        inputs = {"latent_cache": trained.latent_cache, **trained.stages}
-        # A single process does without torch's deterministic algorithms too.
-        alike = launch.model_copy(update={"num_nodes": 1, "rendezvous": None, "deterministic": False})
-        section, where = dict(config), device(launch)  # `model_dump` leaves out what does not change the test scores
-        run = Run(folder, "evaluate", "", section, inputs, alike, where, trained.data_root, raw)
-        _score_on_ranks(run, parts, num_trajectories)
+        # `model_dump` leaves out what does not change the test scores
+        run = _shared_run(folder, "evaluate", dict(config), trained, launch, raw)
+        costs = {path_of(folder, part): part.cost for part in parts}
+        _on_ranks(MODULE, run, {"num_trajectories": num_trajectories}, costs, "parts")
         records = joined(folder, parts)
     else:
         compute = Compute.of(launch)
@@ -191,20 +205,29 @@ def score_test_split(
     return {"records": records, "datasets": {each.dataset.name: each.dataset.family for each in sets}}
 
 
-def _score_on_ranks(run: Run, parts: list["Part"], num_trajectories: int | None) -> None:
-    """Have the processes of a launch score the parts that are missing."""
-    from ups.evaluation.parts import MODULE, path_of, prepare
+def _shared_run(
+    folder: Path, step_name: str, section: dict[str, Any], trained: "Trained", launch: LaunchConfig, raw: Path
+) -> Run:
+    """A job in which the processes of this node use the trained stages."""
+    inputs = {"latent_cache": trained.latent_cache, **trained.stages}
+    # A single process does without torch's deterministic algorithms too.
+    alike = launch.model_copy(update={"num_nodes": 1, "rendezvous": None, "deterministic": False})
+    return Run(folder, step_name, "", section, inputs, alike, device(launch), trained.data_root, raw)
+
+
+def _on_ranks(module: str, run: Run, request: dict[str, Any], costs: dict[Path, float], unit: str) -> None:
+    """Have the processes of a job write the files that are missing; `costs` are those of all files."""
+    from ups.evaluation.parts import prepare
 
     prepare(run.folder)
-    left = list(parts)
+    left = dict(costs)
 
     def show_done() -> None:
-        for part in [part for part in left if path_of(run.folder, part).is_file()]:
-            left.remove(part)
-            bar.advance(1, part.cost)
+        for path in [path for path in left if path.is_file()]:
+            bar.advance(1, left.pop(path))
 
-    with ProgressBar("evaluate", len(parts), "parts", sum(part.cost for part in parts)) as bar:
-        run_query(MODULE, run, {"num_trajectories": num_trajectories}, show_done)
+    with ProgressBar(run.stage, len(costs), unit, sum(costs.values())) as bar:
+        run_query(module, run, request, show_done)
 
 
 def evaluate_external(
