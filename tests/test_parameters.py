@@ -79,7 +79,18 @@ def test_sections_reach_other_processes():
 
 @pytest.mark.parametrize(
     "environment",
-    ["base", "smoke", "sample", "pdebench", "accuracy", "conditions", "fine", "protocol", "protocol_simulated"],
+    [
+        "base",
+        "smoke",
+        "sample",
+        "pdebench",
+        "accuracy",
+        "conditions",
+        "fine",
+        "unseen",
+        "protocol",
+        "protocol_simulated",
+    ],
 )
 def test_shipped_parameters_are_valid(environment: str, monkeypatch: pytest.MonkeyPatch):
     """Every environment passes its own check."""
@@ -129,7 +140,18 @@ def test_sample_environment_asks_for_a_folder(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("given", [{}, {"data_root": "elsewhere"}, {"data_root": "elsewhere", "raw_root": "files"}])
 @pytest.mark.parametrize(
     "environment",
-    ["base", "smoke", "sample", "pdebench", "accuracy", "conditions", "fine", "protocol", "protocol_simulated"],
+    [
+        "base",
+        "smoke",
+        "sample",
+        "pdebench",
+        "accuracy",
+        "conditions",
+        "fine",
+        "unseen",
+        "protocol",
+        "protocol_simulated",
+    ],
 )
 @pytest.mark.parametrize("variable", [None, "folder"])
 def test_parameters_and_catalog_have_the_same_places(
