@@ -116,11 +116,16 @@ def _children(runs: list[Any], parent: Any) -> dict[str, Any]:
     return {run.info.run_name: run for run in found}
 
 
+def _is_training(data_root: Path) -> bool:
+    """Whether there is a worker, and not only torchrun, of which a new child has the command line at first."""
+    return any("torch.distributed.run" not in process.info["cmdline"] for process in processes_of(data_root))
+
+
 def _stop_during_training(data_root: Path, number: signal.Signals, *options: str, params: str) -> Completed:
-    """Send `kedro run` a signal as soon as torchrun and a worker are there."""
+    """Send `kedro run` a signal as soon as a worker is there."""
     process = _start(data_root, *options, params=params)
     try:
-        assert wait_until(lambda: process.poll() is not None or len(processes_of(data_root)) >= 2, SECONDS_PER_RUN)
+        assert wait_until(lambda: process.poll() is not None or _is_training(data_root), SECONDS_PER_RUN)
         assert process.poll() is None, process.communicate()
         process.send_signal(number)
     finally:

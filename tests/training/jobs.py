@@ -240,9 +240,9 @@ def assert_nothing_left(root: Path) -> None:
 def wait_until(condition: Callable[[], Any], seconds: float = SECONDS_PER_JOB) -> bool:
     """Whether the condition comes true in time."""
     end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
+    while not (is_true := bool(condition())) and time.monotonic() < end:
         time.sleep(0.005)
-    return bool(condition())
+    return is_true
 
 
 def has_reached(root: Path, step: int, stage: str = "operator") -> bool:
