@@ -84,6 +84,7 @@ def adapt_models(
     from ups.runs.processes import memory_bytes
     from ups.training.adaptation import METHODS, train_and_save
     from ups.training.examples import expect_memory, read_trajectories
+    from ups.training.starts import donors_of
 
     trained = trained_stages(stages, launch, data_root)
     surrogate, cache = trained.surrogate(device(launch)), trained.cache()
@@ -100,10 +101,14 @@ def adapt_models(
 
         return cached(name, data_root, "06_models/adapt", module, section, inputs | {"method": method})(work)
 
+    datasets = {}
+    for name, described in data["datasets"].items():
+        dataset = Dataset.from_json(described)
+        datasets[name] = replace(dataset, family=trained_family(dataset, cache))
+        donors_of(surrogate, datasets[name], config.donor)  # before anything is trained: that there are some
     learned = {}
     for name, pool in data["pools"].items():
-        dataset = Dataset.from_json(data["datasets"][name])
-        dataset = replace(dataset, family=trained_family(dataset, cache))
+        dataset = datasets[name]
         sizes = [count for count in config.sizes if count <= len(pool)]
         expect_memory(dataset, max(sizes), memory_bytes(launch, torch.device(device(launch))))
         networks = {str(n): {method: learn(method, dataset, pool[:n]) for method in methods} for n in sizes}

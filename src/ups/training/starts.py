@@ -82,20 +82,32 @@ def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig
     Raises:
         ConfigFault: there is no donor, or no trained model.
     """
-    dataset, donors = trajectories.dataset, _donors(surrogate, trajectories.dataset)
-    if is_known(surrogate, dataset) and config.donor in (None, dataset.family):
+    donors = donors_of(surrogate, trajectories.dataset, config.donor)
+    if not donors:
         return _with_both_heads(_known(surrogate, trajectories, config.recipe.seed))
-    others = [name for name in donors if name != dataset.family]
-    names = others if config.donor == "other" else [name for name in donors if config.donor in (None, name)]
-    if not names:
-        known = ", ".join(donors) or "none"
-        raise ConfigFault(
-            f"adapt.donor = {config.donor}: families with {len(dataset.grid)} axes to start from: {known}"
-        )
     plain = scratch(surrogate, trajectories, config)
     return _with_both_heads(
-        [replace(plain, model=_with_network(plain.model, donors[name], name), donor=name) for name in names]
+        [replace(plain, model=_with_network(plain.model, model, name), donor=name) for name, model in donors.items()]
     )
+
+
+def donors_of(surrogate: Surrogate, dataset: Dataset, donor: str | None) -> dict[str, Model]:
+    """The models, by family, whose networks a dataset starts from; none if it starts from its own.
+
+    Raises:
+        ConfigFault: `donor` is a family, or `other`, whose networks do not fit the dataset.
+    """
+    if is_known(surrogate, dataset) and donor in (None, dataset.family):
+        return {}
+    fitting = _donors(surrogate, dataset)
+    if donor == "other":
+        chosen = {name: model for name, model in fitting.items() if name != dataset.family}
+    else:
+        chosen = {name: model for name, model in fitting.items() if donor in (None, name)}
+    if not chosen:
+        known = ", ".join(fitting) or "none"
+        raise ConfigFault(f"adapt.donor = {donor} does not fit {dataset.name}; trained networks that do: {known}")
+    return chosen
 
 
 def scratch(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig) -> Start:
