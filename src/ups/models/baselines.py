@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ups.errors import ConfigFault
+from ups.models.conservation import GasIntegrals
 from ups.models.sizes import Domain, Sizes
 from ups.models.state_statistics import StateStatistics
 
@@ -56,6 +57,7 @@ class NormalizedGridOperator(GridModel):
     def __init__(self, network: nn.Module, sizes: Sizes, condition_channels: Sequence[int]) -> None:
         super().__init__(network, sizes, condition_channels)
         self.register_buffer("conserved", torch.zeros(1, max(sizes.latent_channels)))
+        self.gas = GasIntegrals(sizes)
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance z (B, N, C) by one time step; coefficients (B, N, C_c), condition (B, K)."""
@@ -64,7 +66,8 @@ class NormalizedGridOperator(GridModel):
         inputs = [clamped, x, coefficients, summary[:, None].expand(-1, z.shape[1], -1)]
         change = self.statistics.expected_change(z, domain) * self.on_grid(inputs, condition, domain)
         change = self.statistics.without_conserved(change, self.conserved, domain)
-        return self.statistics.limit_step(z + change, z, domain)
+        z_next = self.statistics.limit_step(z + change, z, domain)
+        return z_next if self.training else self.gas(z_next, z, torch.eye(z.shape[-1], device=z.device), domain)
 
 
 class GridSteadyModel(GridModel):
@@ -251,10 +254,8 @@ class _Modes(nn.Module):
     def forward(self, parts: Tensor) -> Tensor:
         return torch.complex(*parts.unbind(1)).permute(1, 2, 0).unflatten(2, self.modes)
 
-    def right_inverse(self, value: Tensor) -> tuple[Tensor]:
-        return (
-            torch.view_as_real(value.flatten(2)).permute(2, 3, 0, 1).contiguous(),
-        )  # a tuple may be of another type
+    def right_inverse(self, value: Tensor) -> tuple[Tensor]:  # a tuple may be of another type
+        return (torch.view_as_real(value.flatten(2)).permute(2, 3, 0, 1).contiguous(),)
 
 
 def make_fno(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ups.models.backbone import TokenMixer
 from ups.models.blocks import constant
+from ups.models.conservation import GasIntegrals
 from ups.models.sizes import Backbone, Domain, Sizes, row_of
 from ups.models.state_statistics import StateStatistics
 
@@ -142,7 +143,9 @@ class Operator(nn.Module):
     F, the token mixer, gets the state as it is and at zero mean and unit amplitude a, with f = `fluctuation_rms`; its
     output has unit scale, s is the `expected_change` of a step; statistics and limits are those of `StateStatistics`,
     the filter is `DampedPersistence`, with the latest validation error of the family for the noise of the network.
-    No step changes the integral of a field that the PDE conserves, see `StateStatistics.without_conserved`.
+    No step changes the integral of a field that the PDE conserves, see `StateStatistics.without_conserved`. Nor does a
+    prediction change mass, momentum and energy of compressible flow, see `GasIntegrals`; in training it may, because
+    the noise on the states there has momentum and energy of its own.
     """
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
@@ -151,6 +154,7 @@ class Operator(nn.Module):
         self.statistics = StateStatistics(sizes)
         self.register_buffer("conserved", torch.zeros(len(sizes.families), max(sizes.latent_channels)))
         self.persistence = DampedPersistence(sizes)
+        self.gas = GasIntegrals(sizes)
         self.mixer = TokenMixer(backbone, sizes, num_states=2, num_conditions=sizes.num_conditions)
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
@@ -162,7 +166,14 @@ class Operator(nn.Module):
         noise = self.statistics.validation_error[row_of(self.rows, domain.family)]
         change = self.persistence(z, self.statistics.expected_change(z, domain) * step, noise, domain)
         change = self.statistics.without_conserved(change, self.conserved, domain)
-        return self.statistics.limit_step(z + change, z, domain)
+        z_next = self.statistics.limit_step(z + change, z, domain)
+        return z_next if self.training else self.gas(z_next, z, self.bases(domain), domain)
+
+    def bases(self, domain: Domain) -> Tensor:
+        """Latents of a token to the values of its patch (D, D), field by field, or 0; see `DampedPersistence`."""
+        row = row_of(self.rows, domain.family)
+        channels = self.sizes.latent_channels[row]
+        return self.persistence.bases[row, :channels, :channels]
 
     def wanted_output(self, z: Tensor, z_next: Tensor, domain: Domain) -> Tensor:
         """Output (B, N, D) of the mixer with which, where no noise is filtered, a step leads from z to z_next."""

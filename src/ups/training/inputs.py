@@ -15,7 +15,9 @@ from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentSamples, domains
 from ups.files import place_of
+from ups.models.baselines import NormalizedGridOperator
 from ups.models.codec import Codec, codec_from, group_name
+from ups.models.conservation import GasIntegrals
 from ups.models.operator import MAX_POINTS, NUM_GAINS, TINY, Operator, mode_places
 from ups.models.sizes import Domain, row_of
 from ups.models.state_statistics import StateStatistics
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from ups.data.encoding import Encode  # imports h5py
 
 MOST_STEPS, MOST_VALUES, BATCH_VALUES = 512, 2**26, 2**20  # of the states to which persistence is fitted
+MOST_DRIFT = 0.01  # of integrals that count as conserved by the data, in time steps
 SMALLEST_STATISTIC = 1e-3  # latents have about unit variance; fields that are constant in the data have 0
 
 
@@ -129,18 +132,18 @@ def set_statistics_of(
     statistics.field_average[row, :num_channels, :num_channels] = torch.block_diag(*blocks)
 
 
-def set_change_law(statistics: StateStatistics, cache: LatentCache) -> None:
-    """Fit the expected change to `training_steps` of every transient family."""
-    for family, domain in _transient_domains(cache).items():
-        statistics.fit_change_law(training_steps(cache, family), domain)
-
-
-def fit_to_steps(operator: Operator, cache: LatentCache, codec: Codec) -> None:
-    """Fit the expected change and the `persistence` of an operator to `training_steps` of every family, read once."""
-    for family, domain in _transient_domains(cache).items():
-        steps = list(training_steps(cache, family))
-        operator.statistics.fit_change_law(steps, domain)
-        fit_persistence(operator, codec, domain, steps)
+def fit_to_steps(
+    model: Operator | NormalizedGridOperator, cache: LatentCache, codec: Codec, *, keeps_integrals: bool
+) -> None:
+    """Fit expected change, filter and integrals of a model to `training_steps` of every transient family, read once."""
+    for family, domain in domains(cache).items():
+        if not FAMILIES[family].steady:
+            steps = list(training_steps(cache, family))
+            model.statistics.fit_change_law(steps, domain)
+            if isinstance(model, Operator):
+                fit_persistence(model, codec, domain, steps)
+            if keeps_integrals:
+                fit_gas_integrals(model.gas, codec, domain, steps)
 
 
 def training_steps(cache: LatentCache, family: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -152,10 +155,6 @@ def training_steps(cache: LatentCache, family: str) -> Iterator[tuple[Tensor, Te
     for part in np.array_split(chosen, min(len(chosen), -(-len(chosen) * values // BATCH_VALUES))):
         batch = samples.load(family, part)
         yield batch.z, batch.z_next
-
-
-def _transient_domains(cache: LatentCache) -> dict[str, Domain]:
-    return {family: domain for family, domain in domains(cache).items() if not FAMILIES[family].steady}
 
 
 @torch.no_grad()
@@ -191,6 +190,31 @@ def fit_persistence(operator: Operator, codec: Codec, domain: Domain, steps: Ite
         for field, of_field in enumerate(values.numpy()):
             gains[field, 0] = of_field[0]
             gains[field, 1:] = torch.from_numpy(np.interp(every, known, of_field[known]))
+
+
+@torch.no_grad()
+def fit_gas_integrals(gas: GasIntegrals, codec: Codec, domain: Domain, steps: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Have a model keep the integrals of compressible flow if the time steps z -> z_next, each (B, N, D), keep them.
+
+    They do where moving each z_next to the integrals of its z changes it by less than `MOST_DRIFT` of the step, in RMS:
+    not with outflow, nor on coarse grids that leave out points of the solver's. Nothing is kept where the codec drops
+    components, because then the fields are not known exactly.
+    """
+    name = group_name(domain.family, "fields")
+    group, row, fields = codec.groups[name], row_of(gas.rows, domain.family), FAMILIES[domain.family].fields
+    is_gas = fields[:2] == ("density", "pressure") and group.log == (True, True, *[False] * len(domain.grid))
+    if not is_gas or group.components < group.patch_points:
+        return
+    gas.units[row, :, : len(fields)] = torch.tensor([group.std, group.mean])
+    gas.find_kept()
+    bases, squares = torch.block_diag(*codec.bases(name)), torch.zeros(2, dtype=torch.float64)
+    for z, z_next in steps:
+        kept = gas(z_next, z, bases, domain)
+        squares += torch.stack([(kept - z_next).square().sum(), (z_next - z).square().sum()])
+    moved, changed = squares.sqrt().tolist()
+    if not moved < MOST_DRIFT * changed:
+        gas.units[row] = 0.0
+        gas.find_kept()
 
 
 def field_rms(error: Tensor, family: str) -> Tensor:

@@ -12,7 +12,7 @@ from ups.models.baselines import grid_model
 from ups.models.codec import codec_from
 from ups.models.weights import load_model
 from ups.runs.run import Run
-from ups.training.inputs import open_cache, set_change_law, set_statistics
+from ups.training.inputs import fit_to_steps, open_cache, set_statistics
 from ups.training.stage import Stage
 from ups.training.stages.operator import horizon_at, step_loss, store_validation_error
 from ups.training.stages.steady import steady_loss
@@ -38,8 +38,9 @@ def build(config: BaselineConfig, run: Run) -> Stage:
     model = grid_model(**settings)
     set_statistics(model.statistics, cache)
     if config.normalized:
-        set_change_law(model.statistics, cache)
-        set_conserved(model, cache, load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"]))
+        codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
+        fit_to_steps(model, cache, codec, keeps_integrals=True)
+        set_conserved(model, cache, codec)
     loss = steady_loss if family.steady else step_loss(model.statistics, config)
     loss = augmented(loss, cache, run) if config.symmetries else loss
     train, valid = LatentSamples(cache, "train", horizon=config.unroll.horizon), LatentSamples(cache, "valid")
