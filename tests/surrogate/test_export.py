@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config as inductor_config
 
 from tests.surrogate.tiny import dataset_of, domain_of, random_inputs, tiny_model, tiny_surrogate
 from ups.data.families import condition_features
@@ -158,10 +159,11 @@ def test_what_is_missing_is_said(form: Format, hint: str, tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_compiler_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_compiler_is_said(tmp_path: Path):
     """Without a C++ compiler there is no compiled package, and one line says so."""
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    with pytest.raises(ConfigFault, match="install g\\+\\+"):
+    # monkeypatch would leave torch without this setting, and nothing later in this process could be compiled.
+    without_compiler = inductor_config.patch({"cpp.cxx": ("no-such-compiler",)})
+    with without_compiler, pytest.raises(ConfigFault, match="install g\\+\\+"):
         export(tiny_model("burgers_1d"), tmp_path / "model.pt2", "aoti")
     assert list(tmp_path.iterdir()) == []
 
