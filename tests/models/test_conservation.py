@@ -1,4 +1,4 @@
-"""Mass, momentum and energy of compressible flow, which a step of a network keeps."""
+"""What predicted states of fluids meet: mass, momentum and energy are kept, incompressible flow has no divergence."""
 
 import numpy as np
 import pytest
@@ -8,16 +8,19 @@ from torch import Tensor
 from tests.backbones import small
 from ups.data.families import NUM_CONDITIONS
 from ups.models.codec import Codec, FieldGroup, group_name
+from ups.models.conservation import gradient_part
 from ups.models.operator import Operator
 from ups.models.sizes import Domain, Sizes
 from ups.solvers.compressible import conserved_fields
-from ups.training.inputs import fit_gas_integrals
+from ups.training.inputs import fit_constraints
 
 torch.set_num_threads(1)
 
 FAMILY, GRID = "compressible_ns_2d", (8, 12)
 DOMAIN, NAME = Domain(FAMILY, (4, 6), (True, True)), group_name(FAMILY, "fields")
 MEAN, STD = (0.3, 1.1, 0.2, -0.1), (0.4, 0.6, 1.5, 0.7)
+FLOW = "incompressible_ns_2d"
+WALLS, FLOW_NAME = Domain(FLOW, (4, 6), (False, False)), group_name(FLOW, "fields")
 Steps = list[tuple[Tensor, Tensor]]
 
 
@@ -64,10 +67,15 @@ def losing(channel: int) -> Steps:
 
 
 def fitted(steps: Steps, made: Codec | None = None) -> Operator:
-    """An operator after `fit_gas_integrals`."""
+    """An operator after `fit_constraints`."""
     model = operator()
-    fit_gas_integrals(model.gas, made or codec(), DOMAIN, steps)
+    fit_constraints(model.constraints, made or codec(), DOMAIN, steps)
     return model
+
+
+def is_on(model: Operator) -> list[bool]:
+    """Which constraints are on: that of gas, that of flow between walls."""
+    return [on for constraint in model.constraints for on in constraint.is_on]
 
 
 def step(model: Operator, z: Tensor) -> Tensor:
@@ -104,7 +112,9 @@ def test_a_state_with_these_integrals_stays():
     """What conserves them already is not moved."""
     model = fitted(conserving())
     for z, z_next in conserving():
-        torch.testing.assert_close(model.gas(z_next, z, model.bases(DOMAIN), DOMAIN), z_next, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            model.constraints[0](z_next, z, model.bases(DOMAIN), DOMAIN), z_next, rtol=0, atol=1e-5
+        )
 
 
 def test_the_gradient_is_exact():
@@ -112,7 +122,7 @@ def test_the_gradient_is_exact():
     model = fitted(conserving()).double()
 
     def moved(z_next: Tensor, z: Tensor) -> Tensor:
-        return model.gas(z_next, z, model.bases(DOMAIN), DOMAIN)
+        return model.constraints[0](z_next, z, model.bases(DOMAIN), DOMAIN)
 
     inputs = [states(seed)[:1].double().requires_grad_() for seed in (4, 5)]
     assert torch.autograd.gradcheck(moved, inputs, eps=1e-6, atol=1e-6)
@@ -122,14 +132,14 @@ def test_the_gradient_is_exact():
 def test_data_that_lose_an_integral_are_not_held_to_it(channel: int):
     """With another boundary mass, momentum or energy may leave."""
     model = fitted(losing(channel))
-    assert not model.gas.is_kept[0]
+    assert is_on(model) == [False, False]
     assert torch.equal(step(model, states(3)), step(operator(), states(3)))
 
 
 def test_fields_that_the_latents_do_not_determine_are_left_alone():
     """Where the codec drops components nothing is kept."""
-    assert fitted(conserving()).gas.is_kept == [True]
-    assert fitted(conserving(), codec(components=3)).gas.is_kept == [False]
+    assert is_on(fitted(conserving())) == [True, False]
+    assert is_on(fitted(conserving(), codec(components=3))) == [False, False]
 
 
 def test_loading_weights_tells_what_is_kept():
@@ -137,3 +147,77 @@ def test_loading_weights_tells_what_is_kept():
     model, loaded = fitted(conserving()), operator()
     loaded.load_state_dict(model.state_dict())
     assert torch.equal(step(loaded, states(3)), step(model, states(3)))
+
+
+def centres(*grid: int) -> list[Tensor]:
+    """Coordinates of the cell centres of the unit square or cube."""
+    return list(torch.meshgrid(*((torch.arange(n) + 0.5) / n for n in grid), indexing="ij"))
+
+
+def swirl(k: int, m: int) -> Tensor:
+    """The velocity (2, 1, *GRID) of the stream function sin(pi k x) sin(pi m y), without divergence between walls."""
+    x, y = (torch.pi * each for each in centres(*GRID))
+    return torch.stack([m * (k * x).sin() * (m * y).cos(), -k * (k * x).cos() * (m * y).sin()])[:, None]
+
+
+@pytest.mark.parametrize(("k", "m"), [(1, 1), (3, 2), (7, 11)])
+def test_flow_without_divergence_has_no_gradient_part(k: int, m: int):
+    """An exact solution of div v = 0 between walls."""
+    assert gradient_part(swirl(k, m)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("wavenumbers", [(1, 0), (2, 3), (7, 11), (1, 2, 0), (2, 1, 3)])
+def test_a_gradient_is_all_gradient_part(wavenumbers: tuple[int, ...]):
+    """The gradient of a product of cosines, whose normal derivative is 0 at the walls, in 2D and 3D."""
+    x = centres(*(GRID if len(wavenumbers) == 2 else (4, 6, 8)))
+    cosines = [(torch.pi * k * each).cos() for k, each in zip(wavenumbers, x, strict=True)]
+    sines = [k * (torch.pi * k * each).sin() for k, each in zip(wavenumbers, x, strict=True)]
+    each = [[sines[a] if a == own else cosines[a] for a in range(len(x))] for own in range(len(x))]
+    v = torch.stack([torch.stack(factors).prod(0) for factors in each])[:, None]
+    torch.testing.assert_close(gradient_part(v), v, rtol=0, atol=1e-4)
+
+
+def test_removing_it_twice_removes_it_once():
+    """What is left of any flow has no gradient part."""
+    v = torch.randn(2, 3, *GRID, generator=torch.Generator().manual_seed(6))
+    part = gradient_part(v)
+    assert part.norm() > 0.3 * v.norm()
+    assert gradient_part(v - part).norm() < 1e-5 * v.norm()
+
+
+def flow_codec() -> Codec:
+    """As `codec`, for two velocities and particles, none of them encoded by its logarithm."""
+    group = FieldGroup(GRID, 2, 4, (False,) * 3, (0.2, -0.3, 1.0), (1.5, 0.7, 2.0))
+    made = Codec({FLOW_NAME: group}).requires_grad_(False).eval()
+    made.skew[FLOW_NAME].copy_(torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0)))
+    return made
+
+
+def flow(*, divergence: float) -> Steps:
+    """Time steps between flows with some divergence."""
+    u = [torch.cat([swirl(k, 2), torch.ones(1, 1, *GRID)]).transpose(0, 1) for k in (1, 3)]
+    u[1][:, 0] += divergence * centres(*GRID)[0].mul(torch.pi).sin()
+    return [tuple(flow_codec().encode(each, FLOW_NAME) for each in u)]  # type: ignore[list-item]
+
+
+def flow_model(steps: Steps) -> Operator:
+    """An operator of incompressible flow with random weights after `fit_constraints`."""
+    torch.manual_seed(1)
+    model = Operator(Sizes((FLOW,), (2,), (3,), (12,), (0,), NUM_CONDITIONS), small(modes=(3, 3, 3)))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.persistence.bases[0] = torch.block_diag(*flow_codec().bases(FLOW_NAME))
+    fit_constraints(model.constraints, flow_codec(), WALLS, steps)
+    return model.requires_grad_(False).eval()
+
+
+def test_predicted_flow_has_no_divergence():
+    """In physical units; the particles are as without."""
+    z = torch.randn(5, 24, 12, generator=torch.Generator().manual_seed(3))
+    condition = torch.zeros(len(z), NUM_CONDITIONS)
+    on, off = flow_model(flow(divergence=0.0)), flow_model(flow(divergence=1.0))
+    assert (is_on(on), is_on(off)) == ([False, True], [False, False])
+    u, u_off = (flow_codec().decode(each(z, z[..., :0], condition, WALLS), FLOW_NAME) for each in (on, off))
+    parts = [gradient_part(each[:, :2].transpose(0, 1)).norm() / each[:, :2].norm() for each in (u, u_off)]
+    assert parts[0] < 1e-5 < 0.1 < parts[1]
+    torch.testing.assert_close(u[:, 2], u_off[:, 2], rtol=0, atol=1e-5)

@@ -9,7 +9,8 @@ from torch import Tensor
 from tests.backbones import small
 from ups.data.families import NUM_CONDITIONS
 from ups.models.codec import Codec, FieldGroup, group_name
-from ups.models.operator import Operator, axis_modes
+from ups.models.grid import axis_modes
+from ups.models.operator import Operator
 from ups.models.sizes import Domain, Sizes
 from ups.training.inputs import fit_persistence
 

@@ -167,8 +167,8 @@ class CodecConfig(TrainingSection):
 class OperatorConfig(NetworkSection):
     """Stage `operator`: one time step in latent space.
 
-    `conserve`: no step changes the integral of a field that the PDE conserves under its boundary condition, and no
-    prediction mass, momentum and energy of compressible flow.
+    `conserve`: no step changes the integral of a field that the PDE conserves under its boundary condition. Predictions
+    keep mass, momentum and energy of compressible flow, and incompressible flow between walls has no divergence.
     `symmetries`: training samples are mirrored and rotated at random, where PDE and domain allow it.
     """
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ups.errors import ConfigFault
-from ups.models.conservation import GasIntegrals
+from ups.models.conservation import Constraints
 from ups.models.sizes import Domain, Sizes
 from ups.models.state_statistics import StateStatistics
 
@@ -57,7 +57,7 @@ class NormalizedGridOperator(GridModel):
     def __init__(self, network: nn.Module, sizes: Sizes, condition_channels: Sequence[int]) -> None:
         super().__init__(network, sizes, condition_channels)
         self.register_buffer("conserved", torch.zeros(1, max(sizes.latent_channels)))
-        self.gas = GasIntegrals(sizes)
+        self.constraints = Constraints(sizes)
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance z (B, N, C) by one time step; coefficients (B, N, C_c), condition (B, K)."""
@@ -67,7 +67,7 @@ class NormalizedGridOperator(GridModel):
         change = self.statistics.expected_change(z, domain) * self.on_grid(inputs, condition, domain)
         change = self.statistics.without_conserved(change, self.conserved, domain)
         z_next = self.statistics.limit_step(z + change, z, domain)
-        return z_next if self.training else self.gas(z_next, z, torch.eye(z.shape[-1], device=z.device), domain)
+        return self.constraints(z_next, z, torch.eye(z.shape[-1], device=z.device), domain)
 
 
 class GridSteadyModel(GridModel):

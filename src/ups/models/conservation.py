@@ -1,69 +1,134 @@
-"""Integrals that compressible flow conserves, and states that keep them."""
+"""What the equations of fluids demand of every predicted state: conserved integrals, velocities without divergence."""
 
 import torch
 from torch import Tensor, nn
 
+from ups.models.grid import along_axes, axis_modes, sine_modes, to_grid, to_tokens
 from ups.models.sizes import Domain, Sizes, row_of
 
 HEAT_CAPACITY_RATIO = 5 / 3  # of PDEBench's gas
 LARGEST_FACTOR = 2.0  # by which density and pressure are rescaled: a network that was hardly trained may be far off
 
 
-class GasIntegrals(nn.Module):
-    """Mass, momentum and energy of compressible flow, which a prediction keeps: they are not linear in the latents.
+class Constraint(nn.Module):
+    """Moves predicted states of some families to what their equation demands.
 
-    They are the means over the grid of rho, rho v and p / (gamma - 1) + rho |v|^2 / 2, for fields density rho, pressure
-    p and velocity v in this order, of which the first two are encoded by their logarithm. Density and pressure get a
-    factor, and each velocity a summand, that is the same for the whole grid: a constant on the fields as encoded.
-
-    - `units` (families, 2, C): standard deviation and mean of the normalization of each field; 0 where nothing is kept
+    - `units` (families, 2, C): standard deviation and mean of the normalization of each field; 0 where nothing is moved
     """
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.rows, self.num_fields = sizes.rows, tuple(sizes.num_fields)
         self.register_buffer("units", torch.zeros(len(sizes.families), 2, max(sizes.num_fields)))
-        self.is_kept = [False] * len(sizes.families)  # plain values, so that nothing is computed where nothing is kept
+        self.is_on = [False] * len(sizes.families)  # plain values, so that nothing is computed where nothing is moved
         self.register_load_state_dict_post_hook(_after_loading)
 
-    def find_kept(self) -> None:
+    def find_on(self) -> None:
         """Which families have units; loading a state calls this, another change of `units` must."""
-        self.is_kept = [bool(units.any()) for units in self.units]
+        self.is_on = [bool(units.any()) for units in self.units]
 
     def forward(self, z_next: Tensor, z: Tensor, bases: Tensor, domain: Domain) -> Tensor:
-        """The state z_next (B, N, D) with the integrals of z (B, N, D).
+        """The state z_next (B, N, D) after z (B, N, D), moved; as it is where nothing is demanded.
 
         `bases` (D, D) map the latents of a token to the values of its patch, field by field.
         """
         row = row_of(self.rows, domain.family)
-        if not self.is_kept[row]:
+        if not self.is_on[row]:
             return z_next
         with torch.autocast(z.device.type, enabled=False):
-            by_field = bases.unflatten(1, (self.num_fields[row], -1))
-            mass_0, momentum_0, kinetic_0, pressure_0 = self._means(z, by_field, row)
-            mass, momentum, kinetic, pressure = self._means(z_next, by_field, row)
-            thicker = _factor(mass_0, mass)
-            mass, momentum, kinetic = thicker * mass, thicker[:, None] * momentum, thicker * kinetic
-            faster = (momentum_0 - momentum) / mass[:, None]
-            kinetic = kinetic + (faster * momentum).sum(1) + faster.square().sum(1) * mass / 2
-            hotter = _factor(pressure_0 + (HEAT_CAPACITY_RATIO - 1) * (kinetic_0 - kinetic), pressure)
-            added = torch.cat([torch.stack([thicker, hotter], 1).log(), faster], 1)
-            std = self.units[row, 0, : self.num_fields[row]]
-            return z_next + ((added / std) @ by_field.sum(2).mT).unsqueeze(1)
+            std, mean = self.units[row, :, : self.num_fields[row]]
+            return z_next + self.move(z_next, z, bases, domain, std, mean)
 
-    def _means(self, z: Tensor, by_field: Tensor, row: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Means over the grid of mass (B,), momentum (B, d), kinetic energy (B,) and pressure (B,)."""
-        std, mean = self.units[row, :, : self.num_fields[row], None]
-        values = torch.tensordot(z, by_field, 1) * std + mean  # (B, N, C, points of a token)
-        density, pressure, velocity = values[:, :, 0].exp(), values[:, :, 1].exp(), values[:, :, 2:]
-        flux = density[:, :, None] * velocity
-        kinetic = (flux * velocity).sum(2) / 2
-        return density.mean((1, 2)), flux.mean((1, 3)), kinetic.mean((1, 2)), pressure.mean((1, 2))
+    def move(self, z_next: Tensor, z: Tensor, bases: Tensor, domain: Domain, std: Tensor, mean: Tensor) -> Tensor:
+        """What is added to z_next (B, N, D); `std` and `mean` (C,) are the units of the fields."""
+        raise NotImplementedError
+
+
+class GasIntegrals(Constraint):
+    """Mass, momentum and energy of compressible flow stay as they are in a step.
+
+    They are the means over the grid of rho, rho v and p / (gamma - 1) + rho |v|^2 / 2, for fields density rho, pressure
+    p and velocity v in this order, of which the first two are encoded by their logarithm. Density and pressure get a
+    factor, and each velocity a summand, that is the same for the whole grid: a constant on the fields as encoded.
+    """
+
+    def move(self, z_next: Tensor, z: Tensor, bases: Tensor, domain: Domain, std: Tensor, mean: Tensor) -> Tensor:
+        """See `Constraint`."""
+        by_field = bases.unflatten(1, (len(std), -1))
+        mass_0, momentum_0, kinetic_0, pressure_0 = _gas_means(z, by_field, std, mean)
+        mass, momentum, kinetic, pressure = _gas_means(z_next, by_field, std, mean)
+        thicker = _factor(mass_0, mass)
+        mass, momentum, kinetic = thicker * mass, thicker[:, None] * momentum, thicker * kinetic
+        faster = (momentum_0 - momentum) / mass[:, None]
+        kinetic = kinetic + (faster * momentum).sum(1) + faster.square().sum(1) * mass / 2
+        hotter = _factor(pressure_0 + (HEAT_CAPACITY_RATIO - 1) * (kinetic_0 - kinetic), pressure)
+        added = torch.cat([torch.stack([thicker, hotter], 1).log(), faster], 1)
+        return ((added / std) @ by_field.sum(2).mT).unsqueeze(1)
+
+
+class WallBoundedFlow(Constraint):
+    """Velocities without divergence, and without flow through the walls around the domain.
+
+    The velocities are the first fields, one per axis. Each is a sum of sines along its own axis and of cosines along
+    the others; in these modes the part with divergence, a gradient of cosines, is removed (Leray projection).
+    """
+
+    def move(self, z_next: Tensor, z: Tensor, bases: Tensor, domain: Domain, std: Tensor, mean: Tensor) -> Tensor:
+        """See `Constraint`."""
+        fields, num_axes = to_grid(z_next @ bases, len(std), domain), len(domain.grid)
+        scale = (-1, *[1] * (num_axes + 1))
+        std, mean = std[:num_axes].view(scale), mean[:num_axes].view(scale)
+        added = -gradient_part(fields[:num_axes] * std + mean) / std
+        return to_tokens(torch.cat([added, torch.zeros_like(fields[num_axes:])]), domain) @ bases.mT
+
+
+class Constraints(nn.ModuleList):
+    """All constraints on predicted states. In training none is met: the noise on its states has momentum and energy."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__([GasIntegrals(sizes), WallBoundedFlow(sizes)])
+
+    def forward(self, z_next: Tensor, z: Tensor, bases: Tensor, domain: Domain) -> Tensor:
+        """See `Constraint`."""
+        for constraint in [] if self.training else self:
+            z_next = constraint(z_next, z, bases, domain)
+        return z_next
+
+
+def gradient_part(v: Tensor) -> Tensor:
+    """The part with divergence of velocities v (d, B, *grid) between walls, of which there is one per axis."""
+    grid, num_axes = v.shape[2:], len(v)
+    modes, spectra = [], []
+    for own in range(num_axes):
+        cosines = [axis_modes(n, False, v.device)[0] for n in grid]
+        modes.append([sine_modes(n, v.device) if a == own else cosines[a] for a, n in enumerate(grid)])
+        # On one grid of wavenumbers 0, ..., n per axis: there is no sine of wavenumber 0 and no cosine of wavenumber n.
+        padding = [size for a in reversed(range(num_axes)) for size in ((1, 0) if a == own else (0, 1))]
+        spectra.append(nn.functional.pad(along_axes(v[own : own + 1], modes[own])[0], padding))
+    k = torch.meshgrid(*(torch.arange(n + 1, device=v.device, dtype=v.dtype) for n in grid), indexing="ij")
+    is_whole = torch.stack([axis < n for axis, n in zip(k, grid, strict=True)]).all(0)
+    inverse = is_whole / torch.stack(k).square().sum(0).clamp(min=1.0)
+    potential = inverse * sum(axis * spectrum for axis, spectrum in zip(k, spectra, strict=True))
+    parts = []
+    for own in range(num_axes):
+        inside = [slice(1, None) if a == own else slice(None, -1) for a in range(num_axes)]
+        part = (k[own] * potential)[(slice(None), *inside)]
+        parts.append(along_axes(part[None], [matrix.mT for matrix in modes[own]]))
+    return torch.cat(parts)
+
+
+def _gas_means(z: Tensor, by_field: Tensor, std: Tensor, mean: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Means over the grid of mass (B,), momentum (B, d), kinetic energy (B,) and pressure (B,)."""
+    values = torch.tensordot(z, by_field, 1) * std[:, None] + mean[:, None]  # (B, N, C, points of a token)
+    density, pressure, velocity = values[:, :, 0].exp(), values[:, :, 1].exp(), values[:, :, 2:]
+    flux = density[:, :, None] * velocity
+    kinetic = (flux * velocity).sum(2) / 2
+    return density.mean((1, 2)), flux.mean((1, 3)), kinetic.mean((1, 2)), pressure.mean((1, 2))
 
 
 def _factor(wanted: Tensor, found: Tensor) -> Tensor:
     return (wanted / found).clamp(1 / LARGEST_FACTOR, LARGEST_FACTOR)
 
 
-def _after_loading(gas: GasIntegrals, _: object) -> None:
-    gas.find_kept()
+def _after_loading(constraint: Constraint, _: object) -> None:
+    constraint.find_on()

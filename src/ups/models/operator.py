@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from ups.models.backbone import TokenMixer
 from ups.models.blocks import constant
-from ups.models.conservation import GasIntegrals
+from ups.models.conservation import Constraints
+from ups.models.grid import MAX_POINTS, along_axes, axis_modes, patch_edge, to_grid, to_tokens
 from ups.models.sizes import Backbone, Domain, Sizes, row_of
 from ups.models.state_statistics import StateStatistics
 
 NUM_GAINS, PER_OCTAVE = 96, 8  # places for wavenumbers k, at PER_OCTAVE * log2(1 + k): up to 4095
-MAX_POINTS = 2048  # of an axis: its modes are a matrix
 TINY = 1e-20  # smallest energy
 
 
@@ -48,7 +48,7 @@ class DampedPersistence(nn.Module):
         """The filtered change (B, N, D) of states z (B, N, D), from a change (B, N, D) with noise of RMS `noise` ()."""
         row, channels = row_of(self.rows, domain.family), z.shape[-1]
         num_fields = self.num_fields[row]
-        patch = _patch(channels // num_fields, len(domain.grid))
+        patch = patch_edge(channels // num_fields, len(domain.grid))
         if not (patch and self.is_fitted[row]) or patch * max(domain.grid) > MAX_POINTS:
             return change
         # bfloat16 has errors far above the energies at large wavenumbers.
@@ -66,12 +66,12 @@ class DampedPersistence(nn.Module):
             stopped = noise / (rest + noise).clamp(min=TINY)
             modes = [modes.mT for modes in _modes(grid, domain, z.device)]
             u = along_axes((persistent - 1) * z_hat - stopped * change_hat, modes)
-            return change + _to_tokens(u, domain) @ self.bases[row, :channels, :channels].mT
+            return change + to_tokens(u, domain) @ self.bases[row, :channels, :channels].mT
 
     def spectrum(self, z: Tensor, domain: Domain) -> Tensor:
         """Coefficients (C, B, *grid) of states z (B, N, D) in the Fourier modes of the grid."""
         row, channels = row_of(self.rows, domain.family), z.shape[-1]
-        u = _to_grid(z @ self.bases[row, :channels, :channels], self.num_fields[row], domain)
+        u = to_grid(z @ self.bases[row, :channels, :channels], self.num_fields[row], domain)
         return along_axes(u, _modes(u.shape[2:], domain, z.device))
 
 
@@ -83,46 +83,6 @@ def _modes(grid: Sequence[int], domain: Domain, device: torch.device) -> list[Te
     return [axis_modes(n, wraps, device)[0] for n, wraps in zip(grid, domain.periodic, strict=True)]
 
 
-def _to_grid(values: Tensor, num_fields: int, domain: Domain) -> Tensor:
-    """Values of patches (B, N, C P) as fields on the grid, (C, B, *grid)."""
-    num_axes = len(domain.grid)
-    patch = _patch(values.shape[-1] // num_fields, num_axes)
-    u = values.unflatten(2, (num_fields, *[patch] * num_axes)).unflatten(1, domain.grid)
-    pairs = (axis for a in range(num_axes) for axis in (1 + a, 2 + num_axes + a))
-    u = u.permute(1 + num_axes, 0, *pairs)
-    return u.reshape(num_fields, -1, *(n * patch for n in domain.grid))
-
-
-def _to_tokens(u: Tensor, domain: Domain) -> Tensor:
-    """Fields on the grid (C, B, *grid) as values of patches (B, N, C P)."""
-    num_axes = len(domain.grid)
-    for axis in reversed(range(num_axes)):
-        u = u.unflatten(2 + axis, (domain.grid[axis], -1))
-    u = u.permute(1, *(2 + 2 * a for a in range(num_axes)), 0, *(3 + 2 * a for a in range(num_axes)))
-    return u.flatten(1 + num_axes).flatten(1, -2)
-
-
-def along_axes(u: Tensor, matrices: Sequence[Tensor]) -> Tensor:
-    """Multiply fields u (C, B, *grid) along each axis by its matrix (n, n)."""
-    for matrix in reversed(matrices):  # each product has its axis last, and moves it to the front
-        u = (u @ matrix.mT.to(u.dtype)).movedim(-1, 2)
-    return u
-
-
-@constant
-def axis_modes(num_points: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Orthonormal Fourier modes of an axis (n, n) in its rows, and the wavenumber of each in waves per domain (n,).
-
-    Cosines and sines of whole waves at cell centres on a periodic axis, else cosines of half waves.
-    """
-    row = torch.arange(num_points, dtype=torch.float64)
-    k = ((row + 1) / 2).floor() if periodic else row / 2
-    angle = 2 * torch.pi * torch.outer(k, (row + 0.5) / num_points)
-    is_sine = periodic & (row % 2 == 1)
-    modes = torch.where(is_sine[:, None], angle.sin(), angle.cos())
-    return (modes / modes.norm(dim=1, keepdim=True)).float().to(device), k.float().to(device)
-
-
 @constant
 def mode_places(grid: Sequence[int], periodic: Sequence[bool], device: torch.device) -> Tensor:
     """The place among `NUM_GAINS` gains of each Fourier mode of a grid, between two of them, (*grid)."""
@@ -131,21 +91,14 @@ def mode_places(grid: Sequence[int], periodic: Sequence[bool], device: torch.dev
     return (PER_OCTAVE * (1 + torch.stack(k).square().sum(0).sqrt()).log2()).clamp(max=NUM_GAINS - 1)
 
 
-def _patch(components: int, num_axes: int) -> int:
-    """Edge of the patches of a codec that keeps all components, 0 if no edge has as many points."""
-    edge = round(components ** (1 / num_axes))
-    return edge if edge**num_axes == components else 0
-
-
 class Operator(nn.Module):
     """z_next = limit_step(z + filter(s * F(z, (z - mean) / (f a), coefficients; mean, log a, condition))).
 
     F, the token mixer, gets the state as it is and at zero mean and unit amplitude a, with f = `fluctuation_rms`; its
     output has unit scale, s is the `expected_change` of a step; statistics and limits are those of `StateStatistics`,
     the filter is `DampedPersistence`, with the latest validation error of the family for the noise of the network.
-    No step changes the integral of a field that the PDE conserves, see `StateStatistics.without_conserved`. Nor does a
-    prediction change mass, momentum and energy of compressible flow, see `GasIntegrals`; in training it may, because
-    the noise on the states there has momentum and energy of its own.
+    No step changes the integral of a field that the PDE conserves, see `StateStatistics.without_conserved`, and
+    predictions meet the `Constraints` of their equation.
     """
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
@@ -154,7 +107,7 @@ class Operator(nn.Module):
         self.statistics = StateStatistics(sizes)
         self.register_buffer("conserved", torch.zeros(len(sizes.families), max(sizes.latent_channels)))
         self.persistence = DampedPersistence(sizes)
-        self.gas = GasIntegrals(sizes)
+        self.constraints = Constraints(sizes)
         self.mixer = TokenMixer(backbone, sizes, num_states=2, num_conditions=sizes.num_conditions)
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
@@ -167,7 +120,7 @@ class Operator(nn.Module):
         change = self.persistence(z, self.statistics.expected_change(z, domain) * step, noise, domain)
         change = self.statistics.without_conserved(change, self.conserved, domain)
         z_next = self.statistics.limit_step(z + change, z, domain)
-        return z_next if self.training else self.gas(z_next, z, self.bases(domain), domain)
+        return self.constraints(z_next, z, self.bases(domain), domain)
 
     def bases(self, domain: Domain) -> Tensor:
         """Latents of a token to the values of its patch (D, D), field by field, or 0; see `DampedPersistence`."""

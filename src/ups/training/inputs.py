@@ -16,9 +16,10 @@ from ups.data.pdebench import FAMILIES
 from ups.data.samples import LatentSamples, domains
 from ups.files import place_of
 from ups.models.baselines import NormalizedGridOperator
-from ups.models.codec import Codec, codec_from, group_name
-from ups.models.conservation import GasIntegrals
-from ups.models.operator import MAX_POINTS, NUM_GAINS, TINY, Operator, mode_places
+from ups.models.codec import Codec, FieldGroup, codec_from, group_name
+from ups.models.conservation import Constraint, GasIntegrals
+from ups.models.grid import MAX_POINTS
+from ups.models.operator import NUM_GAINS, TINY, Operator, mode_places
 from ups.models.sizes import Domain, row_of
 from ups.models.state_statistics import StateStatistics
 from ups.models.weights import load_model
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ups.data.encoding import Encode  # imports h5py
 
 MOST_STEPS, MOST_VALUES, BATCH_VALUES = 512, 2**26, 2**20  # of the states to which persistence is fitted
-MOST_DRIFT = 0.01  # of integrals that count as conserved by the data, in time steps
+MOST_MOVED = 0.01  # by a constraint that the data meet, relative to a time step
 SMALLEST_STATISTIC = 1e-3  # latents have about unit variance; fields that are constant in the data have 0
 
 
@@ -133,17 +134,17 @@ def set_statistics_of(
 
 
 def fit_to_steps(
-    model: Operator | NormalizedGridOperator, cache: LatentCache, codec: Codec, *, keeps_integrals: bool
+    model: Operator | NormalizedGridOperator, cache: LatentCache, codec: Codec, *, constrained: bool
 ) -> None:
-    """Fit expected change, filter and integrals of a model to `training_steps` of every transient family, read once."""
+    """Fit expected change, filter and constraints of a model to `training_steps` of every family, read once."""
     for family, domain in domains(cache).items():
         if not FAMILIES[family].steady:
             steps = list(training_steps(cache, family))
             model.statistics.fit_change_law(steps, domain)
             if isinstance(model, Operator):
                 fit_persistence(model, codec, domain, steps)
-            if keeps_integrals:
-                fit_gas_integrals(model.gas, codec, domain, steps)
+            if constrained:
+                fit_constraints(model.constraints, codec, domain, steps)
 
 
 def training_steps(cache: LatentCache, family: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -193,28 +194,40 @@ def fit_persistence(operator: Operator, codec: Codec, domain: Domain, steps: Ite
 
 
 @torch.no_grad()
-def fit_gas_integrals(gas: GasIntegrals, codec: Codec, domain: Domain, steps: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Have a model keep the integrals of compressible flow if the time steps z -> z_next, each (B, N, D), keep them.
+def fit_constraints(
+    constraints: Iterable[Constraint], codec: Codec, domain: Domain, steps: Iterable[tuple[Tensor, Tensor]]
+) -> None:
+    """Turn on the constraints that suit a family and that its time steps z -> z_next, each (B, N, D), meet.
 
-    They do where moving each z_next to the integrals of its z changes it by less than `MOST_DRIFT` of the step, in RMS:
-    not with outflow, nor on coarse grids that leave out points of the solver's. Nothing is kept where the codec drops
-    components, because then the fields are not known exactly.
+    They do where moving z_next changes it by less than `MOST_MOVED` of the step, in RMS: gas does not keep its
+    integrals with outflow, nor on grids that leave out points of the solver's. None is on where the codec drops
+    components, because then the latents do not determine the fields.
     """
-    name = group_name(domain.family, "fields")
-    group, row, fields = codec.groups[name], row_of(gas.rows, domain.family), FAMILIES[domain.family].fields
-    is_gas = fields[:2] == ("density", "pressure") and group.log == (True, True, *[False] * len(domain.grid))
-    if not is_gas or group.components < group.patch_points:
+    name, every = group_name(domain.family, "fields"), list(steps)
+    group, fields = codec.groups[name], len(FAMILIES[domain.family].fields)
+    grid = [n * group.patch for n in domain.grid]
+    if group.components < group.patch_points or max(grid) > MAX_POINTS:
         return
-    gas.units[row, :, : len(fields)] = torch.tensor([group.std, group.mean])
-    gas.find_kept()
-    bases, squares = torch.block_diag(*codec.bases(name)), torch.zeros(2, dtype=torch.float64)
-    for z, z_next in steps:
-        kept = gas(z_next, z, bases, domain)
-        squares += torch.stack([(kept - z_next).square().sum(), (z_next - z).square().sum()])
-    moved, changed = squares.sqrt().tolist()
-    if not moved < MOST_DRIFT * changed:
-        gas.units[row] = 0.0
-        gas.find_kept()
+    bases = torch.block_diag(*codec.bases(name))
+    changed = sum((z_next - z).square().sum().item() for z, z_next in every)
+    for constraint in constraints:
+        if _suits(constraint, group, domain):
+            units = constraint.units[row_of(constraint.rows, domain.family)]
+            units[:, :fields] = torch.tensor([group.std, group.mean])
+            constraint.find_on()
+            moved = (constraint(z_next, z, bases, domain) - z_next for z, z_next in every)
+            if not sum(each.square().sum().item() for each in moved) < MOST_MOVED**2 * changed:
+                units.zero_()
+                constraint.find_on()
+
+
+def _suits(constraint: Constraint, group: FieldGroup, domain: Domain) -> bool:
+    family, num_axes = FAMILIES[domain.family], len(domain.grid)
+    if isinstance(constraint, GasIntegrals):
+        are_logs = (True, True, *[False] * num_axes)
+        return family.fields[:2] == ("density", "pressure") and group.log == are_logs
+    is_incompressible = family.divergence_free == family.fields[:num_axes]
+    return is_incompressible and not any(group.log[:num_axes]) and not any(domain.periodic)
 
 
 def field_rms(error: Tensor, family: str) -> Tensor:

@@ -21,7 +21,7 @@ from ups.models.operator import Operator, SteadyModel
 from ups.models.sizes import Sizes, row_of
 from ups.surrogate.surrogate import Setting, Surrogate, rollout
 from ups.training.examples import Examples, Trajectories, encode, fit_codec, measure_statistics, renormalized
-from ups.training.inputs import MOST_STEPS, fit_gas_integrals, fit_persistence
+from ups.training.inputs import MOST_STEPS, fit_constraints, fit_persistence
 from ups.training.symmetry import conserved_direction
 
 LIMITS, UNITS = ("max_mean", "max_fluctuation", "max_growth", "max_rms"), ("fluctuation_rms", "step_rms", "change_law")
@@ -162,7 +162,7 @@ def _known(surrogate: Surrogate, trajectories: Trajectories, seed: int) -> list[
             start.model.conserved.mul_(measured.conserved != 0)
             if units:
                 start.model.persistence.load_state_dict(measured.persistence.state_dict())
-            start.model.gas.load_state_dict(measured.gas.state_dict())
+            start.model.constraints.load_state_dict(measured.constraints.state_dict())
         statistics, measured = start.model.statistics, measured.statistics
         for limit in LIMITS:
             getattr(statistics, limit).copy_(getattr(measured, limit).maximum(getattr(statistics, limit)))
@@ -194,7 +194,7 @@ def _random(surrogate: Surrogate, codec: Codec, trajectories: Trajectories, seed
         model.conserved[0] = conserved_direction(family.name, [dataset.boundary], codec)
         model.statistics.fit_change_law(_some_steps(examples), examples.domain)
         fit_persistence(model, codec, examples.domain, _some_steps(examples))
-        fit_gas_integrals(model.gas, codec, examples.domain, _some_steps(examples))
+        fit_constraints(model.constraints, codec, examples.domain, _some_steps(examples))
     settings = {"sizes": asdict(sizes), "backbone": asdict(model.backbone)}
     return Start(codec, model.to(trajectories.u.device), settings, None)
 

@@ -39,7 +39,7 @@ def build(config: BaselineConfig, run: Run) -> Stage:
     set_statistics(model.statistics, cache)
     if config.normalized:
         codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
-        fit_to_steps(model, cache, codec, keeps_integrals=True)
+        fit_to_steps(model, cache, codec, constrained=True)
         set_conserved(model, cache, codec)
     loss = steady_loss if family.steady else step_loss(model.statistics, config)
     loss = augmented(loss, cache, run) if config.symmetries else loss

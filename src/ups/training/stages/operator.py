@@ -38,7 +38,7 @@ def build(config: OperatorConfig, run: Run) -> Stage:
     operator = from_settings(Operator)(**settings)
     set_statistics(operator.statistics, cache)
     codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
-    fit_to_steps(operator, cache, codec, keeps_integrals=config.conserve)
+    fit_to_steps(operator, cache, codec, constrained=config.conserve)
     if config.conserve:
         set_conserved(operator, cache, codec)
     terms = TermSum(config.terms, codec, config.steps)

@@ -1,0 +1,65 @@
+"""Values of patches on the grid, and the Fourier modes of its axes as matrices."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ups.models.blocks import constant
+from ups.models.sizes import Domain
+
+MAX_POINTS = 2048  # of an axis: its modes are a matrix
+
+
+def patch_edge(components: int, num_axes: int) -> int:
+    """Edge of the patches of a codec that keeps all components, 0 if no edge has as many points."""
+    edge = round(components ** (1 / num_axes))
+    return edge if edge**num_axes == components else 0
+
+
+def to_grid(values: Tensor, num_fields: int, domain: Domain) -> Tensor:
+    """Values of patches (B, N, C P) as fields on the grid, (C, B, *grid)."""
+    num_axes = len(domain.grid)
+    patch = patch_edge(values.shape[-1] // num_fields, num_axes)
+    u = values.unflatten(2, (num_fields, *[patch] * num_axes)).unflatten(1, domain.grid)
+    pairs = (axis for a in range(num_axes) for axis in (1 + a, 2 + num_axes + a))
+    u = u.permute(1 + num_axes, 0, *pairs)
+    return u.reshape(num_fields, -1, *(n * patch for n in domain.grid))
+
+
+def to_tokens(u: Tensor, domain: Domain) -> Tensor:
+    """Fields on the grid (C, B, *grid) as values of patches (B, N, C P)."""
+    num_axes = len(domain.grid)
+    for axis in reversed(range(num_axes)):
+        u = u.unflatten(2 + axis, (domain.grid[axis], -1))
+    u = u.permute(1, *(2 + 2 * a for a in range(num_axes)), 0, *(3 + 2 * a for a in range(num_axes)))
+    return u.flatten(1 + num_axes).flatten(1, -2)
+
+
+def along_axes(u: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    """Multiply fields u (C, B, *grid) along each axis by its matrix (n, n)."""
+    for matrix in reversed(matrices):  # each product has its axis last, and moves it to the front
+        u = (u @ matrix.mT.to(u.dtype)).movedim(-1, 2)
+    return u
+
+
+@constant
+def axis_modes(num_points: int, periodic: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Orthonormal Fourier modes of an axis (n, n) in its rows, and the wavenumber of each in waves per domain (n,).
+
+    Cosines and sines of whole waves at cell centres on a periodic axis, else cosines of half waves.
+    """
+    row = torch.arange(num_points, dtype=torch.float64)
+    k = ((row + 1) / 2).floor() if periodic else row / 2
+    angle = 2 * torch.pi * torch.outer(k, (row + 0.5) / num_points)
+    is_sine = periodic & (row % 2 == 1)
+    modes = torch.where(is_sine[:, None], angle.sin(), angle.cos())
+    return (modes / modes.norm(dim=1, keepdim=True)).float().to(device), k.float().to(device)
+
+
+@constant
+def sine_modes(num_points: int, device: torch.device) -> Tensor:
+    """Orthonormal sines of 1 to n half waves at the cell centres of an axis, (n, n) in its rows: 0 at both walls."""
+    place = torch.arange(num_points, dtype=torch.float64)
+    modes = (torch.pi * torch.outer(place + 1, place + 0.5) / num_points).sin()
+    return (modes / modes.norm(dim=1, keepdim=True)).float().to(device)
