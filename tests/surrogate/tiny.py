@@ -13,7 +13,7 @@ from ups.surrogate.export import PhysicalModel
 from ups.surrogate.surrogate import Surrogate
 
 GRIDS = {1: (12,), 2: (6, 4), 3: (4, 4, 2)}
-PATCH, COMPONENTS = 2, 2
+PATCH = 2
 
 
 def dataset_of(family: Family) -> Dataset:
@@ -31,13 +31,18 @@ def domain_of(dataset: Dataset) -> Domain:
     return Domain(dataset.family, grid, tuple(boundary == "periodic" for boundary in dataset.boundary))
 
 
+def _components(family: Family) -> int:
+    """All of a patch for a flow whose divergence is removed, which takes whole patches; else two."""
+    return PATCH ** len(family.axes) if family.divergence_free else 2
+
+
 def _codec(family: Family, grid: tuple[int, ...]) -> Codec:
     groups = {}
     for kind, positive in (("fields", family.positive), ("coefficients", family.positive_coefficients)):
         if names := getattr(family, kind):
             log, count = tuple(name in positive for name in names), len(names)
             groups[group_name(family.name, kind)] = FieldGroup(
-                grid, PATCH, COMPONENTS, log, (0.1,) * count, (0.7,) * count
+                grid, PATCH, _components(family), log, (0.1,) * count, (0.7,) * count
             )
     return Codec(groups)
 
@@ -46,7 +51,8 @@ def tiny_surrogate(name: str) -> Surrogate:
     """Weights with a standard deviation of 0.3, seeded; two families, of which only the second has this name."""
     family = FAMILIES[name]
     dims, fields, coefficients = len(family.axes), len(family.fields), len(family.coefficients)
-    channels = (COMPONENTS * fields, COMPONENTS * coefficients)
+    components = _components(family)
+    channels = (components * fields, components * coefficients)
     other = next(each for each in FAMILIES if each != name)
     sizes = Sizes((other, name), (1, dims), (1, fields), (1, channels[0]), (0, channels[1]), NUM_CONDITIONS)
     codec, model = _codec(family, GRIDS[dims]), (SteadyModel if family.steady else Operator)(sizes, small(num_layers=1))
@@ -57,9 +63,13 @@ def tiny_surrogate(name: str) -> Surrogate:
     for limit in ("max_mean", "max_fluctuation"):
         getattr(model.statistics, limit).fill_(1e3)
     if not family.steady:
-        model.persistence.bases[1].copy_(torch.block_diag(*codec.bases(group_name(name, "fields"))[..., :COMPONENTS]))
+        model.persistence.bases[1].copy_(torch.block_diag(*codec.bases(group_name(name, "fields"))[..., :components]))
         model.persistence.gains.uniform_(generator=generator)
         model.persistence.find_fitted()
+        gas, flow = model.constraints
+        for constraint, is_on in ((gas, "density" in family.fields), (flow, bool(family.divergence_free))):
+            constraint.units[1, :, :fields] = torch.tensor([[0.7], [0.1]]) * is_on
+            constraint.find_on()
         model.statistics.validation_error.fill_(0.5)
     steady, operator = (model, None) if family.steady else (None, model)
     return Surrogate(codec, operator, None, None, steady, {})
