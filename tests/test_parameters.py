@@ -77,21 +77,11 @@ def test_sections_reach_other_processes():
     assert pickle.loads(pickle.dumps(typed())) == typed()
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        "base",
-        "smoke",
-        "sample",
-        "pdebench",
-        "accuracy",
-        "conditions",
-        "fine",
-        "unseen",
-        "protocol",
-        "protocol_simulated",
-    ],
-)
+ENVIRONMENTS = ["base", "smoke", "sample", "pdebench", "accuracy", "conditions", "fine", "unseen", "protocol"]
+ENVIRONMENTS += ["protocol_simulated"]
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_shipped_parameters_are_valid(environment: str, monkeypatch: pytest.MonkeyPatch):
     """Every environment passes its own check."""
     monkeypatch.setenv("UPS_SAMPLE_DATA", "folder")
@@ -138,21 +128,7 @@ def test_sample_environment_asks_for_a_folder(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("given", [{}, {"data_root": "elsewhere"}, {"data_root": "elsewhere", "raw_root": "files"}])
-@pytest.mark.parametrize(
-    "environment",
-    [
-        "base",
-        "smoke",
-        "sample",
-        "pdebench",
-        "accuracy",
-        "conditions",
-        "fine",
-        "unseen",
-        "protocol",
-        "protocol_simulated",
-    ],
-)
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
 @pytest.mark.parametrize("variable", [None, "folder"])
 def test_parameters_and_catalog_have_the_same_places(
     environment: str, given: dict[str, str], variable: str | None, monkeypatch: pytest.MonkeyPatch

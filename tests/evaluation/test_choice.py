@@ -11,7 +11,7 @@ from tests.evaluation.test_corrector import CONFIG
 from tests.evaluation.test_external import stages
 from tests.training.jobs import launched
 from tests.untrained import receipt
-from ups.evaluation import choice
+from ups.evaluation import choice, parts
 from ups.evaluation.corrector import Validation
 from ups.files import read_json, write_json
 from ups.pipelines import evaluation
@@ -60,7 +60,7 @@ def test_a_rank_chooses_for_what_no_other_has_taken(
     def query(module: str, run: Run, request: dict[str, Any], on_poll: Callable[[], None]) -> Any:
         run.write()
         write_json(run.folder / REQUEST, request)
-        assert choice.take(choice.path_of(run.folder, taken))
+        assert parts._take(choice.path_of(run.folder, taken))
         choice.choose_on_rank(Run.read(run.folder), Ranks(0, 1, torch.device("cpu")))
         assert sorted(chosen) == others
         write_json(choice.path_of(run.folder, taken), {"choice": "another's", "report": {}})

@@ -24,7 +24,7 @@ from tests.training.jobs import launched
 from ups.config import CorrectorConfig
 from ups.data.families import Dataset
 from ups.evaluation import corrector, scores
-from ups.evaluation.choice import choose
+from ups.evaluation.choice import choose, validation_sets
 from ups.evaluation.corrector import Candidate
 from ups.evaluation.predictions import Compute
 from ups.surrogate.surrogate import Correction
@@ -111,9 +111,10 @@ def decide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dic
         monkeypatch.setattr(corrector, "TIMED_ROUNDS", 1)
         entry = {"dataset": asdict(DATASET), "split": SPLIT, "condition": [0.0], "token_grid": [NUM_POINTS]}
         cache = SimpleNamespace(datasets={DATASET.name: entry})
-        trained = SimpleNamespace(cache=lambda: cache, surrogate=lambda *_: make_surrogate(denoise, student))
+        trained = SimpleNamespace(cache=lambda: cache)
         compute = Compute.of(launched(num_processes=1, memory_gigabytes=memory_gigabytes))
-        decision = choose(tmp_path, trained, config, compute, "raw")
+        sets = validation_sets(trained, "raw")
+        decision = choose(tmp_path, make_surrogate(denoise, student), sets, config, compute)
         json.dumps(decision, allow_nan=False)
         return decision
 

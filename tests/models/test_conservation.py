@@ -113,7 +113,7 @@ def test_a_state_with_these_integrals_stays():
     model = fitted(conserving())
     for z, z_next in conserving():
         torch.testing.assert_close(
-            model.constraints[0](z_next, z, model.bases(DOMAIN), DOMAIN), z_next, rtol=0, atol=1e-5
+            model.constraints[0](z_next, z, model.persistence.bases_of(DOMAIN, 16), DOMAIN), z_next, rtol=0, atol=1e-5
         )
 
 
@@ -122,7 +122,7 @@ def test_the_gradient_is_exact():
     model = fitted(conserving()).double()
 
     def moved(z_next: Tensor, z: Tensor) -> Tensor:
-        return model.constraints[0](z_next, z, model.bases(DOMAIN), DOMAIN)
+        return model.constraints[0](z_next, z, model.persistence.bases_of(DOMAIN, 16), DOMAIN)
 
     inputs = [states(seed)[:1].double().requires_grad_() for seed in (4, 5)]
     assert torch.autograd.gradcheck(moved, inputs, eps=1e-6, atol=1e-6)

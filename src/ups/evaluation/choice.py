@@ -10,25 +10,30 @@ if __name__ == "__main__":
 
 import shutil
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ups.config import CorrectorConfig
 from ups.evaluation.corrector import Validation, choose_for_family
-from ups.evaluation.parts import PARTS, models_of, prepare, take
+from ups.evaluation.parts import PARTS, models_of, prepare, share_out
 from ups.evaluation.predictions import Compute
 from ups.evaluation.scores import TrajectorySet, held_out
 from ups.files import read_json, write_json
 from ups.runs.progress import ProgressBar
-from ups.runs.run import RESULT, Run
+from ups.runs.run import Run
+from ups.surrogate.surrogate import Surrogate
 from ups.surrogate.trained import Trained
 from ups.training.distributed import Ranks
 from ups.training.process import run_rank
 
 MODULE = "ups.evaluation.choice"
 
+ValidationSets = dict[str, list[TrajectorySet]]
+"""Family -> the validation split of each of its datasets."""
 
-def validation_sets(trained: Trained, raw: Path) -> dict[str, list[TrajectorySet]]:
+
+def validation_sets(trained: Trained, raw: Path) -> ValidationSets:
     """The validation split of each dataset, by family."""
     sets: dict[str, list[TrajectorySet]] = defaultdict(list)
     for each in held_out(trained.cache(), raw, "valid"):
@@ -41,7 +46,9 @@ def path_of(folder: Path, family: str) -> Path:
     return folder / PARTS / f"{family}.json"
 
 
-def choose(folder: Path, trained: Trained, config: CorrectorConfig, compute: Compute, raw: Path) -> dict[str, Any]:
+def choose(
+    folder: Path, surrogate: Surrogate, sets: ValidationSets, config: CorrectorConfig, compute: Compute
+) -> dict[str, Any]:
     """Choose a correction, or none, for every family and method, in this process.
 
     Families that an interrupted call with the same arguments has finished are not tried again.
@@ -49,8 +56,7 @@ def choose(folder: Path, trained: Trained, config: CorrectorConfig, compute: Com
     Returns:
         {"families": {family: {"diffusion", "consistency"}}, "report": {family: scores of all candidates}}.
     """
-    surrogate = compute.limited(trained.surrogate(compute.device))
-    sets = validation_sets(trained, raw)
+    surrogate = compute.limited(surrogate)
     prepare(folder)
     with ProgressBar("choose_corrector", len(sets), "families") as bar:
         for family, of_family in sets.items():
@@ -63,16 +69,15 @@ def choose(folder: Path, trained: Trained, config: CorrectorConfig, compute: Com
 def choose_on_rank(run: Run, ranks: Ranks) -> None:
     """Choose for families that no other rank has taken, those with most validation data first, until all are done."""
     trained, surrogate, compute = models_of(run, ranks)
-    surrogate, config, alive = compute.limited(surrogate), CorrectorConfig(**run.config), run.alive(ranks.rank)
+    surrogate, config = compute.limited(surrogate), CorrectorConfig(**run.config)
     assert run.raw is not None
     sets = validation_sets(trained, run.raw)
-    for family in sorted(sets, key=lambda name: sum(each.num_tokens for each in sets[name]), reverse=True):
-        path = path_of(run.folder, family)
-        if not path.is_file() and take(path):
-            _choose_one(run.folder, family, Validation(surrogate, sets[family], config, compute))
-    ranks.wait_for_all(alive.touch)
-    if ranks.rank == 0:
-        write_json(run.folder / RESULT, {"families": len(sets)})
+
+    def choose_for(family: str) -> None:
+        _choose_one(run.folder, family, Validation(surrogate, sets[family], config, compute))
+
+    largest_first = sorted(sets, key=lambda name: sum(each.num_tokens for each in sets[name]), reverse=True)
+    share_out(run, ranks, {path_of(run.folder, family): partial(choose_for, family) for family in largest_first})
 
 
 def _choose_one(folder: Path, family: str, validation: Validation) -> None:

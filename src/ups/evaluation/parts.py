@@ -12,7 +12,9 @@ import json
 import shutil
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -95,13 +97,23 @@ def score_on_rank(run: Run, ranks: Ranks) -> None:
     assert run.raw is not None
     sets = held_out_sets(trained, run.raw, read_json(run.folder / REQUEST)["num_trajectories"])
     parts = make_parts(surrogate, sets, config, ranks.world_size)
-    for part in sorted(parts, key=lambda part: part.cost, reverse=True):
-        if not path_of(run.folder, part).is_file() and take(path_of(run.folder, part)):
-            how = {"config": config, "compute": compute, "advance": lambda _: alive.touch()}
-            _write_part(run.folder, part, *score_part(run.folder, surrogate, part, **how))
-    ranks.wait_for_all(alive.touch)
+
+    def score(part: Part) -> None:
+        how = {"config": config, "compute": compute, "advance": lambda _: alive.touch()}
+        _write_part(run.folder, part, *score_part(run.folder, surrogate, part, **how))
+
+    dearest_first = sorted(parts, key=lambda part: part.cost, reverse=True)
+    share_out(run, ranks, {path_of(run.folder, part): partial(score, part) for part in dearest_first})
+
+
+def share_out(run: Run, ranks: Ranks, work: dict[Path, Callable[[], None]]) -> None:
+    """Do the work whose file is neither there nor taken by another rank, in this order, until all files are there."""
+    for path, write in work.items():
+        if not path.is_file() and _take(path):
+            write()
+    ranks.wait_for_all(run.alive(ranks.rank).touch)
     if ranks.rank == 0:
-        write_json(run.folder / RESULT, {"parts": len(parts)})
+        write_json(run.folder / RESULT, {"parts": len(work)})
 
 
 def models_of(run: Run, ranks: Ranks) -> tuple[Trained, Surrogate, Compute]:
@@ -131,7 +143,7 @@ def path_of(folder: Path, part: Part) -> Path:
     return folder / PARTS / f"{part.name}.npz"
 
 
-def take(path: Path) -> bool:
+def _take(path: Path) -> bool:
     """Whether this process is the first to take the part that will be the file `path`."""
     taken = path.with_suffix(TAKEN)
     with storage_faults(taken):

@@ -1,8 +1,12 @@
 """What the equations of fluids demand of every predicted state: conserved integrals, velocities without divergence."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
+from ups.models.blocks import constant
 from ups.models.grid import along_axes, axis_modes, sine_modes, to_grid, to_tokens
 from ups.models.sizes import Domain, Sizes, row_of
 
@@ -10,7 +14,7 @@ HEAT_CAPACITY_RATIO = 5 / 3  # of PDEBench's gas
 LARGEST_FACTOR = 2.0  # by which density and pressure are rescaled: a network that was hardly trained may be far off
 
 
-class Constraint(nn.Module):
+class Constraint(nn.Module, ABC):
     """Moves predicted states of some families to what their equation demands.
 
     - `units` (families, 2, C): standard deviation and mean of the normalization of each field; 0 where nothing is moved
@@ -39,9 +43,9 @@ class Constraint(nn.Module):
             std, mean = self.units[row, :, : self.num_fields[row]]
             return z_next + self.move(z_next, z, bases, domain, std, mean)
 
+    @abstractmethod
     def move(self, z_next: Tensor, z: Tensor, bases: Tensor, domain: Domain, std: Tensor, mean: Tensor) -> Tensor:
         """What is added to z_next (B, N, D); `std` and `mean` (C,) are the units of the fields."""
-        raise NotImplementedError
 
 
 class GasIntegrals(Constraint):
@@ -105,16 +109,22 @@ def gradient_part(v: Tensor) -> Tensor:
         # On one grid of wavenumbers 0, ..., n per axis: there is no sine of wavenumber 0 and no cosine of wavenumber n.
         padding = [size for a in reversed(range(num_axes)) for size in ((1, 0) if a == own else (0, 1))]
         spectra.append(nn.functional.pad(along_axes(v[own : own + 1], modes[own])[0], padding))
-    k = torch.meshgrid(*(torch.arange(n + 1, device=v.device, dtype=v.dtype) for n in grid), indexing="ij")
-    is_whole = torch.stack([axis < n for axis, n in zip(k, grid, strict=True)]).all(0)
-    inverse = is_whole / torch.stack(k).square().sum(0).clamp(min=1.0)
-    potential = inverse * sum(axis * spectrum for axis, spectrum in zip(k, spectra, strict=True))
+    k, inverse = _wavenumbers(grid, v.device)
+    potential = inverse * (k.unsqueeze(1) * torch.stack(spectra)).sum(0)
     parts = []
     for own in range(num_axes):
         inside = [slice(1, None) if a == own else slice(None, -1) for a in range(num_axes)]
         part = (k[own] * potential)[(slice(None), *inside)]
         parts.append(along_axes(part[None], [matrix.mT for matrix in modes[own]]))
     return torch.cat(parts)
+
+
+@constant
+def _wavenumbers(grid: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Wavenumbers k (d, *(grid + 1)) of 0 to n per axis, and 1 / |k|^2, or 0 where a velocity lacks the mode."""
+    k = torch.stack(torch.meshgrid(*(torch.arange(n + 1.0) for n in grid), indexing="ij"))
+    is_whole = torch.stack([axis < n for axis, n in zip(k, grid, strict=True)]).all(0)
+    return k.to(device), (is_whole / k.square().sum(0).clamp(min=1.0)).to(device)
 
 
 def _gas_means(z: Tensor, by_field: Tensor, std: Tensor, mean: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

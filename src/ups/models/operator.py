@@ -66,12 +66,16 @@ class DampedPersistence(nn.Module):
             stopped = noise / (rest + noise).clamp(min=TINY)
             modes = [modes.mT for modes in _modes(grid, domain, z.device)]
             u = along_axes((persistent - 1) * z_hat - stopped * change_hat, modes)
-            return change + to_tokens(u, domain) @ self.bases[row, :channels, :channels].mT
+            return change + to_tokens(u, domain) @ self.bases_of(domain, channels).mT
+
+    def bases_of(self, domain: Domain, channels: int) -> Tensor:
+        """Those of the domain's family for its latent channels, (channels, channels)."""
+        return self.bases[row_of(self.rows, domain.family), :channels, :channels]
 
     def spectrum(self, z: Tensor, domain: Domain) -> Tensor:
         """Coefficients (C, B, *grid) of states z (B, N, D) in the Fourier modes of the grid."""
-        row, channels = row_of(self.rows, domain.family), z.shape[-1]
-        u = to_grid(z @ self.bases[row, :channels, :channels], self.num_fields[row], domain)
+        num_fields = self.num_fields[row_of(self.rows, domain.family)]
+        u = to_grid(z @ self.bases_of(domain, z.shape[-1]), num_fields, domain)
         return along_axes(u, _modes(u.shape[2:], domain, z.device))
 
 
@@ -120,13 +124,7 @@ class Operator(nn.Module):
         change = self.persistence(z, self.statistics.expected_change(z, domain) * step, noise, domain)
         change = self.statistics.without_conserved(change, self.conserved, domain)
         z_next = self.statistics.limit_step(z + change, z, domain)
-        return self.constraints(z_next, z, self.bases(domain), domain)
-
-    def bases(self, domain: Domain) -> Tensor:
-        """Latents of a token to the values of its patch (D, D), field by field, or 0; see `DampedPersistence`."""
-        row = row_of(self.rows, domain.family)
-        channels = self.sizes.latent_channels[row]
-        return self.persistence.bases[row, :channels, :channels]
+        return self.constraints(z_next, z, self.persistence.bases_of(domain, z.shape[-1]), domain)
 
     def wanted_output(self, z: Tensor, z_next: Tensor, domain: Domain) -> Tensor:
         """Output (B, N, D) of the mixer with which, where no noise is filtered, a step leads from z to z_next."""

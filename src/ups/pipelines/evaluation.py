@@ -152,12 +152,13 @@ def choose_on_valid_split(
     from ups.evaluation.choice import MODULE, choose, joined, path_of, validation_sets
     from ups.evaluation.predictions import Compute
 
-    families = list(validation_sets(trained, raw))
-    if launch.num_processes == 1 or len(families) == 1:
-        return choose(folder, trained, config, Compute.of(launch), raw)
+    sets = validation_sets(trained, raw)
+    if launch.num_processes == 1 or len(sets) == 1:
+        compute = Compute.of(launch)
+        return choose(folder, trained.surrogate(compute.device), sets, config, compute)
     run = _shared_run(folder, "choose_corrector", config.model_dump(mode="json"), trained, launch, raw)
-    _on_ranks(MODULE, run, {}, {path_of(folder, family): 1.0 for family in families}, "families")
-    return joined(folder, families)
+    _on_ranks(MODULE, run, {}, {path_of(folder, family): 1.0 for family in sets}, "families")
+    return joined(folder, list(sets))
 
 
 def evaluate(

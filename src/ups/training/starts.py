@@ -100,14 +100,11 @@ def donors_of(surrogate: Surrogate, dataset: Dataset, donor: str | None) -> dict
     if is_known(surrogate, dataset) and donor in (None, dataset.family):
         return {}
     fitting = _donors(surrogate, dataset)
-    if donor == "other":
-        chosen = {name: model for name, model in fitting.items() if name != dataset.family}
-    else:
-        chosen = {name: model for name, model in fitting.items() if donor in (None, name)}
-    if not chosen:
+    allowed = [name for name in fitting if donor in (None, name) or (donor == "other" and name != dataset.family)]
+    if not allowed:
         known = ", ".join(fitting) or "none"
         raise ConfigFault(f"adapt.donor = {donor} does not fit {dataset.name}; trained networks that do: {known}")
-    return chosen
+    return {name: fitting[name] for name in allowed}
 
 
 def scratch(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig) -> Start:
