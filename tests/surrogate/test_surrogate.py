@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.backbones import small
 from tests.evaluation.corrected import DOMAIN, FAMILY, NUM_POINTS, Denoise, flow_end, make_surrogate, posterior_mean
+from tests.surrogate.tiny import random_inputs, tiny_model
 from ups.data.pdebench import FAMILIES
 from ups.diffusion import Normal, independent
 from ups.models.denoiser import predict_step
@@ -154,6 +155,19 @@ def test_a_corrected_step_is_limited_by_the_state_before_it():
     setting = Setting(FAMILY, DOMAIN, z[..., :0], torch.zeros(2, 1))
     step = surrogate.diffusion_step(setting, replace(SAMPLE, num_steps=1, residual_scale=0.75), normal(0))
     torch.testing.assert_close(step(z), torch.full_like(z, 4.0 + 0.75 * 4.0))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("family", ["incompressible_ns_2d", "compressible_ns_2d"])
+def test_compiled_models_meet_the_constraints_of_fluids(family: str):
+    """Beside the filter by wavenumber, on a grid with other numbers of points along its axes."""
+    model = tiny_model(family)
+    inputs = random_inputs(model, 3).values()
+    eager = model(*inputs)
+    assert any(on for constraint in model.model.constraints for on in constraint.is_on)
+    model.model.compile(dynamic=False)
+    torch.testing.assert_close(model(*inputs), eager, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

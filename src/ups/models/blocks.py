@@ -23,7 +23,9 @@ Result = TypeVar("Result")
 def constant(function: Callable[..., Result]) -> Callable[..., Result]:
     """Cache the results of `function`, and have the compiler insert them as constants: it cannot trace `lru_cache`.
 
-    The attribute is that of `torch.compiler.assume_constant_result`, which would import the whole compiler.
+    The attribute is that of `torch.compiler.assume_constant_result`, which would import the whole compiler. Torch 2.13
+    gives all results in a graph one name, and refuses a second tensor of that name: a function that is called more than
+    once in a model, or beside another, returns a tuple.
     """
 
     @lru_cache(maxsize=64)

@@ -101,30 +101,34 @@ class Constraints(nn.ModuleList):
 
 def gradient_part(v: Tensor) -> Tensor:
     """The part with divergence of velocities v (d, B, *grid) between walls, of which there is one per axis."""
-    grid, num_axes = v.shape[2:], len(v)
-    modes, spectra = [], []
-    for own in range(num_axes):
-        cosines = [axis_modes(n, False, v.device)[0] for n in grid]
-        modes.append([sine_modes(n, v.device) if a == own else cosines[a] for a, n in enumerate(grid)])
-        # On one grid of wavenumbers 0, ..., n per axis: there is no sine of wavenumber 0 and no cosine of wavenumber n.
+    num_axes = len(v)
+    modes, k, inverse = _wall_modes(v.shape[2:], v.device)
+    spectra = []
+    for own, matrices in enumerate(modes):
         padding = [size for a in reversed(range(num_axes)) for size in ((1, 0) if a == own else (0, 1))]
-        spectra.append(nn.functional.pad(along_axes(v[own : own + 1], modes[own])[0], padding))
-    k, inverse = _wavenumbers(grid, v.device)
+        spectra.append(nn.functional.pad(along_axes(v[own : own + 1], matrices)[0], padding))
     potential = inverse * (k.unsqueeze(1) * torch.stack(spectra)).sum(0)
     parts = []
-    for own in range(num_axes):
+    for own, matrices in enumerate(modes):
         inside = [slice(1, None) if a == own else slice(None, -1) for a in range(num_axes)]
         part = (k[own] * potential)[(slice(None), *inside)]
-        parts.append(along_axes(part[None], [matrix.mT for matrix in modes[own]]))
+        parts.append(along_axes(part[None], [matrix.mT for matrix in matrices]))
     return torch.cat(parts)
 
 
 @constant
-def _wavenumbers(grid: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Wavenumbers k (d, *(grid + 1)) of 0 to n per axis, and 1 / |k|^2, or 0 where a velocity lacks the mode."""
+def _wall_modes(grid: Sequence[int], device: torch.device) -> tuple[list[list[Tensor]], Tensor, Tensor]:
+    """The modes of each velocity along each axis, and on one grid of wavenumbers for all velocities k and 1 / |k|^2.
+
+    The modes are sines along a velocity's own axis and cosines along the others. The wavenumbers k (d, *(grid + 1)) are
+    0 to n per axis: there is no sine of wavenumber 0 and no cosine of wavenumber n, where the inverse is 0.
+    """
+    cosines = [axis_modes(n, False, device)[0] for n in grid]
+    modes = [[sine_modes(n) if a == own else cosines[a] for a, n in enumerate(grid)] for own in range(len(grid))]
     k = torch.stack(torch.meshgrid(*(torch.arange(n + 1.0) for n in grid), indexing="ij"))
     is_whole = torch.stack([axis < n for axis, n in zip(k, grid, strict=True)]).all(0)
-    return k.to(device), (is_whole / k.square().sum(0).clamp(min=1.0)).to(device)
+    inverse = is_whole / k.square().sum(0).clamp(min=1.0)
+    return [[matrix.to(device) for matrix in of_one] for of_one in modes], k.to(device), inverse.to(device)
 
 
 def _gas_means(z: Tensor, by_field: Tensor, std: Tensor, mean: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

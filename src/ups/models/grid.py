@@ -57,9 +57,8 @@ def axis_modes(num_points: int, periodic: bool, device: torch.device) -> tuple[T
     return (modes / modes.norm(dim=1, keepdim=True)).float().to(device), k.float().to(device)
 
 
-@constant
-def sine_modes(num_points: int, device: torch.device) -> Tensor:
+def sine_modes(num_points: int) -> Tensor:
     """Orthonormal sines of 1 to n half waves at the cell centres of an axis, (n, n) in its rows: 0 at both walls."""
     place = torch.arange(num_points, dtype=torch.float64)
     modes = (torch.pi * torch.outer(place + 1, place + 0.5) / num_points).sin()
-    return (modes / modes.norm(dim=1, keepdim=True)).float().to(device)
+    return (modes / modes.norm(dim=1, keepdim=True)).float()
