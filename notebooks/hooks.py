@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ("quickstart", "own_equation", "inverse_problem")
 PUBLISHED = Path("data/published")
 TEXTS = {"README.md": "readme.md", "SECURITY.md": "security.md", f"{PUBLISHED}/README.md": "results.md"}
-LOCAL_LINK = re.compile(r"\]\((?!https?:|#|data:)([^)\s#]+)(?:#[^)\s]*)?\)")
+LOCAL_LINK = re.compile(r"\]\((?!https?:|#|data:)([^)\s#]+)(#[^)\s]*)?\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -62,10 +62,10 @@ def text_page(source: Path) -> str:
 
     def target(found: re.Match[str]) -> str:
         place = source.parent / found[1]
-        inside = place.name if place.suffix == ".svg" else f"results.md#{place.stem}"
+        inside = place.name if place.suffix == ".svg" else f"results.md#{place.parent.name}-{place.stem}"
         known = TEXTS | {"notebooks": "quickstart.md"}
         page = known.get(str(place), inside if place.is_relative_to(PUBLISHED) else None)
-        return f"]({page or place.relative_to('notebooks').with_suffix('.md')})"
+        return f"]({page or place.relative_to('notebooks').with_suffix('.md')}{found[2] or ''})"
 
     return LOCAL_LINK.sub(target, (ROOT / source).read_text(encoding="utf-8"))
 
@@ -75,7 +75,7 @@ def published_tables() -> str:
     text = ""
     for path in sorted((ROOT / PUBLISHED).glob("*/*.md")):
         table = re.sub(r"^#+ (.*)$", r"**\1**", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        text += f"\n\n## `{path.parent.name}/{path.name}` {{ #{path.stem} }}\n\n{table}"
+        text += f"\n\n## `{path.parent.name}/{path.name}` {{ #{path.parent.name}-{path.stem} }}\n\n{table}"
     return text
 
 

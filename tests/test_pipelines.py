@@ -439,15 +439,15 @@ def _file_with_nan(folder: Path) -> None:
 
 
 def test_a_hopeless_run_stops_before_its_correctors(data_root: Path, tmp_path: Path):
-    """Where no dataset is usable after a few trajectories the command ends with 7 before it chooses a corrector."""
+    """Where no dataset is usable after a few trajectories the command ends with 7 before it trains a corrector."""
     conf = shutil.copytree(PROJECT / "conf", tmp_path / "conf")
     path = conf / "smoke/parameters.yml"
     path.write_text(path.read_text().replace("at_most: 1.0e+6", "at_most: 1.0e-9"))
-    completed = _kedro_run(data_root, "--pipeline", "evaluation", "--env", "smoke", "--conf-source", str(conf))
+    completed = _kedro_run(data_root, "--pipeline", "training", "--env", "smoke", "--conf-source", str(conf))
     assert completed.returncode == 7
     assert completed.stderr.startswith("FAULT 7 gate: stopped after a few trajectories: ")
     assert completed.stderr.endswith("see first_verdict.json\n")
-    assert _ran(completed) == set() and "choose_corrector" not in _steps(completed)
+    assert _ran(completed) == set() and "steady" in _steps(completed) and "diffusion" not in _steps(completed)
 
 
 def test_a_folder_is_scored_and_nothing_else_done(data_root: Path, tmp_path: Path):
@@ -459,7 +459,6 @@ def test_a_folder_is_scored_and_nothing_else_done(data_root: Path, tmp_path: Pat
     completed = _kedro_run(data_root, "--pipeline", "evaluation", "--env", "smoke", params=params)
     assert completed.returncode == 0, completed.stderr
     assert _steps(completed) == {
-        "evaluate_few": "up to date",
         "measure_coverage": "up to date",
         "choose_corrector": "up to date",
         "evaluate": "up to date",

@@ -50,7 +50,7 @@ def register_pipelines() -> dict[str, Pipeline]:
     """`full` is `data`, `training` and `evaluation`; the others continue from its results or compare them."""
     parts = {
         "data": data.create_pipeline() + plan.create_check(),
-        "training": training.create_pipeline(),
+        "training": training.create_pipeline() + evaluation.create_first_verdict(),
         "evaluation": evaluation.create_pipeline(),
     }
     others = {

@@ -10,10 +10,9 @@ from kedro.pipeline import Pipeline
 from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig, ProtocolConfig, SubsampleConfig
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import find_families, list_files
-from ups.errors import GateFailed
 from ups.files import place_of
 from ups.pipelines import STAGES, cached, reporting, step
-from ups.pipelines.reporting import some_of, steady_by_family
+from ups.pipelines.reporting import steady_by_family
 from ups.runs.machine import device, limit_threads
 from ups.runs.progress import ProgressBar
 from ups.runs.run import Run
@@ -30,17 +29,12 @@ PLAIN = {name: TRAINED[name] for name in ("latent_cache", *WITHOUT_CORRECTOR)}
 
 
 def create_pipeline() -> Pipeline:
-    """Coverage, corrector and scores, then the steps of `reporting`.
-
-    `stop_if_hopeless` follows the operator and the steady model, before the correctors are trained.
-    """
+    """Coverage, corrector and scores, then the steps of `reporting`."""
     steps = [
         step(measure_coverage, PLAIN | {"config": "params:evaluation"}, "coverage"),
-        step(evaluate_few, PLAIN | {"config": "params:evaluation", "limits": "params:judge"}, "first_verdict"),
-        step(stop_if_hopeless, ["first_verdict"], None),
         step(
             choose_corrector,
-            TRAINED | {"first_verdict": "first_verdict", "config": "params:corrector"},
+            TRAINED | {"config": "params:corrector"},
             ["corrector", "corrector_report"],
             tags=["diffusion", "consistency"],
         ),
@@ -52,6 +46,12 @@ def create_pipeline() -> Pipeline:
         ),
     ]
     return Pipeline(steps, tags="evaluation") + reporting.create_pipeline()
+
+
+def create_first_verdict() -> Pipeline:
+    """The verdict on a few trajectories, for `train_diffusion`: a hopeless run stops before correctors are trained."""
+    inputs = PLAIN | {"config": "params:evaluation", "limits": "params:judge"}
+    return Pipeline([step(evaluate_few, inputs, "first_verdict")], tags="training")
 
 
 def create_protocol() -> Pipeline:
@@ -107,33 +107,15 @@ def evaluate_few(
     return judge_records(receipt["records"], gates, steady_by_family(latent_cache))
 
 
-def stop_if_hopeless(first_verdict: dict[str, Any]) -> None:
-    """Stop before correctors are trained and all trajectories are scored.
-
-    Raises:
-        GateFailed: the verdict on a few trajectories leaves no hope for that on all.
-    """
-    from ups.evaluation.gates import why_hopeless
-
-    if reasons := why_hopeless(first_verdict):
-        raise GateFailed(f"stopped after a few trajectories: {some_of(reasons)}; see first_verdict.json")
-
-
 def choose_corrector(
     latent_cache: Receipt,
-    first_verdict: dict[str, Any],
     config: CorrectorConfig,
     launch: LaunchConfig,
     raw: Path,
     data_root: Path,
     **stages: Receipt,
 ) -> tuple[Receipt, dict[str, Any]]:
-    """Choose on the validation split, per family and method, how residuals are added to predictions, if at all.
-
-    Raises:
-        GateFailed: see `stop_if_hopeless`.
-    """
-    stop_if_hopeless(first_verdict)
+    """Choose on the validation split, per family and method, how residuals are added to predictions, if at all."""
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     chosen = cached("choose_corrector", data_root, "06_models/corrector", "ups.evaluation.choice", config, inputs)

@@ -4,6 +4,7 @@ import logging
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from kedro.pipeline import Pipeline
 
@@ -18,8 +19,10 @@ from ups.config import (
     SteadyConfig,
 )
 from ups.config.training import TrainingSection
+from ups.errors import GateFailed
 from ups.files import place_of
 from ups.pipelines import cached, step
+from ups.pipelines.reporting import some_of
 from ups.runs.launcher import train_stage
 from ups.runs.machine import device, limit_threads
 from ups.runs.progress import ProgressBar
@@ -35,13 +38,14 @@ def create_pipeline() -> Pipeline:
     cache = {"latent_cache": "latent_cache"}
     operators = cache | {"operator": "operator_receipt", "steady": "steady_receipt"}
     correctors = operators | {"limits": "params:corrector"}
+    first = correctors | {"first_verdict": "first_verdict", "config": "params:diffusion"}
     student = correctors | {"diffusion": "diffusion_receipt", "config": "params:consistency"}
     steps = [
         step(train_codec, ["datasets", "normalization", "params:codec"], "codec_receipt", tags="codec"),
         step(encode_latents, ["datasets", "codec_receipt", "params:latents"], "latent_cache", tags="latents"),
         step(train_operator, cache | {"config": "params:operator"}, "operator_receipt", tags="operator"),
         step(train_steady, cache | {"config": "params:steady"}, "steady_receipt", tags="steady"),
-        step(train_diffusion, correctors | {"config": "params:diffusion"}, "diffusion_receipt", tags="diffusion"),
+        step(train_diffusion, first, "diffusion_receipt", tags="diffusion"),
         step(train_consistency, student, "consistency_receipt", tags="consistency"),
     ]
     return Pipeline(steps, tags="training")
@@ -117,9 +121,22 @@ def train_steady(config: SteadyConfig, launch: LaunchConfig, data_root: Path, **
 
 
 def train_diffusion(
-    config: DiffusionConfig, limits: CorrectorConfig, launch: LaunchConfig, data_root: Path, **inputs: Receipt
+    config: DiffusionConfig,
+    limits: CorrectorConfig,
+    first_verdict: dict[str, Any],
+    launch: LaunchConfig,
+    data_root: Path,
+    **inputs: Receipt,
 ) -> Receipt:
-    """Train the denoiser of the residuals (truth minus prediction of the trained operator or steady model)."""
+    """Train the denoiser of the residuals (truth minus prediction of the trained operator or steady model).
+
+    Raises:
+        GateFailed: the verdict on a few trajectories leaves no hope for that on all.
+    """
+    from ups.evaluation.gates import why_hopeless
+
+    if reasons := why_hopeless(first_verdict):
+        raise GateFailed(f"stopped after a few trajectories: {some_of(reasons)}; see first_verdict.json")
     return _train_corrector("diffusion", config, limits, launch, data_root, inputs)
 
 
