@@ -9,9 +9,11 @@ import pytest
 from tests.training.jobs import launched, section
 from ups.config import CorrectorConfig, packaged
 from ups.data.latent_cache import LatentCache
+from ups.errors import GateFailed
 from ups.pipelines import training
 
 RECEIPT = {"path": "", "key": {}, "transient": ["burgers_1d", "advection_1d"], "steady": ["darcy_2d"]}
+HOPE = {"gates": [], "grades": {"1D_Burgers": {"grade": "weak"}}}
 
 
 @pytest.fixture
@@ -22,10 +24,10 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(LatentCache, "open", lambda folder, key: SimpleNamespace(datasets=entries))
     monkeypatch.setattr(training, "train_stage", lambda stage, config, inputs, *_: {"config": config, "inputs": inputs})
 
-    def of(minimum: int) -> dict[str, Any]:
+    def of(minimum: int, verdict: dict[str, Any] = HOPE) -> dict[str, Any]:
         limits = CorrectorConfig.model_validate(packaged("corrector") | {"min_trajectories": minimum})
         config = section("diffusion", steps=1000, warmup_steps=100)
-        return training.train_diffusion(config, limits, launched(), tmp_path, latent_cache=RECEIPT)
+        return training.train_diffusion(config, limits, verdict, launched(), tmp_path, latent_cache=RECEIPT)
 
     return of
 
@@ -50,3 +52,10 @@ def test_a_family_without_a_choice_is_not_trained(train, minimum: int, transient
 def test_no_family_with_a_choice_leaves_the_stage_untrained(train):
     """The receipt says why."""
     assert "fewer than 9 validation trajectories" in train(9)["untrained"]
+
+
+def test_a_hopeless_run_trains_no_corrector(train):
+    """Where every dataset is unusable after a few trajectories."""
+    verdict = {"gates": [], "grades": {"1D_Burgers": {"grade": "unusable", "reasons": ["worse than nothing"]}}}
+    with pytest.raises(GateFailed, match="stopped after a few trajectories: .*worse than nothing"):
+        train(1, verdict)

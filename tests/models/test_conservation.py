@@ -78,9 +78,9 @@ def is_on(model: Operator) -> list[bool]:
     return [on for constraint in model.constraints for on in constraint.is_on]
 
 
-def step(model: Operator, z: Tensor) -> Tensor:
+def step(model: Operator, z: Tensor, domain: Domain = DOMAIN) -> Tensor:
     """One step of the operator."""
-    return model(z, z[..., :0], torch.zeros(len(z), NUM_CONDITIONS), DOMAIN)
+    return model(z, z[..., :0], torch.zeros(len(z), NUM_CONDITIONS), domain)
 
 
 def test_a_rollout_keeps_mass_momentum_and_energy():
@@ -94,9 +94,19 @@ def test_a_rollout_keeps_mass_momentum_and_energy():
 
 
 def test_training_is_free():
-    """In training, whose states have noise with momentum and energy of its own, nothing is moved."""
-    model = fitted(conserving())
-    assert torch.equal(step(model.train(), states(3)), step(operator(), states(3)))
+    """In training, whose states have noise with momentum and energy of its own, nothing is moved; in validation it is."""
+    model = fitted(conserving()).train()
+    assert torch.equal(step(model, states(3)), step(operator(), states(3)))
+    with torch.no_grad():
+        validated = step(model, states(3))
+    assert torch.equal(validated, step(model.eval(), states(3)))
+
+
+@pytest.mark.parametrize("periodic", [(False, False), (True, False)])
+def test_gas_may_leave_an_open_domain(periodic: tuple[bool, ...]):
+    """A model of a periodic domain that predicts on one with another boundary."""
+    domain = Domain(FAMILY, DOMAIN.grid, periodic)
+    assert torch.equal(step(fitted(conserving()), states(3), domain), step(operator(), states(3), domain))
 
 
 def test_only_constants_are_added():
@@ -221,3 +231,11 @@ def test_predicted_flow_has_no_divergence():
     parts = [gradient_part(each[:, :2].transpose(0, 1)).norm() / each[:, :2].norm() for each in (u, u_off)]
     assert parts[0] < 1e-5 < 0.1 < parts[1]
     torch.testing.assert_close(u[:, 2], u_off[:, 2], rtol=0, atol=1e-5)
+
+
+def test_flow_without_walls_keeps_its_velocities():
+    """A model of flow between walls that predicts in a periodic domain, where a uniform stream has no divergence."""
+    z = torch.randn(2, 24, 12, generator=torch.Generator().manual_seed(3))
+    domain, condition = Domain(FLOW, (4, 6), (True, True)), torch.zeros(2, NUM_CONDITIONS)
+    on, off = (flow_model(flow(divergence=each)) for each in (0.0, 1.0))
+    assert torch.equal(on(z, z[..., :0], condition, domain), off(z, z[..., :0], condition, domain))

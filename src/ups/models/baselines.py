@@ -67,7 +67,7 @@ class NormalizedGridOperator(GridModel):
         change = self.statistics.expected_change(z, domain) * self.on_grid(inputs, condition, domain)
         change = self.statistics.without_conserved(change, self.conserved, domain)
         z_next = self.statistics.limit_step(z + change, z, domain)
-        return self.constraints(z_next, z, torch.eye(z.shape[-1], device=z.device), domain)
+        return self.constraints(z_next, z, torch.eye(z.shape[-1], dtype=z.dtype, device=z.device), domain)
 
 
 class GridSteadyModel(GridModel):

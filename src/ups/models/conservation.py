@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.models.blocks import constant
-from ups.models.grid import along_axes, axis_modes, sine_modes, to_grid, to_tokens
+from ups.models.grid import MAX_POINTS, along_axes, axis_modes, patch_edge, sine_modes, to_grid, to_tokens
 from ups.models.sizes import Domain, Sizes, row_of
 
 HEAT_CAPACITY_RATIO = 5 / 3  # of PDEBench's gas
@@ -37,11 +37,17 @@ class Constraint(nn.Module, ABC):
         `bases` (D, D) map the latents of a token to the values of its patch, field by field.
         """
         row = row_of(self.rows, domain.family)
-        if not self.is_on[row]:
+        num_fields = self.num_fields[row]
+        patch = patch_edge(z.shape[-1] // num_fields, len(domain.grid))
+        if not (self.is_on[row] and self.holds([n * patch for n in domain.grid], domain.periodic)):
             return z_next
         with torch.autocast(z.device.type, enabled=False):
-            std, mean = self.units[row, :, : self.num_fields[row]]
+            std, mean = self.units[row, :, :num_fields]
             return z_next + self.move(z_next, z, bases, domain, std, mean)
+
+    @abstractmethod
+    def holds(self, grid: Sequence[int], periodic: Sequence[bool]) -> bool:
+        """Whether it is meant for a grid with these numbers of points, whose axes are periodic or not."""
 
     @abstractmethod
     def move(self, z_next: Tensor, z: Tensor, bases: Tensor, domain: Domain, std: Tensor, mean: Tensor) -> Tensor:
@@ -55,6 +61,10 @@ class GasIntegrals(Constraint):
     p and velocity v in this order, of which the first two are encoded by their logarithm. Density and pressure get a
     factor, and each velocity a summand, that is the same for the whole grid: a constant on the fields as encoded.
     """
+
+    def holds(self, grid: Sequence[int], periodic: Sequence[bool]) -> bool:
+        """See `Constraint`: nothing leaves a periodic domain."""
+        return all(periodic)
 
     def move(self, z_next: Tensor, z: Tensor, bases: Tensor, domain: Domain, std: Tensor, mean: Tensor) -> Tensor:
         """See `Constraint`."""
@@ -74,8 +84,13 @@ class WallBoundedFlow(Constraint):
     """Velocities without divergence, and without flow through the walls around the domain.
 
     The velocities are the first fields, one per axis. Each is a sum of sines along its own axis and of cosines along
-    the others; in these modes the part with divergence, a gradient of cosines, is removed (Leray projection).
+    the others; in these modes the part with divergence, a gradient of cosines, is removed (Leray projection). All axes
+    have the same length.
     """
+
+    def holds(self, grid: Sequence[int], periodic: Sequence[bool]) -> bool:
+        """See `Constraint`: walls everywhere, and modes of an axis that are no larger a matrix than elsewhere."""
+        return not any(periodic) and max(grid) <= MAX_POINTS
 
     def move(self, z_next: Tensor, z: Tensor, bases: Tensor, domain: Domain, std: Tensor, mean: Tensor) -> Tensor:
         """See `Constraint`."""
@@ -87,14 +102,17 @@ class WallBoundedFlow(Constraint):
 
 
 class Constraints(nn.ModuleList):
-    """All constraints on predicted states. In training none is met: the noise on its states has momentum and energy."""
+    """All constraints on predicted states; the steps that train a network meet none.
+
+    The noise on their states has momentum and energy of its own. Validation in between, without gradients, meets them.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__([GasIntegrals(sizes), WallBoundedFlow(sizes)])
 
     def forward(self, z_next: Tensor, z: Tensor, bases: Tensor, domain: Domain) -> Tensor:
         """See `Constraint`."""
-        for constraint in [] if self.training else self:
+        for constraint in [] if self.training and torch.is_grad_enabled() else self:
             z_next = constraint(z_next, z, bases, domain)
         return z_next
 

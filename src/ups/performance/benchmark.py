@@ -120,7 +120,7 @@ def scaling_comparisons(families: list[str], world_size: int, config: dict[str, 
     """
     usual = plain(families, 1) | {"config": PLAIN_CONFIG | config}
     larger = usual | {"config": usual["config"] | {"batch_tokens": world_size * config["batch_tokens"]}}
-    alone, rounded = usual | {"rank_0_only": True}, PLAIN_LAUNCH | {"exchange_precision": "bfloat16"}
+    alone, rounded = usual | {"rank_0_only": True}, PLAIN_LAUNCH | {"exchange_precision": "bfloat16", "sharding": "ddp"}
     comparisons = {}
     for name, batch in (SCALING.format(world_size), usual), (f"weak_{SCALING.format(world_size)}", larger):
         comparisons[name] = {"value": batch, "baseline": alone}

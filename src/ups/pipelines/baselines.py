@@ -129,8 +129,9 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
                 steps = round(config.trial_share * num_steps[pace_name(kind, family, candidate)])
                 short = config.section(kind, family, steps, candidate)
                 trials.append((candidate, _validated(short, inputs, launch, data_root)))
-            ranked = sorted(trials, key=itemgetter(1))
-            log.info("%s of %s: validation loss %.3g, best of %d trials", kind, family, ranked[0][1], len(trials))
+            ranked = sorted((each for each in trials if math.isfinite(each[1])), key=itemgetter(1))
+            lowest = min(map(itemgetter(1), trials))
+            log.info("%s of %s: validation loss %.3g, best of %d trials", kind, family, lowest, len(trials))
             for best, _ in ranked:  # a rate that was best in a short trial may diverge later
                 section = config.section(kind, family, round(num_steps[pace_name(kind, family, best)]), best)
                 if (trained := _attempted(section, inputs, launch, data_root)) is not None:

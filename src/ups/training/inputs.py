@@ -200,18 +200,18 @@ def fit_constraints(
     """Turn on the constraints that suit a family and that its time steps z -> z_next, each (B, N, D), meet.
 
     They do where moving z_next changes it by less than `MOST_MOVED` of the step, in RMS: gas does not keep its
-    integrals with outflow, nor on grids that leave out points of the solver's. None is on where the codec drops
-    components, because then the latents do not determine the fields.
+    integrals on grids that leave out points of the solver's. None is on where the codec drops components, because then
+    the latents do not determine the fields, nor where an axis has more than `MAX_POINTS`.
     """
     name, every = group_name(domain.family, "fields"), list(steps)
     group, fields = codec.groups[name], len(FAMILIES[domain.family].fields)
     grid = [n * group.patch for n in domain.grid]
     if group.components < group.patch_points or max(grid) > MAX_POINTS:
         return
-    bases = torch.block_diag(*codec.bases(name))
+    bases = torch.block_diag(*codec.bases(name)).to(every[0][0].device)
     changed = sum((z_next - z).square().sum().item() for z, z_next in every)
     for constraint in constraints:
-        if _suits(constraint, group, domain):
+        if _suits(constraint, group, domain) and constraint.holds(grid, domain.periodic):
             units = constraint.units[row_of(constraint.rows, domain.family)]
             units[:, :fields] = torch.tensor([group.std, group.mean])
             constraint.find_on()
@@ -227,7 +227,7 @@ def _suits(constraint: Constraint, group: FieldGroup, domain: Domain) -> bool:
         are_logs = (True, True, *[False] * num_axes)
         return family.fields[:2] == ("density", "pressure") and group.log == are_logs
     is_incompressible = family.divergence_free == family.fields[:num_axes]
-    return is_incompressible and not any(group.log[:num_axes]) and not any(domain.periodic)
+    return is_incompressible and not any(group.log[:num_axes])
 
 
 def field_rms(error: Tensor, family: str) -> Tensor:

@@ -159,7 +159,9 @@ def _known(surrogate: Surrogate, trajectories: Trajectories, seed: int) -> list[
             start.model.conserved.mul_(measured.conserved != 0)
             if units:
                 start.model.persistence.load_state_dict(measured.persistence.state_dict())
-            start.model.constraints.load_state_dict(measured.constraints.state_dict())
+            for own, found in zip(start.model.constraints, measured.constraints, strict=True):
+                if own.is_on[0]:
+                    own.load_state_dict(found.state_dict())
         statistics, measured = start.model.statistics, measured.statistics
         for limit in LIMITS:
             getattr(statistics, limit).copy_(getattr(measured, limit).maximum(getattr(statistics, limit)))
