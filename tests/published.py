@@ -13,9 +13,9 @@ from ups.files import publish
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-ACCURACY = ROOT / "data" / "published" / "accuracy"
-FIGURE = ACCURACY / "comparison.svg"
-RUNS = ("data/accuracy", "data/accuracy_1", "data/accuracy_2")  # columns of seeds.md
+BASE = ROOT / "data" / "published" / "base"
+FIGURE = BASE / "comparison.svg"
+RUNS = ("data/base_0", "data/base_1", "data/base_2")  # columns of seeds.md
 MEAN = "geometric mean"
 START, END = "<!-- by `python tests/published.py` -->\n", "<!-- end -->\n"
 POINTS = """\
@@ -24,7 +24,7 @@ POINTS = """\
 - **Sizes**: operator and codec, for ten equations, have {operator} parameters, steady model and codec, for Darcy flow,
 {steady}; eleven FNOs {fno}, eleven U-Nets {unet}.
 - **Times**: {shortest} to {longest} seconds of training per equation, for each of the three; our operator predicts a
-snapshot in {over_fno} of the FNO's time (ours is compiled by torch, which does not support the FNO)."""
+snapshot in {over_fno} of the FNO's time (none is compiled)."""
 
 Rows = dict[str, dict[str, str]]
 
@@ -52,13 +52,13 @@ def by_equation(rows: Rows) -> Rows:
 
 def readme_section() -> str:
     """Markdown from the published tables: errors by equation, means of the ratios, sizes and times."""
-    rollouts, steps = (rows_of(ACCURACY / "seeds.md", heading) for heading in ("Rollout", "One step"))
+    rollouts, steps = (rows_of(BASE / "seeds.md", heading) for heading in ("Rollout", "One step"))
     cells = [
         [equation, *(row[method].partition(" ±")[0] for method in ("ours", "fno", "unet")), row[MEAN]]
         for equation, row in by_equation(rollouts).items()
     ]
-    costs = rows_of(ACCURACY / "table_seed_0.md", "Cost")
-    seconds = [value for seed in range(3) for value in seconds_of(ACCURACY / f"table_seed_{seed}.md")]
+    costs = rows_of(BASE / "table_seed_0.md", "Cost")
+    seconds = [value for seed in range(3) for value in seconds_of(BASE / f"table_seed_{seed}.md")]
     points = POINTS.format(
         rollouts=num_better(rollouts),
         steps=num_better(steps),
@@ -82,14 +82,14 @@ def num_better(rows: Rows) -> str:
 
 def seconds_of(path: Path) -> list[int]:
     """Seconds of the shortest and of the longest training of a baseline: as long as ours per equation."""
-    found = re.search(r"model per family: (\d+) to (\d+) s", path.read_text(encoding="utf-8"))
+    found = re.search(r"number of families, (\d+) to (\d+) s", path.read_text(encoding="utf-8"))
     assert found is not None, path
     return list(map(int, found.groups()))
 
 
 def main() -> None:
     """Write the figure, and the section between its two marks in the README."""
-    rows = by_equation(rows_of(ACCURACY / "seeds.md", "Rollout"))
+    rows = by_equation(rows_of(BASE / "seeds.md", "Rollout"))
     ratios = {equation: [float(row[run]) for run in RUNS] for equation, row in rows.items()}
     with publish(FIGURE) as temporary:
         temporary.write_text(svg_file(draw_seeds(ratios)), encoding="utf-8")

@@ -11,7 +11,7 @@ import yaml
 
 import ups
 from tests.published import (
-    ACCURACY,
+    BASE,
     FIGURE,
     MEAN,
     README,
@@ -25,7 +25,7 @@ from tests.published import (
 from ups.data.pdebench import FAMILIES
 from ups.evaluation.tables import geometric_mean
 
-TABLES = [ACCURACY / f"table_seed_{seed}.md" for seed in range(3)]
+TABLES = [BASE / f"table_seed_{seed}.md" for seed in range(3)]
 HEADINGS = {"Rollout": "Rollout: nRMSE on the test split", "One step": "One step: nRMSE on the test split"}
 ROUNDING = 0.011  # relative, of ratios of two numbers with three digits
 
@@ -77,7 +77,7 @@ def test_the_means_follow_from_the_tables_of_single_seeds(heading: str, number: 
 
 def test_the_figure_shows_the_published_ratios():
     """Its dots lie, from left to right on a log axis, where the ratios of the three seeds are; it is a small file."""
-    rows = by_equation(rows_of(ACCURACY / "seeds.md", "Rollout"))
+    rows = by_equation(rows_of(BASE / "seeds.md", "Rollout"))
     expected = {f"ratios {place}": [float(row[run]) for run in RUNS] for place, row in enumerate(rows.values())}
     root = ElementTree.fromstring(FIGURE.read_text(encoding="utf-8"))
     pairs = []

@@ -40,6 +40,9 @@ class Halving(nn.Module):
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         return z / 2 + coefficients.sum(-1, keepdim=True)
 
+    def constrained(self, z_next: Tensor, z: Tensor, domain: Domain) -> Tensor:
+        return self.statistics.limit_step(z_next, z, domain)
+
 
 @dataclass(frozen=True)
 class Denoiser:

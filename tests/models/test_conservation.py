@@ -94,7 +94,7 @@ def test_a_rollout_keeps_mass_momentum_and_energy():
 
 
 def test_training_is_free():
-    """In training, whose states have noise with momentum and energy of its own, nothing is moved; in validation it is."""
+    """States in training have noise with momentum and energy of its own: nothing is moved, but in validation it is."""
     model = fitted(conserving()).train()
     assert torch.equal(step(model, states(3)), step(operator(), states(3)))
     with torch.no_grad():

@@ -9,8 +9,18 @@ import torch
 from torch import Tensor
 
 from tests.backbones import small
-from tests.evaluation.corrected import DOMAIN, FAMILY, NUM_POINTS, Denoise, flow_end, make_surrogate, posterior_mean
-from tests.surrogate.tiny import random_inputs, tiny_model
+from tests.evaluation.corrected import (
+    DOMAIN,
+    FAMILY,
+    NUM_POINTS,
+    Denoise,
+    Denoiser,
+    flow_end,
+    make_surrogate,
+    posterior_mean,
+)
+from tests.surrogate.tiny import dataset_of, domain_of, random_inputs, tiny_model, tiny_surrogate
+from ups.data.families import NUM_CONDITIONS
 from ups.data.pdebench import FAMILIES
 from ups.diffusion import Normal, independent
 from ups.models.denoiser import predict_step
@@ -155,6 +165,29 @@ def test_a_corrected_step_is_limited_by_the_state_before_it():
     setting = Setting(FAMILY, DOMAIN, z[..., :0], torch.zeros(2, 1))
     step = surrogate.diffusion_step(setting, replace(SAMPLE, num_steps=1, residual_scale=0.75), normal(0))
     torch.testing.assert_close(step(z), torch.full_like(z, 4.0 + 0.75 * 4.0))
+
+
+def test_a_corrected_step_meets_the_constraints():
+    """Residuals with a mean add mass to gas: after the step it is that of the state before."""
+    name = "compressible_ns_2d"
+    surrogate = replace(tiny_surrogate(name), denoiser=Denoiser(lambda x, sigma: torch.ones_like(x), []))
+    model, domain = surrogate.operator, domain_of(dataset_of(FAMILIES[name]))
+    assert model is not None
+    model.persistence.bases[1].copy_(torch.eye(8))
+    for weight in model.parameters():  # a network that is far off would meet the limits of the constraint
+        weight.zero_()
+    tokens, channels = math.prod(domain.grid), model.sizes.latent_channels[1]
+    z = 0.3 * torch.randn(2, tokens, channels, generator=torch.Generator().manual_seed(0))
+    setting = Setting(name, domain, z[..., :0], torch.zeros(2, NUM_CONDITIONS))
+
+    def moved_further() -> float:
+        z_next = surrogate.diffusion_step(setting, replace(SAMPLE, num_steps=1), normal(0))(z)
+        return float((gas(z_next, z, model.persistence.bases_of(domain, channels), domain) - z_next).abs().max())
+
+    gas = copy.deepcopy(model.constraints[0])
+    kept = moved_further()
+    model.constraints[0].is_on = [False, False]
+    assert kept < 1e-4 < 1e-2 < moved_further()
 
 
 @pytest.mark.slow

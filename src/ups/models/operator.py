@@ -123,9 +123,9 @@ class Operator(nn.Module):
         noise = self.statistics.validation_error[row_of(self.rows, domain.family)]
         change = self.persistence(z, self.statistics.expected_change(z, domain) * step, noise, domain)
         change = self.statistics.without_conserved(change, self.conserved, domain)
-        return self.limited(z + change, z, domain)
+        return self.constrained(z + change, z, domain)
 
-    def limited(self, z_next: Tensor, z: Tensor, domain: Domain) -> Tensor:
+    def constrained(self, z_next: Tensor, z: Tensor, domain: Domain) -> Tensor:
         """The state z_next (B, N, D), predicted after z (B, N, D), within all limits and moved to the constraints."""
         z_next = self.statistics.limit_step(z_next, z, domain)
         return self.constraints(z_next, z, self.persistence.bases_of(domain, z.shape[-1]), domain)
@@ -151,6 +151,6 @@ class SteadyModel(nn.Module):
         solution = self.mixer(coefficients, summary, self.mixer.visible(condition), domain, z.shape[-1])
         return self.statistics.limit_solution(solution, domain)
 
-    def limited(self, z_next: Tensor, z: Tensor, domain: Domain) -> Tensor:
+    def constrained(self, z_next: Tensor, z: Tensor, domain: Domain) -> Tensor:
         """A solution z_next (B, N, D) with a sampled residual within the limits of a step from z = 0."""
         return self.statistics.limit_step(z_next, z, domain)

@@ -190,7 +190,7 @@ class Surrogate:
     def _corrected(
         self, denoiser: Denoiser, setting: Setting, step_noise: StepNoise, sample: Callable[[Denoise, Tensor], Tensor]
     ) -> NoisyStep:
-        """z_next = limited(z_pred + residual_unit * y); `sample` maps denoiser and noise to y (B, N, D)."""
+        """z_next = constrained(z_pred + residual_unit * y); `sample` maps denoiser and noise to y (B, N, D)."""
         model = self.model(setting.family)
         assert model is not None
 
@@ -198,7 +198,7 @@ class Surrogate:
             condition, domain = part.condition, part.domain
             context = predict_step(model, z, part.coefficients, condition, domain)
             y = sample(lambda x, sigma: denoiser(x, sigma, context, condition, domain), noises)
-            return model.limited(context.z_pred + denoiser.residual_unit(context, domain) * y, z, domain)
+            return model.constrained(context.z_pred + denoiser.residual_unit(context, domain) * y, z, domain)
 
         def corrected_step(z: Tensor, origins: Tensor | None = None) -> Tensor:
             noises = step_noise(z, origins)
