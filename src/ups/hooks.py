@@ -27,6 +27,7 @@ from ups.files import REMEDY, UNUSABLE, from_here, read_json, resolved, storage_
 from ups.runs import tracking
 from ups.runs.agent import FirstNode
 from ups.runs.machine import describe_machine, refuse_under_torchrun
+from ups.runs.processes import release_memory
 from ups.runs.torchrun import is_watching, stop_requested
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,14 @@ class ParameterHooks:
         except Fault as fault:
             raise FaultExit(fault) from None
         context.config_loader["parameters"] = parameters | places(parameters, context.project_path)
+
+
+class MemoryHooks:
+    """After each step what it has freed is given back, so that every step has the whole of its memory."""
+
+    @hook_impl
+    def after_node_run(self) -> None:
+        release_memory()
 
 
 class TrackingHooks:

@@ -7,7 +7,7 @@ from kedro import KedroDeprecationWarning
 from omegaconf.resolvers import oc
 
 from ups.config import FROM_ENVIRONMENT
-from ups.hooks import ParameterHooks, TrackingHooks
+from ups.hooks import MemoryHooks, ParameterHooks, TrackingHooks
 from ups.session import ConfigLoader, Session
 
 warnings.filterwarnings("ignore", "Option '--pipeline'", KedroDeprecationWarning)  # README uses `--pipeline`
@@ -23,7 +23,8 @@ def read_environment(name: str, *default: str | None) -> str | None:
     return oc.env(name, *default)
 
 
-HOOKS = (TrackingHooks(), ParameterHooks())  # Kedro calls the last first: parameters are checked before any use
+# Kedro calls the last first: parameters are checked before any use.
+HOOKS = (MemoryHooks(), TrackingHooks(), ParameterHooks())
 # The hooks of these plug-ins write beside the project and post usage data; a run must write below data_root alone.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro-viz", "kedro-telemetry")
 SESSION_CLASS = Session

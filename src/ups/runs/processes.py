@@ -38,6 +38,12 @@ def die_with_parent() -> None:
         os._exit(9)
 
 
+def release_memory() -> None:
+    """Give freed memory back to the system: glibc keeps it, on top of what the next step may use."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 def memory_bytes(launch: "LaunchConfig", device: "torch.device") -> int:
     """Bytes that this process may use: `launch.memory_gigabytes`, or else `launch.memory_fraction` of what is free.
 
