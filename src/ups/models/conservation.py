@@ -37,9 +37,11 @@ class Constraint(nn.Module, ABC):
         `bases` (D, D) map the latents of a token to the values of its patch, field by field.
         """
         row = row_of(self.rows, domain.family)
+        if not self.is_on[row]:
+            return z_next
         num_fields = self.num_fields[row]
         patch = patch_edge(z.shape[-1] // num_fields, len(domain.grid))
-        if not (self.is_on[row] and self.holds([n * patch for n in domain.grid], domain.periodic)):
+        if not self.holds([n * patch for n in domain.grid], domain.periodic):
             return z_next
         with torch.autocast(z.device.type, enabled=False):
             std, mean = self.units[row, :, :num_fields]

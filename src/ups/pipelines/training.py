@@ -38,14 +38,14 @@ def create_pipeline() -> Pipeline:
     cache = {"latent_cache": "latent_cache"}
     operators = cache | {"operator": "operator_receipt", "steady": "steady_receipt"}
     correctors = operators | {"limits": "params:corrector"}
-    first = correctors | {"first_verdict": "first_verdict", "config": "params:diffusion"}
+    denoiser = correctors | {"first_verdict": "first_verdict", "config": "params:diffusion"}
     student = correctors | {"diffusion": "diffusion_receipt", "config": "params:consistency"}
     steps = [
         step(train_codec, ["datasets", "normalization", "params:codec"], "codec_receipt", tags="codec"),
         step(encode_latents, ["datasets", "codec_receipt", "params:latents"], "latent_cache", tags="latents"),
         step(train_operator, cache | {"config": "params:operator"}, "operator_receipt", tags="operator"),
         step(train_steady, cache | {"config": "params:steady"}, "steady_receipt", tags="steady"),
-        step(train_diffusion, first, "diffusion_receipt", tags="diffusion"),
+        step(train_diffusion, denoiser, "diffusion_receipt", tags="diffusion"),
         step(train_consistency, student, "consistency_receipt", tags="consistency"),
     ]
     return Pipeline(steps, tags="training")
