@@ -33,6 +33,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=2
 NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=64000
 NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=64000
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE
@@ -100,10 +101,10 @@ def ask(*command: str) -> str:
 
 
 def wait_for(holds: Callable[[], bool], seconds: float) -> None:
-    """Wait until a condition holds."""
+    """Wait until a condition holds, or fail with what Slurm says of its jobs."""
     end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, f"nothing for {seconds} s: {ask('scontrol', 'show', '--oneliner', 'jobs')}"
         time.sleep(0.2)
 
 

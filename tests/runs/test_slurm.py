@@ -38,10 +38,15 @@ def submitted(script: str, folder: Path) -> str:
 
 
 def run_again(number: str) -> None:
-    """Let a job that was queued again start at once: Slurm would wait two minutes."""
+    """Let a job that was queued again start soon: Slurm would wait two minutes.
+
+    Two seconds are left to it, because Slurm takes a job that starts in the second in which it ended for the ended one
+    ("Job credential revoked"), and the job fails.
+    """
     slurm.wait_for(lambda: slurm.fields(number)["JobState"] == "PENDING", 60)
     slurm.wait_for(lambda: not slurm.ask("squeue", "--noheader", "--states=COMPLETING"), 60)
-    slurm.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
+    slurm.ask("scontrol", "update", f"JobId={number}", "StartTime=now+2")
+    slurm.wait_for(lambda: slurm.fields(number)["JobState"] != "PENDING", 180)
 
 
 def script_of(given: Job, **programs: str) -> str:
