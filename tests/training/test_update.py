@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.training.jobs import section
-from tests.training.toys import CPU, ranks, toy_batches, toy_run, toy_stage, toy_update
+from tests.training.toys import CPU, Points, ranks, toy_batches, toy_run, toy_stage, toy_update
 from ups.errors import OutOfMemory
 from ups.models.blocks import Blocks
 from ups.training import parallel
@@ -85,6 +85,26 @@ def test_the_average_warms_up(tmp_path: Path):
         take(update, tmp_path, step)
         for old, new, weight in zip(before, update.average.parameters(), update.model.parameters(), strict=True):
             torch.testing.assert_close(new, decay * old + (1 - decay) * weight)
+
+
+def test_averages_warm_up_by_the_updates_of_their_parameter(tmp_path: Path):
+    """Of a layer that only every second step moves, the average is as far as after half as many steps."""
+    update = toy_update(tmp_path, section(ema_decay=0.9))
+
+    def loss(model: nn.Sequential, batch: Points, draw: Draw) -> torch.Tensor:
+        hidden = model[0](batch.x)
+        return (hidden if draw.step % 2 else model[2](hidden)).square().mean(1)
+
+    update.stage = replace(update.stage, loss=loss)
+    for step, num_updates in enumerate([(0, 0), (1, None), (2, 1), (3, None), (4, 2)]):
+        before = copy.deepcopy(update.average)
+        take(update, tmp_path, step)
+        for layer, n in zip((0, 2), num_updates, strict=True):
+            decay = 1.0 if n is None else min(0.9, (1 + n) / (10 + n))
+            for name, old in before[layer].named_parameters():
+                new, weight = update.average[layer].get_parameter(name), update.model[layer].get_parameter(name)
+                torch.testing.assert_close(new, decay * old + (1 - decay) * weight)
+    assert update.state()["num_updates"] == [5, 5, 3, 3]
 
 
 @pytest.mark.parametrize("kind", ["nan", "spike"])

@@ -16,7 +16,7 @@ from ups.data.trajectories import TrajectoryReader
 from ups.diffusion import Normal
 from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
 from ups.runs.machine import device as device_of
-from ups.runs.processes import memory_bytes
+from ups.runs.processes import memory_bytes, release_memory
 from ups.surrogate.arrays import find_device
 from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout_steps
 from ups.surrogate.trained import OFF
@@ -27,8 +27,7 @@ COPIES, COPIES_PER_MEMBER = 14, 2  # of a snapshot, that scoring holds at once
 SHARE = 4  # part of the memory for these, and as much for the models
 BYTES_PER_TOKEN = 24_000  # that a model holds of its input: 15,000 to 23,000 for 64 to 256 hidden channels
 
-Encode = Callable[[Tensor, str], Tensor]
-"""Snapshots (..., C, *grid) of a family to latents (..., N, D)."""
+Encode = Callable[[Tensor, str], Tensor]  # snapshots (..., C, *grid) of a family to latents (..., N, D)
 
 
 @dataclass(frozen=True)
@@ -115,18 +114,18 @@ class Batch:
 
     def slabs(self, encode: Encode) -> Iterator[Slab]:
         """All that is to predict: every snapshot after the first, or a steady solution."""
-        family, num_times = self.setting.family, self.num_times
-        last = self.read(0, 1)
-        z_last = encode(last, family)
+        family, num_times, last = self.setting.family, self.num_times, self.read(0, 1)
+        u_0, z_last = last[:, 0], encode(last, family)
         if FAMILIES[family].steady:
             yield Slab(0, last, None, None, torch.cat([torch.zeros_like(z_last), z_last], 1))
             return
-        u_0 = last[:, 0]
         for start in range(1, num_times, self.num_steps):
+            if start > 1:
+                release_memory()  # of the slab before
             target = self.read(start, min(start + self.num_steps, num_times))
             z_ref = torch.cat([z_last, encode(target, family)], 1)
             yield Slab(start - 1, target, u_0, last, z_ref)
-            last, z_last = target[:, -1:], z_ref[:, -1:]
+            last, z_last = target[:, -1:].clone(), z_ref[:, -1:].clone()  # not views, which would keep the slab
 
 
 @dataclass(frozen=True)

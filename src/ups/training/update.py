@@ -107,7 +107,9 @@ class StepResult:
 class Update:
     """A stage's model, the moving average of its weights and its optimizer; calling it takes one optimizer step.
 
-    Parameters without gradient (of families that are not in the batch) keep their value, moments and average.
+    Parameters without gradient (of families that are not in the batch) keep their value, moments and average. A step
+    moves the average of the others to them by 1 - min(ema_decay, (1 + n) / (10 + n)) of the distance, where n, of
+    `num_updates`, counts the earlier updates of that parameter: those of a family in few batches are few.
     `mean_norm` (running mean of the gradient norm over `num_norms` steps), `num_skipped` (number of skipped steps) and
     `first_skipped` (the first of them) are 0-d tensors on the device, so that no step waits for the device.
     """
@@ -129,6 +131,7 @@ class Update:
             parallel.parallelize(model, ranks, run.launch.sharding)
         self.exchange = getattr(torch, run.launch.exchange_precision)
         self.optimizer = make_optimizer(self.model, config)
+        self.num_updates = [0] * len(list(self.model.parameters()))
         self.mean_norm, self.num_norms, self.num_skipped = torch.zeros(3, device=ranks.device)
         self.first_skipped = torch.tensor(-1.0, device=ranks.device)
         self.checked = 0
@@ -190,6 +193,7 @@ class Update:
                 name: parallel.full_optimizer_state(self.model, part) for name, part in self.optimizer.parts.items()
             },
             "norms": [float(value) for value in self.norms()],
+            "num_updates": list(self.num_updates),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -200,6 +204,7 @@ class Update:
             parallel.load_full_optimizer_state(self.model, part, state["optimizer"][name])
         for tensor, value in zip(self.norms(), state["norms"], strict=True):
             tensor.fill_(value)
+        self.num_updates = list(state["num_updates"])
 
     def norms(self) -> tuple[Tensor, ...]:
         """Mean gradient norm, number of steps in it, number of skipped steps, first skipped step or -1."""
@@ -246,8 +251,8 @@ class Update:
 
     @record_function("update")
     def _apply(self, step: int, learning_rate: float) -> Tensor:
-        pairs = zip(self.model.parameters(), self.average.parameters(), strict=True)
-        parameters, averages = zip(*((p, average) for p, average in pairs if p.grad is not None), strict=True)
+        pairs = enumerate(zip(self.model.parameters(), self.average.parameters(), strict=True))
+        places, parameters, averages = zip(*((i, p, mean) for i, (p, mean) in pairs if p.grad is not None), strict=True)
         if self.inject.at("gradient", step):
             parameters[0].grad.add_(1.0)
         if self.checked < CHECKED_STEPS:
@@ -256,9 +261,11 @@ class Update:
         skip = self._is_bad(parallel.clip_gradients(parameters, self.config.clip_norm).to(self.ranks.device), step)
         self.optimizer.step(learning_rate, skip.to(parameters[0].device))  # the CPU's, where shards are kept there
         self.optimizer.zero_grad()
-        decay = min(self.config.ema_decay, (1 + step) / (10 + step))
+        weights = [max(1 - self.config.ema_decay, 9 / (10 + self.num_updates[i])) for i in places]
         with torch.no_grad():
-            torch._foreach_lerp_(parallel.local_shards(averages), parallel.local_shards(parameters), 1 - decay)
+            torch._foreach_lerp_(parallel.local_shards(averages), parallel.local_shards(parameters), weights)
+        for i in places:
+            self.num_updates[i] += 1
         return 1 - skip
 
     def _is_bad(self, norm: Tensor, step: int) -> Tensor:
