@@ -30,7 +30,16 @@ class EnsembleErrors:
 
 
 def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
-    """Reduce M > 1 members (M, B, T, C, *grid) and their reference (B, T, C, *grid) over space."""
+    """Reduce M > 1 members (M, B, T, C, *grid) and their reference (B, T, C, *grid) over space.
+
+    One field after the other: the intermediate values of all fields would be several times as large as a member.
+    """
+    of_fields = map(_errors_of_field, members.split(1, dim=3), u_ref.split(1, dim=2))
+    columns = zip(*(vars(errors).values() for errors in of_fields), strict=True)
+    return EnsembleErrors(*(torch.cat(values, dim=2) for values in columns))
+
+
+def _errors_of_field(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
     axes = tuple(range(3, u_ref.ndim))
     mean = members.mean(dim=0)
     variance = (_sum((member - mean).square_() for member in members) / (len(members) - 1)).mean(dim=axes)
