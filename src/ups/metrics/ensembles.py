@@ -1,7 +1,8 @@
 """Scores of ensembles: accuracy, and calibration (whether the reference is distributed as the members are)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,8 +26,18 @@ class EnsembleErrors:
     @classmethod
     def mean(cls, parts: Sequence["EnsembleErrors"]) -> "EnsembleErrors":
         """Average the reductions of ensembles of the same size and with the same reference."""
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return cls(*(torch.stack(values).mean(dim=0) for values in columns))
+        return cls._joined(parts, lambda values: torch.stack(values).mean(dim=0))
+
+    @classmethod
+    def of_fields(cls, parts: Iterable["EnsembleErrors"]) -> "EnsembleErrors":
+        """The reductions of all fields, from those of each."""
+        return cls._joined(parts, partial(torch.cat, dim=2))
+
+    @classmethod
+    def _joined(
+        cls, parts: Iterable["EnsembleErrors"], join: Callable[[tuple[Tensor, ...]], Tensor]
+    ) -> "EnsembleErrors":
+        return cls(*map(join, zip(*(vars(part).values() for part in parts), strict=True)))
 
 
 def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
@@ -34,9 +45,7 @@ def ensemble_errors(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
 
     One field after the other: the intermediate values of all fields would be several times as large as a member.
     """
-    of_fields = map(_errors_of_field, members.split(1, dim=3), u_ref.split(1, dim=2))
-    columns = zip(*(vars(errors).values() for errors in of_fields), strict=True)
-    return EnsembleErrors(*(torch.cat(values, dim=2) for values in columns))
+    return EnsembleErrors.of_fields(map(_errors_of_field, members.split(1, dim=3), u_ref.split(1, dim=2)))
 
 
 def _errors_of_field(members: Tensor, u_ref: Tensor) -> EnsembleErrors:
