@@ -59,7 +59,8 @@ def test_the_signature_of_a_redirect_is_not_told(run, serve, tmp_path: Path):
         handler.end_headers()
 
     server.script[:] = [redirect] * 10
-    download = {"families": [], "files": ["1D_Advection_Sols_beta0.4.hdf5"], "base_url": server.url}
+    download = {"families": [], "files": ["2D_DarcyFlow_beta0.1_Train.hdf5"], "base_url": server.url}
     code, line, everything = run(source="pdebench", download=download)
-    assert code == 3 and "leads to a foreign host, https://a.test/key; check the URL" in line
+    assert code == 3, line
+    assert "leads to a foreign host, https://a.test/key; check the URL" in line
     assert "\n" not in line and SENTINEL not in everything
