@@ -281,7 +281,7 @@ WRONG = [
     ("diffusion.P_mean", NAN),
     ("diffusion.P_std", 0.0),
     ("codec.precision", "float8"),
-    ("baselines.recipe.precision", "float8"),
+    ("baselines.recipe.precision", "bfloat16"),
     ("consistency.precision", "float16"),
     ("diffusion.clip_norm", 0.0),
     ("consistency.q", 1.0),
@@ -290,6 +290,7 @@ WRONG = [
     ("adapt.sizes", [1]),
     ("adapt.sizes", [8, 4]),
     ("adapt.trial_share", 1.5),
+    ("adapt.recipe.schedule", "plateau"),
     ("adapt.folder", ""),
     ("launch.num_processes", 0),
     ("launch.threads_per_process", 0),
@@ -374,6 +375,7 @@ def test_wrong_value_is_refused(name: str, value: Any):
         ("subsample.default.every_points", "every_point"),
         (f"{DATASET}.num_trajectory", "num_trajectories"),
         ("judge.gates.1.atmost", "at_most"),
+        ("adapt.fno.mode", "modes"),
     ],
 )
 def test_unknown_parameter_is_refused(name: str, near: str):
@@ -412,6 +414,11 @@ def test_a_range_without_two_snapshots_is_refused():
     assert what in refusal(changed("subsample.burgers_1d", {"every_snapshot": 5, "last_snapshot": 4}))
     default = base()["subsample"]["default"] | {"every_snapshot": 5, "last_snapshot": 4}
     assert refusal(changed("subsample.default", default)).count(what) == 1
+
+
+def test_sections_by_family_know_their_parameters():
+    """A family that `protocol` does not list yet has the parameters of those that it lists."""
+    assert "did you mean modes?" in refusal(changed("protocol.families", {"darcy_2d": {"mode": [4, 4, 4]}}))
 
 
 def test_unknown_parameter_without_neighbour_lists_the_known():

@@ -64,7 +64,11 @@ def job_of(project: Path, env: str, pipeline: str, params: str) -> "Job":
     if not (project / "conf" / "base").is_dir():
         raise ConfigFault(f"{project} has no conf/base: start this command in the folder of the project")
     given = split_string(None, None, params)
-    runtime_params = OmegaConf.to_container(OmegaConf.from_dotlist(given))
+    try:
+        runtime_params = OmegaConf.to_container(OmegaConf.from_dotlist(given))
+    except UNREADABLE:
+        remedy = "write lists of several items into conf/local/parameters.yml"
+        raise ConfigFault(f"--params cannot be read as NAME=VALUE,NAME=VALUE; {remedy}") from None
     loader = ConfigLoader(str(project / "conf"), env, runtime_params=runtime_params, **CONFIG_LOADER_ARGS)
     FAMILIES.define(*families_of(loader["families"]))
     parameters = loader["parameters"]

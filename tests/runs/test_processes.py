@@ -1,11 +1,13 @@
-"""Memory of a process."""
+"""Memory of a process: what it may use, and what it gives back."""
 
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from ups.runs.processes import release_memory
+from ups.runs import processes
+from ups.runs.processes import free_memory_bytes, release_memory
 
 BLOCK, NUM_BLOCKS = 100_000, 2_000  # bytes: smaller than what glibc maps, and gives back, one by one
 
@@ -26,3 +28,43 @@ def test_freed_memory_goes_back():
     release_memory()
     assert len(last) == BLOCK
     assert kept - anonymous_bytes() > BLOCK * NUM_BLOCKS / 2
+
+
+def write_cgroup(folder: Path, most: str, used: int, files: int) -> None:
+    """The files of a cgroup that uses some bytes, part of them as page cache."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{most}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(
+        f"anon {used - files}\nactive_file {files // 4}\ninactive_file {files * 3 // 4}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "expected"),
+    [
+        (("4000", 3900, 3600), ("max", 3900, 3600), 3700),
+        (("max", 3900, 3600), ("1000", 900, 400), 500),
+        (("400", 300, 0), ("1000", 300, 0), 100),
+        (("400", 500, 0), ("max", 300, 0), 0),
+    ],
+    ids=["page cache", "inner", "outer", "none left"],
+)
+def test_cgroups_limit_what_is_free(
+    outer: tuple[str, int, int], inner: tuple[str, int, int], expected: int, tmp_path: Path, monkeypatch
+):
+    """Of a container and the job in it the tighter limit holds; files that the kernel can drop are free memory."""
+    own = tmp_path / "own"
+    own.write_text("1:name=systemd:/elsewhere\n0::/slurm/job_7\n")
+    monkeypatch.setattr(processes, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(processes, "OWN_CGROUP", own)
+    write_cgroup(tmp_path / "groups", *outer)
+    write_cgroup(tmp_path / "groups/slurm/job_7", *inner)
+    assert free_memory_bytes(torch.device("cpu")) == expected
+
+
+def test_without_cgroups_the_memory_of_the_machine_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As on systems other than Linux."""
+    monkeypatch.setattr(processes, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(processes, "OWN_CGROUP", tmp_path / "own")
+    assert free_memory_bytes(torch.device("cpu")) > 0

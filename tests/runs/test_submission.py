@@ -295,6 +295,7 @@ def test_the_command_shows_the_job(monkeypatch: pytest.MonkeyPatch):
     [
         (["--on", "slurm", "--params", "submit.nods=2"], "unknown parameter submit.nods, did you mean nodes?"),
         (["--on", "slurm", "--params", "submit.hours=soon"], "parameter submit.hours = 'soon'"),
+        (["--on", "slurm", "--params", "download.families=[a,b]"], "write lists of several items into conf/local"),
         (["--on", "slurm", "--pipeline", "ful"], "there is no pipeline 'ful', did you mean full?"),
         (["--on", "pbs"], "there is no target 'pbs'"),
         ([], "Missing option '--on'"),

@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import requests
+from sqlalchemy.exc import OperationalError
 
 from tests.training.jobs import wait_until
 from ups.runs import tracking
@@ -49,6 +50,17 @@ def test_a_failed_upload_is_a_warning_without_password(
     tracking.log_results({"score": 1.0}, {}, tmp_path)
     (line,) = caplog.messages
     assert "the result of this run is not tracked: 403" in line and "//***@server" in line and "hidden" not in line
+
+
+def test_tables_that_cannot_be_made_are_a_warning(
+    store: MagicMock, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """The embedded store of a full disk: the run goes on and is not tracked."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    store.search_experiments.side_effect = OperationalError("CREATE TABLE", {}, OSError("disk I/O error"))
+    tracking.open_run("full", tmp_path, {}, {})
+    assert "this run is not tracked" in caplog.messages[0] and not (tmp_path / "mlflow.db").exists()
+    assert (os.environ[tracking.PARENT_RUN], os.environ.get("MLFLOW_TRACKING_URI")) == ("", None)
 
 
 def test_mlflow_prints_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -31,6 +31,29 @@ WRONG = {
     "NaN": ("advection_1d", values(3, 4, 8) * np.nan, {"beta": 1.0}, "u has 96 of 96 values that are NaN"),
     "steps": ("advection_1d", values(3, 4, 8), {"beta": 1.0, "steps": 0}, "steps of training must be a whole number"),
     "lengths": (OWN, values(3, 4, 8), {"c": 1.0, "dt": 0.1}, "lengths of wave_adapted are missing"),
+    "two lengths": (
+        "advection_1d",
+        values(3, 4, 8),
+        {"beta": 1.0, "lengths": (1.0, 2.0)},
+        r"lengths of advection_1d must be 1 numbers, along x: \(1.0, 2.0\)",
+    ),
+    "length 0": (
+        "advection_1d",
+        values(3, 4, 8),
+        {"beta": 1.0, "lengths": 0.0},
+        "each of lengths must be one positive number, not 0.0",
+    ),
+    "dt 0": ("advection_1d", values(3, 4, 8), {"beta": 1.0, "dt": 0.0}, "dt must be one positive number, not 0.0"),
+    "dt NaN": ("advection_1d", values(3, 4, 8), {"beta": 1.0, "dt": np.nan}, "dt must be one positive number, not nan"),
+    "text": ("advection_1d", values(3, 4, 8), {"beta": "a"}, "beta must be one finite number, not 'a'"),
+    "array": ("advection_1d", values(3, 4, 8), {"beta": np.ones(3)}, "beta must be one finite number, not array"),
+    "one point": ("advection_1d", values(3, 4, 1), {"beta": 1.0}, "an axis needs at least 2 points"),
+    "still": (
+        "advection_1d",
+        values(3, 1, 8).repeat(4, 1),
+        {"beta": 1.0},
+        "u of advection_1d: it never changes in time",
+    ),
     "dt": (OWN, values(3, 4, 8), {"c": 1.0, "lengths": (1.0,)}, "dt of wave_adapted is missing"),
 }
 

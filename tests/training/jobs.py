@@ -30,6 +30,7 @@ from ups.config import (
     SplitConfig,
     SteadyConfig,
 )
+from ups.config.studies import AdaptRecipe
 from ups.config.training import Terms, TrainingSection
 from ups.files import digest_of, read_json, write_json
 from ups.pipelines.data import describe_datasets, fit_normalization, simulate_pdebench
@@ -115,7 +116,7 @@ def section(stage: str = "operator", **changes: Any) -> TrainingSection:
     return kind(**LOOP | own | changes)
 
 
-RECIPE = {name: value for name, value in LOOP.items() if name not in ("steps", "learning_rate", "warmup_steps")}
+RECIPE = {name: value for name, value in LOOP.items() if name in AdaptRecipe.model_fields}
 
 
 def adapt_section(**changes: Any) -> AdaptConfig:

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.jobs import adapt_section
+from tests.training.jobs import RECIPE, adapt_section
 from ups.errors import DataFault, Diverged
 from ups.files import WEIGHTS
 from ups.models.codec import codec_from
 from ups.models.operator import Operator
 from ups.models.weights import from_settings, load_model
 from ups.surrogate.surrogate import Surrogate
+from ups.training import adaptation
 from ups.training.adaptation import (
     adapt,
     before_training,
@@ -39,6 +40,16 @@ def test_it_learns(surrogate: Surrogate, trajectories: Few, family: str):
     assert rollout_error(trained.start.codec, trained.model, few) < 0.8 * rollout_error(
         candidates[0].codec, candidates[0].model, few
     )
+
+
+def test_the_average_of_short_trainings_forgets_the_start(
+    surrogate: Surrogate, trajectories: Few, monkeypatch: pytest.MonkeyPatch
+):
+    """It moves by (1 + n) / (10 + n) of the distance after n updates: with 0.99, 37 % of 100 steps were the start."""
+    few, config, decays = trajectories["advection_1d"], adapt_section(recipe=RECIPE | {"ema_decay": 0.25}), []
+    monkeypatch.setattr(adaptation, "_average", lambda average, model, decay: decays.append(decay))
+    train_from(scratch(surrogate, few, config), few, config, steps=5, rate=0.001)
+    assert decays == pytest.approx([1 / 10, 2 / 11, 3 / 12, 0.25, 0.25])
 
 
 def test_the_start_is_left_alone(surrogate: Surrogate, trajectories: Few):

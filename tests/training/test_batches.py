@@ -14,7 +14,7 @@ from tests.training.toys import CPU, NUM_TOKENS, Samples, ranks, toy_batches, to
 from ups.errors import ConfigFault, LostWorker
 from ups.files import write_json
 from ups.training.batches import Batches, BatchSampler, Share
-from ups.training.distributed import Ranks, with_agreed_memory
+from ups.training.distributed import Ranks, memory_place, with_agreed_memory
 from ups.training.stage import batch_size
 
 STEPS = range(12)
@@ -102,13 +102,14 @@ def test_ranks_agree_on_the_least_memory(tmp_path: Path):
     assert with_agreed_memory(given, Pair(0, 2, CPU)) is given
 
 
-@pytest.mark.parametrize(("world_size", "kept"), [(1, True), (2, False)])
-def test_a_resumed_job_keeps_its_memory(tmp_path: Path, world_size: int, kept: bool):
-    """On as many processes as before the limit is that of the first start, whatever is free now."""
-    start = {"world_size": world_size, "device": "cpu", "memory_gigabytes": 0.25}
-    write_json(tmp_path / "started.json", start)
-    agreed = with_agreed_memory(toy_run(tmp_path), ranks())
-    assert (agreed.launch.memory_gigabytes == 0.25) == kept
+@pytest.mark.parametrize(
+    ("changed", "kept"), [({}, True), ({"world_size": 2}, False), ({"memory_fraction": 0.1}, False)]
+)
+def test_a_resumed_job_keeps_its_memory(tmp_path: Path, changed: dict[str, float], kept: bool):
+    """On as many processes as before the limit is that of the first start, unless a new one is asked for."""
+    run = toy_run(tmp_path)
+    write_json(tmp_path / "started.json", memory_place(run, ranks()) | changed | {"memory_gigabytes": 0.25})
+    assert (with_agreed_memory(run, ranks()).launch.memory_gigabytes == 0.25) == kept
 
 
 @pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ValidationError, model_validator
@@ -139,12 +140,14 @@ def fields_at(place: tuple[int | str, ...]) -> list[str]:
     """Names of the parameters in the section at a place, given by keys and positions in lists."""
     section: Any = Parameters
     for part in place:
-        if isinstance(part, int):
-            section = section.__args__[0]
+        if get_origin(section) in (list, dict):
+            section = get_args(section)[-1]
         elif part in section.model_fields:
             section = section.model_fields[part].annotation
         else:
             section = get_args(get_type_hints(section)["__pydantic_extra__"])[1]
+        if isinstance(section, UnionType):  # a section, or null
+            section = next(kind for kind in get_args(section) if kind is not NoneType)
     assert issubclass(section, BaseModel)
     return list(section.model_fields)
 

@@ -48,6 +48,12 @@ class LinearModel(Section):
     kernel_size: PositiveInt
 
 
+class BaselineRecipe(Recipe):
+    """The training loop of all baselines; the FNO's Fourier transforms exist on GPUs in no smaller precision."""
+
+    precision: Literal["float32"]
+
+
 class BaselineConfig(TrainingSection):
     """Stage `baseline`: a model of one family on its grid, trained as the operator or the steady model is."""
 
@@ -88,7 +94,7 @@ class BaselinesConfig(Section):
     - `pace_seconds`, `pace_rounds`: seconds per step are the median over `pace_rounds` rounds of about `pace_seconds`
     """
 
-    recipe: Recipe
+    recipe: BaselineRecipe
     noise: Noise
     symmetries: bool
     unroll: Unroll

@@ -65,7 +65,7 @@ class LaunchConfig(Section):
     - `latent_store`: S3 folder in which machines share encoded latents, one folder for each key of the latent cache
     - `restarts`: of a training that lost a process or ran out of memory, each from the last checkpoint
     - `timeout_seconds`: without progress, after which a job counts as hung
-    - `force`: train again although the stage is up to date
+    - `force`: train again although the stage is up to date; an interrupted training goes on
     """
 
     num_processes: PositiveInt

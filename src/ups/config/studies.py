@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from ups.config.baselines import FNOModel
 from ups.config.data import Tolerance, VariantName
 from ups.config.sections import Fraction, Section, Seed, Steps
-from ups.config.training import Noise, OperatorConfig, Recipe, TrainingSection, Unroll
+from ups.config.training import Noise, OperatorConfig, Optimization, Training, Unroll
 
 BASE = "base"
 
@@ -85,7 +85,13 @@ def _merged(section: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any
     return section | overrides | inner
 
 
-class AdaptTraining(TrainingSection):
+class AdaptRecipe(Optimization):
+    """Batches and optimizer of a training on a few trajectories; `plateau` would need trajectories for validation."""
+
+    schedule: Literal["cosine", "step", "constant"]
+
+
+class AdaptTraining(AdaptRecipe, Training):
     """One training on a few trajectories, with the loss of the operator or of the steady model."""
 
     noise: Noise
@@ -113,7 +119,7 @@ class AdaptConfig(Section):
     sizes: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=1)]
     test_fraction: Fraction
     valid_fraction: Fraction
-    recipe: Recipe
+    recipe: AdaptRecipe
     steps: Steps
     learning_rates: Annotated[list[PositiveFloat], Field(min_length=1)]
     trial_share: Annotated[float, Field(gt=0.0, le=1.0)]

@@ -92,37 +92,44 @@ class Terms(Section):
     divergence: Term
 
 
-class Recipe(Section):
-    """Options of the training loop that do not depend on the length of a training.
+class Optimization(Section):
+    """Batches and optimizer of a training of any length; the average of the weights is what a training ends with.
 
     A batch of one optimizer step, over all processes, holds about `batch_tokens` tokens: a multiple of `batch_multiple`
-    snapshots of one family, divided equally among the processes. A family is sampled with a probability proportional to
-    (its number of samples)^`balance` times the entry of `family_weights_by_dimension` for 1D, 2D or 3D grids; after the
-    first validation also to its validation loss over the geometric mean of all families, between 1 / m and m with
-    m = `max_difficulty`.
+    snapshots of one family, divided equally among the processes.
+    """
+
+    seed: Seed
+    batch_tokens: PositiveInt
+    batch_multiple: PositiveInt
+    optimizer: Literal["adamw", "muon"]
+    schedule: Literal["cosine", "step", "plateau", "constant"]
+    weight_decay: NonNegative
+    clip_norm: PositiveFloat
+    ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)]
+    validate_every: PositiveInt
+
+
+class Recipe(Optimization):
+    """Options of the training loop that do not depend on the length of a training.
+
+    A family is sampled with a probability proportional to (its number of samples)^`balance` times the entry of
+    `family_weights_by_dimension` for 1D, 2D or 3D grids; after the first validation also to its validation loss over
+    the geometric mean of all families, between 1 / m and m with m = `max_difficulty`.
 
     A step is skipped if its gradient norm is not finite or exceeds `spike_factor` times the running mean; more than
     `max_skipped_steps` skipped steps end the training. After `patience` validations without a new best loss training
     ends with the best weights; with schedule `plateau` the learning rate is halved after half as many.
     """
 
-    seed: Seed
-    batch_tokens: PositiveInt
-    batch_multiple: PositiveInt
     balance: Annotated[float, Field(ge=0.0, le=1.0)]
     family_weights_by_dimension: PerDimensionFloat
     max_difficulty: Annotated[float, Field(ge=1.0)]
-    optimizer: Literal["adamw", "muon"]
-    schedule: Literal["cosine", "step", "plateau", "constant"]
-    weight_decay: NonNegative
-    clip_norm: PositiveFloat
     spike_factor: Annotated[float, Field(gt=1.0)]
     max_skipped_steps: Annotated[int, Field(ge=0)]
-    ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)]
     precision: Literal["float32", "bfloat16"]
     patience: PositiveInt | None
     log_every: PositiveInt
-    validate_every: PositiveInt
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
@@ -131,12 +138,16 @@ class Recipe(Section):
         return self
 
 
-class TrainingSection(Recipe):
-    """All options of the training loop; in the first `warmup_steps` of `steps` the learning rate rises to its peak."""
+class Training(Optimization):
+    """One training; in the first `warmup_steps` of `steps` the learning rate rises to its peak."""
 
     steps: Steps
     learning_rate: PositiveFloat
     warmup_steps: Annotated[int, Field(ge=0)]
+
+
+class TrainingSection(Recipe, Training):
+    """All options of the training loop."""
 
 
 class NetworkSection(TrainingSection):

@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ups.config import LaunchConfig
 
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
-CGROUP = Path("/sys/fs/cgroup")
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of version 2
 GIGABYTE = 10**9
 MATMUL_SIZE, MATMUL_REPEATS = {"cpu": 512, "cuda": 8192}, 5  # milliseconds, yet near the peak of the device
 
@@ -56,17 +57,28 @@ def memory_bytes(launch: "LaunchConfig", device: "torch.device") -> int:
 
 
 def free_memory_bytes(device: "torch.device") -> int:
-    """Free memory of this process's GPU, or of the machine and its container (cgroup), in bytes."""
+    """Free memory of this process's GPU, or of the machine and the cgroups that limit this process, in bytes."""
     if device.type == "cuda":
         import torch
 
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    free = psutil.virtual_memory().available
-    limit, used = (CGROUP / name for name in ("memory.max", "memory.current"))
-    if limit.is_file() and (text := limit.read_text().strip()) != "max":
-        free = min(free, int(text) - int(used.read_text()))
-    return free
+    return max(0, min([psutil.virtual_memory().available, *_free_in_cgroups()]))
+
+
+def _free_in_cgroups() -> Iterator[int]:
+    """Free bytes of each cgroup with a limit that holds this process: that of its container, of its Slurm job.
+
+    Files in the page cache are counted as used, but the kernel drops them when memory is needed.
+    """
+    lines = OWN_CGROUP.read_text().splitlines() if OWN_CGROUP.is_file() else []
+    own = CGROUPS / next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    for group in (own, *own.parents):
+        limit = group / "memory.max"
+        if limit.is_file() and (most := limit.read_text().strip()) != "max":
+            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            cached = int(counts["active_file"]) + int(counts["inactive_file"])
+            yield int(most) - int((group / "memory.current").read_text()) + cached
 
 
 def now(device: "torch.device") -> float:

@@ -86,12 +86,12 @@ def _is_docstring(statement: ast.AST) -> bool:
 def cached_step(
     name: str, folder: Path, key: str, work: Callable[[Path], Receipt], *, root: Path, force: bool = False
 ) -> Receipt:
-    """The receipt of step `name`: the stored one if its files are complete, else that of `work(step_folder)`.
+    """The receipt of step `name`: the stored one if its files are complete and not `force`, else that of `work`.
 
-    The step's folder is `folder/<first 12 digits of key>`. An interrupted `work` finds there what it has written before
-    and may resume from it. The receipt adds to the result of `work`: path relative to `root` and fingerprint. The file
-    on disk also lists the sizes of all files; the returned receipt does not, because the length of a log varies and
-    would change the keys of the steps that follow.
+    The step's folder, the argument of `work`, is `folder/<first 12 digits of key>`. An interrupted `work` finds there
+    what it has written before and may resume from it, whether it was forced or not. The receipt adds to the result of
+    `work`: path relative to `root` and fingerprint. The file on disk also lists the sizes of all files; the returned
+    receipt does not, because the length of a log varies and would change the keys of the steps that follow.
 
     Raises:
         Locked: another process works in the same folder.
@@ -102,7 +102,7 @@ def cached_step(
     with storage_faults(step_folder):
         step_folder.mkdir(parents=True, exist_ok=True)
     with _lock(name, step_folder):
-        if force:
+        if force and (step_folder / RECEIPT).is_file():
             _empty(step_folder)
         elif (stored := _stored_receipt(step_folder, described)) is not None:
             log.info("%s: up to date (%s)", name, key[:12])

@@ -54,10 +54,12 @@ def client(uri: str | None = None) -> "MlflowClient":
 def _store_may_fail(what: str) -> Iterator[None]:
     """Log a failed call to the store as a warning: training goes on, and `metrics.jsonl` has every metric."""
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
-    except (MlflowException, OSError) as error:  # OSError: artifacts that a server or a disk does not take
+    # OSError: artifacts that a server or a disk does not take; SQLAlchemyError: tables that cannot be made
+    except (MlflowException, SQLAlchemyError, OSError) as error:
         log.warning("%s is not tracked: %s", what, shown(next(iter(str(error).splitlines()), type(error).__name__)))
 
 
@@ -70,10 +72,10 @@ def open_run(name: str, data_root: Path, tags: dict[str, str], params: dict[str,
     """Open the run of one `kedro run` in the embedded store below `data_root`, unless MLFLOW_TRACKING_URI is set."""
     from mlflow.entities import Param
 
-    if "MLFLOW_TRACKING_URI" not in os.environ:
-        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{_store(data_root / 'mlflow.db')}"
     os.environ[PARENT_RUN] = ""  # if the store fails, stages report `tracking: degraded` instead of `off`
     with _store_may_fail("this run"):
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{_store(data_root / 'mlflow.db')}"
         tracker = client()
         experiment = tracker.get_experiment_by_name(EXPERIMENT)
         # A server keeps artifacts where it was told to: it cannot show files of this machine.

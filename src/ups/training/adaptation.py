@@ -225,7 +225,7 @@ def _of_head(model: Model, batch: LatentBatch) -> tuple[Tensor, Tensor]:
 
 
 def fit(model: nn.Module, examples: Examples, config: AdaptTraining) -> nn.Module:
-    """Train `model` in place; returns the moving average of its weights.
+    """Train `model` in place; returns the moving average of its weights, as `Update` takes it.
 
     Raises:
         Diverged: a loss is not finite.
@@ -245,7 +245,7 @@ def fit(model: nn.Module, examples: Examples, config: AdaptTraining) -> nn.Modul
         value.backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
         optimizer.step(learning_rate(config, step), never)
-        _average(average, model, config.ema_decay)
+        _average(average, model, min(config.ema_decay, (1 + step) / (10 + step)))
     return average.eval()
 
 

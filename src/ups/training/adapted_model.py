@@ -1,6 +1,9 @@
 """A loaded model adapted to arrays: the side of `Model.adapt` that trains."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import asdict, replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -85,9 +88,9 @@ def _trajectories(
         counts=(count,),
         times=(0.0,) if spec.steady else tuple(_time_step(dt, known, family) * n for n in range(fields.shape[1])),
         grid=grid,
-        lengths=known.datasets[0].lengths if lengths is None else tuple(lengths),
+        lengths=known.datasets[0].lengths if lengths is None else _lengths(lengths, spec),
         boundary=spec.boundaries if known is None else known.datasets[0].boundary,
-        parameters={name: float(arguments[name]) for name in spec.parameters},
+        parameters={name: _number(arguments[name], name) for name in spec.parameters},
     )
     given = [as_tensor(arguments[name], name, device).expand(count, *grid) for name in spec.coefficients]
     return Trajectories(dataset, fields, torch.stack(given, 1) if given else fields.new_zeros(count, 0, *grid))
@@ -105,13 +108,34 @@ def _fields(u: Array, family: Family, device: torch.device) -> Tensor:
         raise ConfigFault(f"u of {family.name} must be {expected}, but has shape {tuple(u.shape)}")
     if fields.shape[1] < 2 and not family.steady:
         raise ConfigFault(f"u of {family.name} has one snapshot: a time step needs at least 2")
+    if min(fields.shape[3:]) < 2:
+        raise ConfigFault(f"u of {family.name} has the grid {tuple(fields.shape[3:])}: an axis needs at least 2 points")
     check_finite(fields, "u")
+    if bool((fields == fields[:1, :1]).all() if family.steady else (fields == fields[:, :1]).all()):
+        same = "all solutions are the same" if family.steady else "it never changes in time"
+        raise ConfigFault(f"there is nothing to learn from u of {family.name}: {same}")
     return fields
+
+
+def _lengths(lengths: Iterable[float], family: Family) -> tuple[float, ...]:
+    axes = family.axes
+    given = tuple(lengths) if isinstance(lengths, Iterable) else (lengths,)
+    if len(given) != len(axes):
+        raise ConfigFault(f"lengths of {family.name} must be {len(axes)} numbers, along {', '.join(axes)}: {lengths!r}")
+    return tuple(_number(length, "each of lengths", positive=True) for length in given)
+
+
+def _number(value: Any, name: str, *, positive: bool = False) -> float:
+    """The finite number that the caller gave for all trajectories, also as an array without axes."""
+    number = value.item() if getattr(value, "ndim", None) == 0 else value
+    if not isinstance(number, Real) or not math.isfinite(number) or (positive and number <= 0):
+        raise ConfigFault(f"{name} must be one {'positive' if positive else 'finite'} number, not {value!r}")
+    return float(number)
 
 
 def _time_step(dt: float | None, known: FamilyCard | None, family: str) -> float:
     if dt is not None:
-        return dt
+        return _number(dt, "dt", positive=True)
     if known is None or len(known.time_steps) > 1:
         raise ConfigFault(f"dt of {family} is missing: the time between two snapshots")
     return known.time_steps[0]

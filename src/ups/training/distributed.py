@@ -109,10 +109,11 @@ class Ranks:
 def with_agreed_memory(run: Run, ranks: Ranks) -> Run:
     """`run` with a `launch.memory_gigabytes` that is the same on all ranks, so that they cut batches alike.
 
-    Where none is set it is the least of what the ranks may use now. A job that resumes on the same processes keeps that
-    of its first start: other micro-batches would change its results by rounding.
+    Where none is set it is the least of what the ranks may use now. A job that resumes on the same processes, with the
+    same `launch.memory_fraction`, keeps that of its first start: other micro-batches would change its results by
+    rounding.
     """
-    launch, place = run.launch, {"world_size": ranks.world_size, "device": run.device}
+    launch, place = run.launch, memory_place(run, ranks)
     if launch.memory_gigabytes is not None:
         return run
     started = read_json(run.folder / STARTED) if (run.folder / STARTED).is_file() else {}
@@ -122,6 +123,11 @@ def with_agreed_memory(run: Run, ranks: Ranks) -> Run:
     else:
         own = memory_bytes(launch, ranks.device) * sharing / GIGABYTE
     return replace(run, launch=launch.model_copy(update={"memory_gigabytes": min(ranks.all_gather(own))}))
+
+
+def memory_place(run: Run, ranks: Ranks) -> dict[str, Any]:
+    """What the memory depends on that a job may use, as `started.json` has it."""
+    return {"world_size": ranks.world_size, "device": run.device, "memory_fraction": run.launch.memory_fraction}
 
 
 def check_ranks(ranks: Ranks, precision: str) -> dict[str, Any]:

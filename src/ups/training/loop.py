@@ -17,7 +17,7 @@ from ups.files import WEIGHTS, publish, write_json
 from ups.runs.run import CHECKPOINTS, METRICS, SAMPLING, STARTED, Run, append_metrics, metric_lines
 from ups.training.batches import Batches, cut, micro_batch_size
 from ups.training.checkpoints import Checkpoints, publish_tensors
-from ups.training.distributed import Draw, Ranks, check_ranks
+from ups.training.distributed import Draw, Ranks, check_ranks, memory_place
 from ups.training.history import StepTimer, TrainingHistory
 from ups.training.injection import Injection
 from ups.training.optimizers import learning_rate
@@ -141,8 +141,8 @@ def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks, sp
     if ranks.rank == 0:
         _drop_metrics_after(run, history.step)
         start = {"step": history.step, "refused": checkpoints.refused, "eager_because": update.eager_because}
-        place = {"world_size": ranks.world_size, "device": run.device}
-        write_json(run.folder / STARTED, start | place | speed | {"memory_gigabytes": run.launch.memory_gigabytes})
+        memory = memory_place(run, ranks) | {"memory_gigabytes": run.launch.memory_gigabytes}
+        write_json(run.folder / STARTED, start | memory | speed)
     return history
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.config.training import TrainingSection
+from ups.config.training import Training
 from ups.errors import ConfigFault
 from ups.training import parallel
 
@@ -115,7 +115,7 @@ class Optimizer:
             part.zero_grad()
 
 
-def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
+def make_optimizer(model: nn.Module, config: Training) -> Optimizer:
     """AdamW for all parameters, or Muon for the matrices inside the `HIDDEN` parts and AdamW for the rest.
 
     Inside are linear maps, Fourier modes and convolutions, which hold nearly all weights. Muon is made for maps of
@@ -142,7 +142,7 @@ def make_optimizer(model: nn.Module, config: TrainingSection) -> Optimizer:
     return Optimizer(adamw, muon)
 
 
-def learning_rate(config: TrainingSection, step: int, valid_losses: Sequence[float] = (), patience: int = 1) -> float:
+def learning_rate(config: Training, step: int, valid_losses: Sequence[float] = (), patience: int = 1) -> float:
     """The learning rate of `step`: a linear warm-up to the peak `config.learning_rate`, then `config.schedule`.
 
     - `cosine`: falls to one hundredth of the peak at the last step;

@@ -47,6 +47,15 @@ def test_residuals_complete_what_a_familys_own_model_says(run: Run, family: str)
     assert medians.tolist() == pytest.approx([1.0] * len(FAMILIES[family].fields), rel=1e-3)
 
 
+def test_residuals_are_not_rounded(run: Run):
+    """In bfloat16, in which the denoiser may be trained, the rounding of a prediction is larger than its error."""
+    stage, residuals = diffusion.build(section("diffusion"), run), Residuals(run)
+    batch = stage.valid.load("compressible_ns_1d", np.arange(2))
+    expected = residuals.standardized(batch, stage.model)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(residuals.standardized(batch, stage.model)[0], expected)
+
+
 def test_residual_scales_do_not_depend_on_memory(run: Run):
     """Measured on one sample at a time they are those of all validation samples at once."""
     little = replace(run, launch=run.launch.model_copy(update={"memory_gigabytes": 1e-6}))

@@ -41,8 +41,10 @@ class Residuals:
     @torch.no_grad()
     def standardized(self, batch: LatentBatch, denoiser: Denoiser) -> tuple[Tensor, PredictedStep]:
         """Residual y = (z_next - z_pred) / residual unit of the denoiser, (B, N, D), and the prediction."""
-        prediction = self._predict(batch)
-        return (batch.z_next - prediction.z_pred) / denoiser.residual_unit(prediction, batch.domain), prediction
+        # In bfloat16 rounding errors of the prediction would be larger than the residual.
+        with torch.autocast(batch.z.device.type, enabled=False):
+            prediction = self._predict(batch)
+            return (batch.z_next - prediction.z_pred) / denoiser.residual_unit(prediction, batch.domain), prediction
 
     @torch.no_grad()
     def set_residual_rms(self, stage: Stage, config: DiffusionConfig, run: Run) -> None:
