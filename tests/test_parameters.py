@@ -290,6 +290,8 @@ WRONG = [
     ("adapt.sizes", [1]),
     ("adapt.sizes", [8, 4]),
     ("adapt.trial_share", 1.5),
+    ("judge.gates.0.method", "operatr"),
+    ("protocol.families", {"burger_1d": {}}),
     ("adapt.recipe.schedule", "plateau"),
     ("adapt.folder", ""),
     ("launch.num_processes", 0),
@@ -503,6 +505,13 @@ def test_compression_begins_with_what_is_not_compressed():
     """The first variant, with which the others are compared, has no tolerance."""
     rounded = changed("compression.variants.0.latents", {"default": 0.1})
     assert "the first of compression.variants" in refusal(rounded)
+
+
+def test_a_champion_has_errors_of_one_kind():
+    """Registered models come with the nRMSE of every trajectory."""
+    gates = [gate | {"metric": "VRMSE"} for gate in base()["judge"]["gates"] if gate["relative_to"] == "champion"]
+    message = refusal(changed("judge.gates", gates[:1]))
+    assert "gate steps_do_not_regress: the champion's trajectories have an nRMSE alone, not VRMSE" in message
 
 
 def test_the_ablation_has_a_base():

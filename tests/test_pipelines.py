@@ -573,6 +573,8 @@ def test_baselines_are_compared(again: tuple[Path, Completed]):
     families = ("advection_1d", "diffusion_reaction_2d", "darcy_2d")
     steady = {("darcy_2d", kind, h) for kind in shares for h in ("one_step", "rollout") if "normalized" in kind}
     assert {(f, m, h) for f in families for m in shares for h in ("one_step", "rollout")} - steady == found
+    gates = {line["name"] for line in _json(data_root / "08_reporting/verdict.json")["gates"]}
+    assert {"rollouts_match_baselines", "solutions_match_baselines"} <= gates
     errors, costs = (data_root / "08_reporting/table.md").read_text().split("## Cost")
     assert errors.count("| 2D_DarcyFlow_beta1.0_Train |") == 2 and re.search(r"^\| operator +\|", costs, re.MULTILINE)
     assert all(

@@ -140,6 +140,15 @@ def test_the_exact_denoiser_is_on_and_calibrated(decide: Callable[..., dict]):
     assert scores["CRPS"] / operator["MAE"] == pytest.approx(0.564 * 0.5 / folded, rel=0.1)
 
 
+def test_a_grid_without_a_highest_band_has_no_limit_on_it(decide: Callable[..., dict], monkeypatch: pytest.MonkeyPatch):
+    """Axes of 2 to 4 points have too few wavenumbers; the other limits decide."""
+    compute = corrector.ScoreSuite.compute
+    drop = lambda suite: {name: s for name, s in compute(suite).items() if name != corrector.HIGH_BAND}  # noqa: E731
+    monkeypatch.setattr(corrector.ScoreSuite, "compute", drop)
+    decision = decide(fresh(1.0, 0.5), BIASED, config=CONFIG.model_copy(update={"refine": [], "residual_scales": []}))
+    assert decision["families"][FAMILY]["diffusion"]["mode"] == "sample"
+
+
 def test_the_choice_does_not_depend_on_the_memory(decide: Callable[..., dict]):
     """Snapshot by snapshot and member by member all candidates have the scores that they have at once."""
     config = CONFIG.model_copy(update={"noise_correlations": [0.0, 0.8]})

@@ -21,8 +21,8 @@ from ups.pipelines.evaluation import measure_coverage
 def measure(root: Path) -> dict[str, Any]:
     """The coverage of every family of a data root."""
     stages = {stage: receipt(root, stage) for stage in ("codec", "operator", "steady")}
-    cache = receipt(root, "latent_cache")
-    return measure_coverage(cache, config(None), LAUNCH, root / "01_raw", root, **stages)["families"]
+    cache, how = receipt(root, "latent_cache"), config(None).model_copy(update={"keep_predictions": ["operator"]})
+    return measure_coverage(cache, how, LAUNCH, root / "01_raw", root, **stages)["families"]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ def test_every_family_is_measured(trained: Path, measured: dict[str, Any]):
     assert list(measured["incompressible_ns_2d"]["coefficients"]) == ["force_x", "force_y"]
     assert measured["darcy_2d"]["dt"] is None and measured["advection_1d"]["dt"] is not None
     assert all(family["error"] > 0 for family in measured.values())
+    assert not list((trained / "06_models/coverage").rglob("*.zarr"))  # rollouts that are kept are of the test split
 
 
 def test_the_means_are_those_of_the_training_split(trained: Path, measured: dict[str, Any]):

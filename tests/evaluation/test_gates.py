@@ -185,6 +185,15 @@ def test_the_better_baseline_counts():
     assert line["comparison"] == "rollout nRMSE of operator / the better of FNO and U-Net: 1.5, at most 1"
 
 
+@pytest.mark.parametrize("other", ["baselines", "champion"])
+def test_other_trajectories_are_not_compared(other: str):
+    """After another split of the same data the gate is not checked: as many trajectories are not the same ones."""
+    ours = [record(0.3, trajectories=[0.3], digest="these")]
+    for digest, checked in (("these", True), ("others", False)):
+        theirs = [record(0.2, "operator" if other == "champion" else "fno", trajectories=[0.2], digest=digest)]
+        assert bool(judge(ours, [gate(relative_to=other)], BURGERS, **{other: theirs})["gates"]) == checked
+
+
 def champion(errors: list[float | None], ours: list[float | None]) -> dict[str, Any]:
     """The line of a gate against a champion with these errors of single trajectories."""
     rule = gate(relative_to="champion", at_most=1.05, otherwise="fail")

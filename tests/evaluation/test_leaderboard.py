@@ -16,7 +16,7 @@ from tests.evaluation.test_kept import COMPUTE
 from ups.config import LeaderboardConfig, RegistrationConfig
 from ups.data.trajectories import TrajectoryReader, inspect_file
 from ups.errors import DataFault
-from ups.evaluation.entries import entries_in, entries_of_version, entry_of_scores, trajectories_digest
+from ups.evaluation.entries import Described, entries_in, entries_of_version, entry_of_scores, trajectories_digest
 from ups.evaluation.external import score_predictions
 from ups.evaluation.leaderboard import Leaderboard, leaderboard_csv, leaderboard_text, ranked
 from ups.files import digest_of, read_json
@@ -50,6 +50,14 @@ def run(root: Path, errors: dict[str, float | None], **changed: Any) -> Path:
     for place, written in (("08_reporting/metrics.json", records), ("04_feature/datasets.json", content)):
         (root / place).parent.mkdir(parents=True, exist_ok=True)
         (root / place).write_text(json.dumps(written))
+    return identified(root)
+
+
+def identified(root: Path) -> Path:
+    """A data root whose scores are of the test trajectories that `datasets.json` says."""
+    described, path = Described.below(root), root / "08_reporting/metrics.json"
+    digests = {name: trajectories_digest(described.test_trajectories(name)) for name in described.datasets}
+    path.write_text(json.dumps([record | {"digest": digests[record["dataset"]]} for record in read_json(path)]))
     return root
 
 
@@ -138,7 +146,8 @@ def test_other_trajectories_have_no_rank(roots: list[Path], tmp_path: Path, chan
 def test_baselines_of_a_run_are_models_of_their_own(roots: list[Path]):
     """FNO and U-Net, not persistence."""
     found = [record("flow", m, h, 0.3) for m in ("fno", "unet", "persistence") for h in ("one_step", "rollout")]
-    (roots[0] / "08_reporting/baseline_metrics.json").write_text(json.dumps(found))
+    path = roots[0] / "08_reporting/baseline_metrics.json"
+    path.write_text(json.dumps([each | {"digest": trajectories_digest(TRAJECTORIES)} for each in found]))
     assert [row.entry.model for row in board_of(roots[:1]).rows["flow"]] == ["a", "fno in a", "unet in a"]
 
 
@@ -190,7 +199,7 @@ def truth(tmp_path: Path) -> tuple[Path, Path]:
     described["datasets"][dataset.name] = asdict(dataset)
     described["sources"] = {path.name: {"md5": digest_of(path, "md5")}}
     (root / "04_feature/datasets.json").write_text(json.dumps(described))
-    return root, path
+    return identified(root), path
 
 
 def scored(predictions: Path, path: Path, root: Path | None) -> dict[str, Any]:
@@ -255,6 +264,13 @@ def _other_split(roots: list[Path]) -> list[Path]:
     return roots
 
 
+def _old_baselines(roots: list[Path]) -> list[Path]:
+    old = trajectories_digest(TRAJECTORIES | {"test": [0, 2, 3]})
+    found = [record("flow", "fno", "rollout", 0.3) | {"digest": old}]
+    (roots[0] / "08_reporting/baseline_metrics.json").write_text(json.dumps(found))
+    return roots
+
+
 @pytest.mark.parametrize(
     ("prepare", "line"),
     [
@@ -267,7 +283,12 @@ def _other_split(roots: list[Path]) -> list[Path]:
         (_no_value, r"a/08_reporting/metrics\.json is damaged \(0\.value: Field required\)"),
         (
             _other_split,
-            r"metrics\.json has scores of 3 test trajectories of flow, datasets\.json has 2: evaluate again",
+            r"a/08_reporting/metrics\.json has scores of other test trajectories of flow than datasets\.json: "
+            r"run `kedro run --pipeline evaluation --params",
+        ),
+        (
+            _old_baselines,
+            r"baseline_metrics\.json has scores of other test trajectories of flow than .* run --pipeline baselines ",
         ),
     ],
 )

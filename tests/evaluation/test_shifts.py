@@ -136,11 +136,20 @@ def test_an_error_is_that_of_the_rollout(trained: Path):
     assert not torch.allclose(errors, errors_of_case(model, exact, (True,), torch.device("cpu")))
 
 
+ROW = {"family": "burgers_1d", "dataset": "b", "parameter": None, "factor": 1.0}
+
+
+def test_one_diverged_prediction_is_not_the_median():
+    """Without shift 0.1, 0.1 and not finite: an error of 0.4 is large all the same."""
+    none = ROW | {"kind": "none", "errors": [0.1, 0.1, None], "scores": [0.0] * 3, "warned": [False] * 3}
+    shifted = ROW | {"kind": "grid", "errors": [0.4, 0.2], "scores": [9.0, 5.0], "warned": [True, False]}
+    assert summarize([none, shifted])[0]["large_errors"] == 2 / 5
+
+
 def test_the_summary_counts_hits_and_false_alarms():
     """Large: above three times the median without shift; one of two large errors is warned of, one of three others."""
-    row = {"family": "burgers_1d", "dataset": "b", "parameter": None, "factor": 1.0}
-    none = row | {"kind": "none", "errors": [0.1, 0.1], "scores": [0.0, 1.0], "warned": [False, False]}
-    shifted = row | {
+    none = ROW | {"kind": "none", "errors": [0.1, 0.1], "scores": [0.0, 1.0], "warned": [False, False]}
+    shifted = ROW | {
         "kind": "grid",
         "errors": [0.2, 0.4, None],
         "scores": [5.0, 9.0, 0.5],

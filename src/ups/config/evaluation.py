@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from ups.config.data import FamilyName
 from ups.config.sections import NonNegative, PerDimension, Section, Seed, Steps
 
 EnsembleSize = Annotated[int, Field(ge=4, multiple_of=2)]
@@ -85,7 +86,7 @@ class EvaluationConfig(Section):
     All trajectories of further PDEBench files in `folder` are scored too, with `folder_correctors` false without
     correctors, many times faster. `folder` and `folder_correctors` affect the scores of that folder alone.
 
-    Rollouts of the methods `keep_predictions` are kept as zarr.
+    Rollouts of the methods `keep_predictions` on the test split are kept as zarr.
     """
 
     folder: Annotated[Annotated[str, Field(min_length=1)] | None, Field(exclude=True)]
@@ -94,6 +95,11 @@ class EvaluationConfig(Section):
     batch_tokens: PositiveInt
     ensemble_size: EnsembleSize
     keep_predictions: list[Literal["codec", "persistence", "operator", "steady", "diffusion", "consistency"]]
+
+    @property
+    def scores_only(self) -> Self:
+        """The same, without rollouts that are kept: for other trajectories or models than those of `evaluate`."""
+        return self.model_copy(update={"keep_predictions": []})
 
 
 class PredictConfig(Section):
@@ -223,7 +229,7 @@ class ProtocolConfig(Section):
     select_every: PositiveInt
     num_layers: PositiveInt
     default: ProtocolSizes
-    families: dict[str, ProtocolSizes]
+    families: dict[FamilyName, ProtocolSizes]
 
     def of(self, family: str) -> ProtocolSizes:
         """The sizes of a family."""
@@ -246,13 +252,19 @@ class Gate(Section):
     """
 
     name: str
-    method: str
+    method: Literal["codec", "rounding", "persistence", "operator", "steady", "diffusion", "consistency"]
     metric: str
     horizon: Literal["one_step", "rollout"]
     relative_to: Literal["persistence", "operator", "steady", "baselines", "champion"] | None
     at_most: float
     applies_to: Literal["transient", "steady", "all"]
     otherwise: Literal["weak", "fail", "unusable"]
+
+    @model_validator(mode="after")
+    def _expect_errors_of_trajectories(self) -> Self:
+        if self.relative_to == "champion" and self.metric != "nRMSE":
+            raise ValueError(f"gate {self.name}: the champion's trajectories have an nRMSE alone, not {self.metric}")
+        return self
 
 
 class JudgeConfig(Section):

@@ -265,5 +265,5 @@ def _uncertainty_rows(
     for dataset, method, horizon in product(sorted(families), ("diffusion", "consistency"), HORIZONS):
         own, alone = (dataset, method, horizon), (dataset, plain_method(families[dataset]), horizon)
         if (*own, "CRPS") in values:
-            ratios = [ratio(values[*own, ours], values[*alone, theirs]) for ours, theirs in pairs]
+            ratios = [ratio(values.get((*own, ours)), values.get((*alone, theirs))) for ours, theirs in pairs]
             yield [*own, *map(number, (*ratios, values[*own, "spread_skill"], values[*own, "coverage"]))]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ups.data.latent_cache import LatentCache
 from ups.errors import DataFault
 from ups.evaluation.tables import STRONG, WITHOUT_SAMPLING
 from ups.files import read_json
@@ -30,6 +31,20 @@ def scored_trajectories(dataset: dict[str, Any], source_files: dict[str, str], t
 def trajectories_digest(chosen: dict[str, Any]) -> str:
     """Hash of what `scored_trajectories` returns: errors with the same hash may be compared."""
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+
+
+def with_digests(records: list[dict[str, Any]], cache: LatentCache) -> list[dict[str, Any]]:
+    """Records of scores on the test split; `digest` says which trajectories of its dataset that is."""
+    files, digests = cache.manifest["key"]["source files"], {}
+    for name, entry in cache.datasets.items():
+        digests[name] = trajectories_digest(scored_trajectories(entry["dataset"], files, entry["split"]["test"]))
+    return [record | {"digest": digests[record["dataset"]]} for record in records]
+
+
+def comparable(others: Iterable[dict[str, Any]], own: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of `others`, records of baselines or of another run, that are of the same trajectories as `own`."""
+    digests = {record["dataset"]: record.get("digest") for record in own}
+    return [other for other in others if digests.get(other["dataset"], "") == other.get("digest")]
 
 
 @dataclass(frozen=True)
@@ -70,6 +85,7 @@ class Record:
     num_trajectories: int
     low: float | None = None
     high: float | None = None
+    digest: str | None = None  # of the trajectories, see `with_digests`; None in files that users write
 
 
 @dataclass(frozen=True)
@@ -115,21 +131,21 @@ def entries_in(name: str, root: Path) -> list[Entry]:
             errors[model, record.dataset][record.horizon] = record
     if not errors:
         raise DataFault(f"{metrics} has no scores of an operator or steady model: run `kedro run --pipeline full`")
+    paths = {model: metrics if model == name else baselines for model, _ in errors}
     return [
-        _entry(model, of_model, _test_trajectories(described, of_model, metrics), metrics)
+        _entry(model, of_model, _test_trajectories(described, of_model, paths[model]), paths[model])
         for (model, _), of_model in errors.items()
     ]
 
 
 def _test_trajectories(described: Described, errors: dict[str, Record], path: Path) -> dict[str, Any]:
     record = next(iter(errors.values()))
-    known = described.splits.get(record.dataset, {"test": []})["test"]
-    if len(known) != record.num_trajectories:
-        what = f"{record.num_trajectories} test trajectories of {record.dataset}, datasets.json has {len(known)}"
-        raise DataFault(
-            f"{path} has scores of {what}: evaluate again, `kedro run --params data_root={path.parents[1]}`"
-        )
-    return described.test_trajectories(record.dataset)
+    known = described.test_trajectories(record.dataset) if record.dataset in described.splits else None
+    if known is None or trajectories_digest(known) != record.digest:
+        what = f"{path} has scores of other test trajectories of {record.dataset} than datasets.json"
+        again = "evaluation" if path.name == "metrics.json" else "baselines"
+        raise DataFault(f"{what}: run `kedro run --pipeline {again} --params data_root={path.parents[1]}`")
+    return known
 
 
 def _entry(model: str, errors: dict[str, Record], trajectories: dict[str, Any], path: Path) -> Entry:

@@ -238,12 +238,11 @@ def score_baselines(
     `identity_codec` is the receipt of the codec with one token per grid point, on which baselines are trained.
     """
     records, sets, compute = [], held_out(cache, raw, "test"), Compute.of(launch)
-    config = config.model_copy(update={"keep_predictions": []})
     for kind, by_family in receipts.items():
         for family, receipt in by_family.items():
             surrogate = baseline_surrogate(family, receipt, identity_codec, compute.device, data_root)
             own = [each for each in sets if each.dataset.family == family]
-            scored = score_sets(folder / kind, surrogate, own, config, compute)
+            scored = score_sets(folder / kind, surrogate, own, config.scores_only, compute)
             # The evaluation of the trained models has the scores of codec and persistence.
             records += [record | {"method": kind} for record in scored if record["method"] == plain_method(family)]
     return records

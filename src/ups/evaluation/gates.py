@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ups.config.evaluation import Gate
 from ups.errors import DataFault
-from ups.evaluation.entries import scored_trajectories, trajectories_digest
+from ups.evaluation.entries import comparable, scored_trajectories, trajectories_digest
 from ups.evaluation.predictions import plain_method
 from ups.evaluation.tables import GRADES, STRONG, finite, number, ratio
 from ups.metrics.bootstrap import MIN_TRAJECTORIES, bootstrap_interval, ratio_of_means
@@ -49,7 +49,7 @@ def judge(
     `families` maps every family under test to whether it is steady; a family without records is judged under its own
     name. A missing score and one that is not finite fail a gate, with the value None. Not checked are gates on a
     corrector that is off or was not trained, on the rounding of latents that are not rounded, on conservation or
-    positivity where the PDE has none, and against baselines or a champion that have no scores of the dataset.
+    positivity where the PDE has none, and against baselines or a champion that have no scores of the same trajectories.
 
     Returns:
         - "passed": every gate holds whose `otherwise` is not `weak`, and there is at least one gate
@@ -60,7 +60,7 @@ def judge(
     Raises:
         ValueError: two records of one dataset, method, metric and horizon.
     """
-    scores = Scores(*map(_by_key, (records, baselines, champion)))
+    scores = Scores(_by_key(records), *(_by_key(comparable(others, records)) for others in (baselines, champion)))
     datasets = {record["dataset"]: record["family"] for record in records if record["family"] in families}
     datasets |= {family: family for family in families if family not in datasets.values()}
     grades, lines, passed = {}, [], True

@@ -10,6 +10,7 @@ from typing import Any
 from tabulate import tabulate
 
 from ups.data.pdebench import FAMILIES
+from ups.evaluation.entries import comparable
 from ups.evaluation.predictions import HORIZONS, plain_method
 from ups.evaluation.tables import number, ratio
 from ups.files import WEIGHTS, place_of
@@ -57,13 +58,12 @@ class Scores:
     """Metric records of a run and of its baselines, by dataset, method, metric and horizon."""
 
     def __init__(self, metrics: Records, baseline_metrics: Records) -> None:
-        counts = {r["dataset"]: r["num_trajectories"] for r in metrics}
         self.families = {r["dataset"]: r["family"] for r in metrics}
-        self.num_trajectories = counts
-        # Baselines of an earlier run on other trajectories cannot be compared.
-        known = [r for r in baseline_metrics if counts.get(r["dataset"]) == r["num_trajectories"]]
+        self.num_trajectories = {r["dataset"]: r["num_trajectories"] for r in metrics}
+        # Baselines of an earlier run on other trajectories are left out.
+        every = (*metrics, *comparable(baseline_metrics, metrics))
         self.records: dict[Key, dict[str, Any]] = {
-            (r["dataset"], r["method"], r["metric"], r["horizon"]): r for r in (*metrics, *known)
+            (r["dataset"], r["method"], r["metric"], r["horizon"]): r for r in every
         }
 
     def value(self, dataset: str, method: str, metric: str, horizon: str) -> float | None:
@@ -134,7 +134,7 @@ def overview(
         )
         milliseconds = costs.get("milliseconds_per_snapshot", {}).get(dataset, {}).get(ours)
         time = ABSENT if milliseconds is None else number(milliseconds)
-        rivals = [cell.partition(" ")[0] for cell in cells[1:]]
+        rivals = [cell.partition(" [")[0] for cell in cells[1:]]
         grade = grades.get(dataset, UNGRADED)
         rows.append([titles[dataset], grade, one_step, cells[0], *rivals, scores.ensemble(dataset), time])
     return ReportTable("overview", "Datasets", OVERVIEW, rows, OVERVIEW_NOTE.format(scored=scored), frozenset(best))

@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -212,7 +213,7 @@ def summarize(records: Records) -> Records:
 def _rows(record: dict[str, Any], records: Records) -> Iterator[dict[str, Any]]:
     """One row per trajectory: whether its error is large, its score and warning."""
     usual = next(r["errors"] for r in records if r["dataset"] == record["dataset"] and r["kind"] == "none")
-    limit = MANY_ERRORS * float(np.median(np.array(usual, float)))
+    limit = MANY_ERRORS * median(math.inf if error is None else error for error in usual)
     for error, score, warned in zip(record["errors"], record["scores"], record["warned"], strict=True):
         is_large = error is None or error > limit
         yield {key: record[key] for key in ("family", "kind")} | {"large": is_large, "score": score, "warned": warned}

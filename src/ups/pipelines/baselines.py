@@ -18,7 +18,7 @@ from ups.errors import Diverged, GateFailed
 from ups.files import place_of
 from ups.pipelines import STAGES, cached, step
 from ups.pipelines.evaluation import SURROGATE, trained_stages
-from ups.pipelines.reporting import OF_BASELINES, REPORT, report
+from ups.pipelines.reporting import JUDGE, OF_BASELINES, REPORT, judge, report
 from ups.pipelines.training import encode_latents
 from ups.runs.launcher import train_stage
 from ups.runs.machine import device, limit_threads
@@ -49,6 +49,7 @@ def create_pipeline() -> Pipeline:
         ),
         step(measure_costs, SURROGATE | MODELS | GRID, "costs"),
         step(compare, SCORES | MODELS | {"config": "params:baselines"}, ["table", "comparison"]),
+        step(judge, JUDGE | {"baseline_metrics": "baseline_metrics"}, "verdict", name="judge_with_baselines"),
         step(report, REPORT | {name: name for name in OF_BASELINES}, "report", name="report_with_baselines"),
         step(require_equal_time, ["costs", "params:baselines", "table", "report"], None),
     ]
@@ -193,17 +194,18 @@ def evaluate_baselines(
 ) -> tuple[list[dict[str, Any]], Receipt]:
     """Score every baseline on the test split, in physical units, with the evaluator of the full pipeline."""
     from ups.data.latent_cache import LatentCache
+    from ups.evaluation.entries import with_digests
     from ups.evaluation.external import score_baselines
 
     limit_threads(launch)
     inputs, module = {"fields": fields, "identity_codec": identity_codec, **baselines}, "ups.evaluation.external"
+    cache = LatentCache.open(place_of(data_root, fields), fields["key"])
 
     def work(folder: Path) -> Receipt:
-        cache = LatentCache.open(place_of(data_root, fields), fields["key"])
         return {"records": score_baselines(folder, cache, baselines, identity_codec, config, launch, raw, data_root)}
 
     receipt = cached("evaluate_baselines", data_root, "07_model_output/baselines", module, config, inputs)(work)
-    return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint")}
+    return with_digests(receipt["records"], cache), {key: receipt[key] for key in ("path", "fingerprint")}
 
 
 def measure_costs(

@@ -80,7 +80,8 @@ def measure_coverage(
 
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
-    measured = cached("measure_coverage", data_root, "06_models/coverage", "ups.evaluation.coverage", config, inputs)
+    place, config = "06_models/coverage", config.scores_only
+    measured = cached("measure_coverage", data_root, place, "ups.evaluation.coverage", config, inputs)
     return measured(lambda folder: measure(folder, trained, config, launch, raw))
 
 
@@ -97,7 +98,7 @@ def evaluate_few(
     from ups.evaluation.gates import UNUSABLE
     from ups.evaluation.gates import judge as judge_records
 
-    count, place = limits.first_trajectories, "07_model_output/evaluate_few"
+    count, place, config = limits.first_trajectories, "07_model_output/evaluate_few", config.scores_only
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     inputs["first_trajectories"] = count
@@ -147,11 +148,14 @@ def evaluate(
     latent_cache: Receipt, config: EvaluationConfig, launch: LaunchConfig, raw: Path, data_root: Path, **stages: Receipt
 ) -> tuple[list[dict[str, Any]], Receipt]:
     """Score every method on the test split, in physical units."""
+    from ups.evaluation.entries import with_digests
+
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     scored = cached("evaluate", data_root, "07_model_output/evaluate", "ups.evaluation.parts", config, inputs)
     receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw))
-    return receipt["records"], {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
+    records = with_digests(receipt["records"], trained.cache())
+    return records, {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
 
 
 def score_test_split(

@@ -25,6 +25,7 @@ REPORT = OF_MODELS | {name: name for name in ("metrics", "verdict", "rollouts", 
 REPORT |= {"config": "params:report", "source": "params:source"}
 EXTERNAL_REPORT = OF_MODELS | {name: f"external_{name}" for name in ("metrics", "verdict", "rollouts")}
 EXTERNAL_REPORT |= {"config": "params:evaluation"}
+JUDGE = {name: name for name in ("metrics", "latent_cache", "champion_metrics")} | {"config": "params:judge"}
 OF_BASELINES = ("baseline_metrics", "baseline_rollouts", "costs")
 MAX_REASONS = 3  # in the line of a failed run
 
@@ -35,9 +36,7 @@ def create_pipeline() -> Pipeline:
     """`require_pass` is last: a run that fails its gates has written figures, verdict and report before."""
     steps = [
         step(plot, ["rollouts"], "figures"),
-        step(
-            judge, ["metrics", "latent_cache", "params:judge", "baseline_metrics_if_any", "champion_metrics"], "verdict"
-        ),
+        step(judge, JUDGE | {"baseline_metrics": "baseline_metrics_if_any"}, "verdict"),
         step(report, REPORT | {name: f"{name}_if_any" for name in OF_BASELINES}, "report"),
         step(report_external, EXTERNAL_REPORT, "external_report"),
         step(
@@ -164,6 +163,8 @@ def require_pass(
         log.warning(reason)
     counts = Counter(entry["grade"] for entry in grades.values())
     summary = ", ".join(f"{counts[grade]} {grade}" for grade in GRADES if counts[grade])
+    if not verdict["gates"]:
+        raise GateFailed(f"datasets: {summary}; none of judge.gates applies to any of them: add one that does")
     if not verdict["passed"]:
         raise GateFailed(f"datasets: {summary}; {some_of(failing)}; see verdict.json and {page}")
     num_gates = len(verdict["gates"])
