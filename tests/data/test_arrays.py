@@ -186,6 +186,14 @@ def _save_fortran(path: Path) -> None:
     np.savez(path, u=np.asfortranarray(U), x=X, t=T, delta=DELTA, family="kdv_1d")
 
 
+def _save_null(path: Path) -> None:
+    np.savez(path, u=U, x=X, t=T, delta=DELTA, family="kdv_1d", title=np.array("a\0b"))
+
+
+def _save_nested(path: Path) -> None:
+    np.savez(path, **{"u": U, "u/v": U}, x=X, t=T, delta=DELTA, family="kdv_1d")
+
+
 def _save_html(path: Path) -> None:
     path.write_text("<html>not found</html>")
 
@@ -198,6 +206,8 @@ def _save_html(path: Path) -> None:
         (_save_objects, "holds Python objects"),
         (_save_fortran, "an array in Fortran's order; save numpy.ascontiguousarray"),
         (_save_html, "cannot be read as npz"),
+        (_save_null, "cannot be copied to HDF5 .*embedded NULL"),
+        (_save_nested, "cannot be copied to HDF5"),
     ],
 )
 def test_a_damaged_archive_is_one_line(tmp_path: Path, damage: Callable[[Path], None], message: str):
@@ -208,6 +218,30 @@ def test_a_damaged_archive_is_one_line(tmp_path: Path, damage: Callable[[Path], 
         inspect("recognize", folder=tmp_path, names=[path.name])
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_dimensions_of_netcdf_4_are_no_coordinates(tmp_path: Path):
+    """NetCDF 4 stores an axis without coordinates as a dataset of its name; then `dx` and `dt` say the rest."""
+    path = tmp_path / "plain.nc"
+    with h5py.File(path, "w") as file:
+        file["u"] = U
+        for name, size in (("t", U.shape[1]), ("x", U.shape[2])):
+            dimension = file.create_dataset(name, (size,), np.float32)
+            dimension.make_scale(f"This is a netCDF dimension but not a netCDF variable.{size:10}")
+        file.attrs.update({"family": "kdv_1d", "delta": DELTA, "dx": X[1] - X[0], "dt": DT})
+    (dataset,) = find_datasets(tmp_path, [path.name]).values()
+    assert dataset.times == pytest.approx(T) and dataset.lengths == pytest.approx((len(X) * (X[1] - X[0]),))
+
+
+def test_an_attribute_of_a_strange_type_is_one_line(tmp_path: Path):
+    """A file of fields to predict from, with a time as HDF5 has it and numpy has not."""
+    path = tmp_path / "in.hdf5"
+    with h5py.File(path, "w") as file:
+        file["u"] = U[:, 0]
+        h5py.h5a.create(file.id, b"when", h5py.h5t.UNIX_D32LE, h5py.h5s.create(h5py.h5s.SCALAR))
+    with pytest.raises(DataFault, match="its contents are damaged") as fault, open_fields(path, KDV):
+        pass
+    assert "\n" not in str(fault.value)
 
 
 def test_faults_name_the_file_and_not_its_copy(tmp_path: Path, families: Families):

@@ -268,6 +268,27 @@ def test_a_proxy_resolves_names(serve_raw, tmp_path: Path, monkeypatch: pytest.M
     assert asked[0].startswith(b"CONNECT darus.uni-stuttgart.de:443 ")
 
 
+def test_a_connection_lost_in_the_handshake_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As a busy load balancer does it: the download tries again, and does not blame the certificate."""
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
+    accepted = []
+
+    def drop(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                accepted.append(connection)
+                connection.recv(4096)
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=drop, args=(listener,), daemon=True).start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}/f.hdf5"
+        with pytest.raises(DataFault) as fault:
+            download_file(url, "0" * 32, tmp_path / "f.hdf5", lambda count: None)
+    assert len(accepted) > 1 and "certificate" not in str(fault.value)
+
+
 def test_a_name_is_resolved_once_per_connection(serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Blocks over one connection ask the name server nothing."""
     asked: list[list[str]] = []

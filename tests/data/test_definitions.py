@@ -33,6 +33,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "misspelt key": ({"boundry": "wall"}, "unknown key boundry, did you mean boundary?"),
     "unknown key": ({"zzz": 1}, "unknown key zzz; known: name, equation, fields"),
     "no fields": ({"fields": []}, "fields is empty"),
+    "pattern of a shell": ({"file_pattern": "*.npz"}, r"file_pattern '\*\.npz' is no regular expression"),
     "fields as text": ({"fields": "u"}, "fields = 'u': input should be a valid"),
     "field named twice": ({"fields": ["u", "u"]}, "'u' is there twice"),
     "coordinate as field": ({"fields": ["x"]}, "'x' has another meaning"),

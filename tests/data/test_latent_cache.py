@@ -1,3 +1,4 @@
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,16 @@ def test_latents_that_are_not_on_disk_are_the_same(tmp_path: Path, datasets: dic
     for kind in ("fields", "coefficients"):
         np.testing.assert_array_equal(encoded.read(DARCY, kind, 3), disk.read(DARCY, kind, 3))
     np.testing.assert_array_equal(encoded.read(ADVECTION, "fields", 2, 1, 3), disk.read(ADVECTION, "fields", 2, 1, 3))
+
+
+def test_a_full_disk_leaves_reading_alone(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """What was verified is then known to this process alone; a mapped page without room would end it."""
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert np.isfinite(LatentCache.open(folder, KEY).read(ADVECTION, "fields", 0)).all()
 
 
 def test_preloading_changes_nothing(folder: Path):

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 
 from ups.data.pdebench import FAMILIES
@@ -38,6 +39,21 @@ def test_batches_of_other_times_are_no_dataset(write):
     paths.append(write("incompressible_ns_2d", "ns_incom_inhom_2d_8-2.h5", count=3, edit=slower))
     with pytest.raises(DataFault, match="8-2.h5.* has other times than ns_incom_inhom_2d_8-0.h5"):
         find_datasets(paths[0].parent, [path.name for path in paths])
+
+
+@pytest.mark.parametrize(("first", "dt"), [(0.0, 0.05), (1.7e9, 60.0), (86400.0, 0.005), (2e4, 0.001)])
+def test_times_that_begin_late_keep_their_step(first: float, dt: float, write):
+    """In float32, seconds since 1970 would be a hundred apart; 0.05, stored in float32, is 0.05 again."""
+
+    def late(file: h5py.File) -> None:
+        count = len(file["t-coordinate"])
+        del file["t-coordinate"]
+        file["t-coordinate"] = first + dt * np.arange(count) if first else np.float32(dt) * np.arange(count)
+
+    path: Path = write("advection_1d", edit=late)
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
+    steps = np.diff(dataset.times)
+    assert steps == pytest.approx([dt] * len(steps), rel=1e-3) and (first > 0 or dataset.times[1] == 0.05)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])

@@ -151,11 +151,11 @@ def test_parameters_and_boundary_from_the_file_name(write, tmp_path):
 
 
 def test_hidden_and_partial_files_are_skipped(write, tmp_path):
-    """Only finished files with a family's name count."""
+    """Only finished files count, whatever words are in their names."""
     path = write("advection_1d")
-    for name in (".hidden.hdf5", "1D_Advection_Sols_beta1.0.hdf5.part", "1D_Advection_Sols_beta1.0.tmp-1.hdf5"):
+    for name in (".hidden.hdf5", "1D_Advection_Sols_beta1.0.hdf5.part", "flow.particles.hdf5"):
         shutil.copy(path, tmp_path / name)
-    assert find_files(tmp_path) == [path.name]
+    assert find_files(tmp_path) == [path.name, "flow.particles.hdf5"]
 
 
 def replace(name: str, change: Callable[[np.ndarray], object]) -> Callable[[h5py.File], None]:

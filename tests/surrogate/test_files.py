@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.untrained import make_loadable
+from ups.data import field_stores
 from ups.data.field_files import open_fields
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import find_datasets
@@ -124,6 +125,27 @@ def test_a_changed_request_starts_anew(root: Path, model: Model, tmp_path: Path,
     Job.of(model, source, target, other).run(seen.append)
     with pytest.raises(ConfigFault, match="exists"):
         Job.of(model, source, target, request("advection_1d")).run(seen.append)
+
+
+def test_two_killed_requests_are_not_mixed(root: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One is killed after some trajectories, another one while it makes its file: the first begins anew."""
+    monkeypatch.setattr(files, "BATCH_TOKENS", 1)
+    source, target = raw_file(root, "advection_1d"), tmp_path / "out.hdf5"
+
+    def die(*arguments: object) -> None:
+        if arguments[0]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Job.of(model, source, target, request("advection_1d")).run(die)
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(field_stores, "write_json", die)
+        Job.of(model, source, target, request("advection_1d", parameters={"beta": 0.1})).run(die)
+    seen = []
+    Job.of(model, source, target, request("advection_1d")).run(seen.append)
+    assert seen[0] == 0 and np.isfinite(read(target, "advection_1d")).all()
+    Job.of(model, source, tmp_path / "whole.hdf5", request("advection_1d")).run(lambda count: None)
+    assert np.array_equal(read(target, "advection_1d"), read(tmp_path / "whole.hdf5", "advection_1d"))
 
 
 def test_pieces_of_time_change_nothing(root: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

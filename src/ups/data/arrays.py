@@ -20,7 +20,7 @@ import numpy as np
 
 from ups.data import hdf5
 from ups.data.hdf5 import COPY_SUFFIX, file_fault, open_file
-from ups.errors import StorageFault
+from ups.errors import Fault, StorageFault
 from ups.files import publish
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
@@ -98,10 +98,15 @@ def _copied(path: Path) -> Path:
         what = f"{path}: its folder is not writable, where it is copied to HDF5 once"
         raise StorageFault(f"{what}; copy the folder, or {REMEDY}")
     arrays, numbers = _read_contents(path)
-    with publish(copy) as temporary, h5py.File(temporary, "w") as file:
-        file.attrs.update(numbers | {STAMP: origin})
-        for name, array in arrays.items():
-            _copy(path, file.create_dataset(name, array.shape, array.dtype), array)
+    try:
+        with publish(copy) as temporary, h5py.File(temporary, "w") as file:
+            file.attrs.update(numbers | {STAMP: origin})
+            for name, array in arrays.items():
+                _copy(path, file.create_dataset(name, array.shape, array.dtype), array)
+    except Fault:  # a DataFault is a ValueError as well
+        raise
+    except DAMAGE as error:  # names and texts that HDF5 does not have
+        raise file_fault(path, f"cannot be copied to HDF5 ({error})", REMEDY) from error
     return copy
 
 

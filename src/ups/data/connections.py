@@ -10,6 +10,7 @@ import http.client
 import io
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -183,6 +184,8 @@ def send_request(session: requests.Session, url: str, address: str, headers: dic
     except AddressError as error:
         raise DataFault(f"{shown(url)}: {error}; check the URL and the name server") from error
     except requests.exceptions.SSLError as error:
+        if not any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _causes(error)):
+            raise TransferError(f"no secure connection ({_cause(error)})") from error
         raise DataFault(f"{shown(url)}: the certificate is not trusted; check the clock and the proxy") from error
     except (requests.ConnectionError, requests.Timeout) as error:
         raise TransferError(f"no connection or no answer ({_cause(error)})") from error
@@ -210,8 +213,11 @@ def _announce_silence(host: str) -> Iterator[None]:
 
 def _cause(error: BaseException) -> str:
     """What the operating system says about a failed connection, or else the kind of the error."""
-    kind, cause = type(error).__name__, error
-    while (cause := cause.__cause__ or cause.__context__) is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-    return kind
+    known = (cause.strerror for cause in _causes(error) if isinstance(cause, OSError) and cause.strerror)
+    return next(known, type(error).__name__)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """What led to an error, the latest first."""
+    while error is not None and (error := error.__cause__ or error.__context__) is not None:
+        yield error

@@ -1,6 +1,7 @@
 """Names that the definition of a family may have, and what can be wrong with a definition."""
 
 import keyword
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -48,6 +49,10 @@ def problems_of(family: "Family") -> Iterator[str]:
     if family.layout not in get_args(Layout):
         yield f"layout is {family.layout!r}, expected one of {', '.join(get_args(Layout))}"
     yield from _problems_of_names(family)
+    try:
+        re.compile(family.file_pattern or "")
+    except re.error as error:
+        yield f"file_pattern {family.file_pattern!r} is no regular expression ({error}); any text is .*"
     for text in (family.equation, *family.formulas, *family.meanings.values(), *family.units.values()):
         if not isinstance(text, str) or not text.isprintable():
             yield f"{text!r} is no text of one line"

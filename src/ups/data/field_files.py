@@ -21,7 +21,7 @@ import numpy as np
 
 from ups.data.arrays import DAMAGE, refuse_code
 from ups.data.families import Family
-from ups.data.hdf5 import file_fault, list_names, open_dataset, open_file, read_array
+from ups.data.hdf5 import corruption_faults, file_fault, kind_of, list_names, open_dataset, open_file, read_array
 from ups.data.trajectories import parameter_in_name
 from ups.errors import ConfigFault
 
@@ -117,7 +117,9 @@ def _open_arrays(path: Path) -> Iterator[tuple[dict[str, Stored], Mapping[str, A
         raise file_fault(path, "no such file", "check its name")
     if path.suffix in (".h5", ".hdf5", ".nc"):
         with open_file(path) as file:
-            yield _of_hdf5(file), dict(file.attrs)
+            with corruption_faults(file, "its contents are damaged"):
+                found = _of_hdf5(file), dict(file.attrs)
+            yield found
         return
     read = {".npz": _of_npz, ".npy": _of_npy, ".zarr": _of_zarr}[path.suffix]
     try:
@@ -130,8 +132,9 @@ def _open_arrays(path: Path) -> Iterator[tuple[dict[str, Stored], Mapping[str, A
 def _of_hdf5(file: h5py.File) -> dict[str, Stored]:
     arrays = {}
     for name in list_names(file):
-        path = name if isinstance(file.get(name), h5py.Dataset) else f"{name}/data"
-        if path in file and (dataset := open_dataset(file, path)).dtype.kind in "fiu":
+        is_group = kind_of(file, name) is h5py.Group
+        path = f"{name}/data" if is_group else name  # of a link, which opening refuses
+        if not (is_group and path not in file) and (dataset := open_dataset(file, path)).dtype.kind in "fiu":
             if "scale_factor" in dataset.attrs or "add_offset" in dataset.attrs:
                 raise file_fault(file.filename, f"{path!r} is packed", "store floating-point numbers")
             arrays[path] = Stored(dataset.shape, lambda index, stored=dataset: read_array(stored, stored.ndim, index))

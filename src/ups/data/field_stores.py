@@ -89,7 +89,9 @@ def resumable(path: Path, content: Content, request: str) -> Iterator[Output]:
     with storage_faults(path), _lock(path):
         output = Output(structure, record, request, _done(part, record, request))
         if output.done == 0:
-            _create(part, path.suffix, content.num_bytes, structure)
+            _expect_space(path.parent, content.num_bytes)
+            record.unlink(missing_ok=True)  # before the file changes that it is about
+            _create(part, path.suffix, structure)
             output.complete(0)
         with _opened(output, part, path.suffix):
             yield output
@@ -120,14 +122,17 @@ def _done(part: Path, record: Path, request: str) -> int:
     return known["done"] if known.get(REQUEST) == request else 0
 
 
-def _create(part: Path, suffix: str, num_bytes: int, structure: Structure) -> None:
+def _expect_space(folder: Path, num_bytes: int) -> None:
+    if (free := shutil.disk_usage(folder).free) < num_bytes:
+        what = f"the predictions take {num_bytes / 1e9:.3g} GB, of which {free / 1e9:.3g} GB are free"
+        raise StorageFault(f"{folder}: {what}; choose another disk or fewer steps")
+
+
+def _create(part: Path, suffix: str, structure: Structure) -> None:
     """An empty file with all of its structure."""
     if part.is_dir():
         shutil.rmtree(part)
     part.unlink(missing_ok=True)
-    if (free := shutil.disk_usage(part.parent).free) < num_bytes:
-        what = f"the predictions take {num_bytes / 1e9:.3g} GB, of which {free / 1e9:.3g} GB are free"
-        raise StorageFault(f"{part.parent}: {what}; choose another disk or fewer steps")
     if suffix == ".zarr":
         _create_zarr(part, structure)
     elif suffix == ".npz":

@@ -31,6 +31,7 @@ MAX_UNPACKED_RATIO, FREE_UNPACKED_BYTES = 32, 2**26  # an array may have 64 MiB,
 MAX_REASON_LENGTH = 500
 COPY_SUFFIX = ".hdf5"  # of `.NAME.hdf5`, the copy in HDF5 of the file NAME, see `ups.data.arrays`
 PLAIN_FILTERS = {h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE, h5z.FILTER_FLETCHER32, h5z.FILTER_SZIP, h5z.FILTER_LZF}
+DIMENSION_ALONE = b"This is a netCDF dimension but not a netCDF variable"  # of the format's specification
 ONE_NUMBER = "expected one finite number"
 # Raised by h5py on damaged structures, for which it has no class of its own.
 CORRUPTION = (OSError, RuntimeError, KeyError, ValueError, TypeError)
@@ -52,7 +53,7 @@ def file_fault(path: Path | str, what: str, remedy: str = "download or generate 
 
 
 @contextmanager
-def _corruption_faults(stored: h5py.File | h5py.Dataset, what: str) -> Iterator[None]:
+def corruption_faults(stored: h5py.File | h5py.Dataset, what: str) -> Iterator[None]:
     """Turn the errors of h5py on a damaged file or dataset into a fault that says `what` is wrong with it."""
     before_access(stored.file.filename)
     try:
@@ -106,7 +107,7 @@ def describe_content(head: bytes) -> str:
 
 def list_names(file: h5py.File) -> list[str]:
     """Sorted names of the groups and datasets at the root of a file."""
-    with _corruption_faults(file, "the list of its contents is damaged"):
+    with corruption_faults(file, "the list of its contents is damaged"):
         if len(file) > MAX_NAMES:
             raise file_fault(file.filename, f"holds {len(file)} groups and datasets, at most {MAX_NAMES} are read")
         names = list(file)
@@ -117,13 +118,28 @@ def list_names(file: h5py.File) -> list[str]:
 
 def has(file: h5py.File, name: str) -> bool:
     """Whether the root of a file has a group or dataset of this name."""
-    with _corruption_faults(file, f"{name!r} is damaged"):
+    with corruption_faults(file, f"{name!r} is damaged"):
         return file.get(name, getlink=True) is not None
+
+
+def kind_of(file: h5py.File, name: str) -> type | None:
+    """The class of h5py of what the root of a file has under a name; None for a link, which may lead elsewhere."""
+    with corruption_faults(file, f"{name!r} is damaged"):
+        is_inside = isinstance(file.get(name, getlink=True), h5py.HardLink)
+        return file.get(name, getclass=True) if is_inside else None
+
+
+def is_dimension(file: h5py.File, name: str) -> bool:
+    """Whether a dataset only stands for the length of an axis: a dimension of NetCDF 4 without coordinates."""
+    stored = open_dataset(file, name)
+    with corruption_faults(file, f"{name!r} is damaged"):
+        label = stored.attrs.get("NAME")
+        return isinstance(label, bytes) and label.startswith(DIMENSION_ALONE)
 
 
 def read_number(file: h5py.File, attribute: str) -> float | None:
     """A scalar attribute of the file, or else a dataset with one number; None where there is neither."""
-    with _corruption_faults(file, f"attribute {attribute!r} is damaged"):
+    with corruption_faults(file, f"attribute {attribute!r} is damaged"):
         if attribute not in file.attrs:
             return _read_number_dataset(file, attribute) if has(file, attribute) else None
         stored = file.attrs.get_id(attribute)  # type and shape without the value, which may be huge
@@ -154,7 +170,7 @@ def read_label(file: h5py.File, name: str) -> str | None:
 
     The size of a text shows only when it is read, which a process with limited memory should do.
     """
-    with _corruption_faults(file, f"{name!r} is damaged"):
+    with corruption_faults(file, f"{name!r} is damaged"):
         if name in file.attrs:
             value = file.attrs[name]
         elif has(file, name):
@@ -169,7 +185,7 @@ def read_label(file: h5py.File, name: str) -> str | None:
 
 def read_text(file: h5py.File, attribute: str) -> str | None:
     """A text attribute of fixed length in ASCII, None where there is none; a text of variable length is refused."""
-    with _corruption_faults(file, f"attribute {attribute!r} is damaged"):
+    with corruption_faults(file, f"attribute {attribute!r} is damaged"):
         if attribute not in file.attrs:
             return None
         stored = file.attrs.get_id(attribute)  # a text of variable length shows its size only when it is read
@@ -182,13 +198,13 @@ def read_text(file: h5py.File, attribute: str) -> str | None:
 def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:
     """Open a dataset whose values are stored in this very file, without filters from plug-ins."""
     for path in accumulate(name.split("/"), "{}/{}".format):
-        with _corruption_faults(file, f"{path!r} is damaged"):
+        with corruption_faults(file, f"{path!r} is damaged"):
             link = file.get(path, getlink=True)
         if link is None:
             raise file_fault(file.filename, f"has no {path!r}, found {list_names(file)[:8]}")
         if not isinstance(link, h5py.HardLink):
             raise file_fault(file.filename, f"{path!r} is a soft or external link", "store the dataset itself")
-    with _corruption_faults(file, f"{name!r} is damaged"):
+    with corruption_faults(file, f"{name!r} is damaged"):
         dataset = file[name]
     if not isinstance(dataset, h5py.Dataset):
         raise file_fault(file.filename, f"{name!r} is a group, expected a dataset")
@@ -226,7 +242,7 @@ def open_array(file: h5py.File, name: str, rank: int, kind: str = "f") -> h5py.D
 
 def _dtype_of(dataset: h5py.Dataset) -> np.dtype:
     """Type of the values; h5py raises only here if the type is damaged."""
-    with _corruption_faults(dataset, "has a damaged type"):
+    with corruption_faults(dataset, "has a damaged type"):
         return dataset.dtype
 
 
@@ -243,5 +259,5 @@ def read_array(
 ) -> np.ndarray:
     """Values of a dataset, indexed along its last `rank` axes."""
     leading = (0,) * (dataset.ndim - rank)
-    with _corruption_faults(dataset, "cannot be read"):
+    with corruption_faults(dataset, "cannot be read"):
         return dataset[(*leading, *index, ...)].astype(dtype, copy=False)

@@ -250,6 +250,8 @@ class HTTPFile(AbstractBufferedFile):
 
     def stream(self, start: int, stop: int, write: Callable[[bytes], object]) -> None:
         """Pass every byte from `start` to `stop` to `write` once, over as many connections as it takes."""
+        if start == stop:  # a range that a server need not understand
+            return
         arrived = start
 
         def attempt() -> None:

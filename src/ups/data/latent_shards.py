@@ -32,6 +32,7 @@ COMPRESSED_PIECE_BYTES = 2**16  # of smaller ones compression saves less
 CHECKSUM_BYTES, CHECKSUM_BLOCK = 4, 2**20
 MAX_OPEN_SHARDS = 128  # files that a process keeps open of each array; systems allow 1024 in all
 MAX_MULTIPLE = 2**24  # larger multiples of the scale are not exact in float32
+NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)  # to write to
 MISSING = 2**64 - 1  # zarr's offset of a piece that does not exist
 
 
@@ -235,7 +236,7 @@ class LatentArray:
     def verified(self) -> np.ndarray:
         """Per piece the ctime of its shard when it was verified, in ns; shared by all processes where it can be.
 
-        A process that may not write beside the array remembers its own verifications alone.
+        A process that cannot write beside the array remembers its own verifications alone.
         """
         if self._verified is None:
             count = math.prod(self.layout.num_shards) * self.layout.pieces_per_shard
@@ -243,9 +244,11 @@ class LatentArray:
             try:
                 with open(path, "a+b", opener=plain) as file:
                     os.truncate(file.fileno(), 8 * count)
+                    if hasattr(os, "posix_fallocate"):  # a page that finds no room when it is written ends the process
+                        os.posix_fallocate(file.fileno(), 0, 8 * count)
                     self._verified = np.memmap(file, "<i8", "r+", shape=(count,)).view(np.ndarray)
             except OSError as error:
-                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                if error.errno not in NO_PLACE:
                     raise
                 self._verified = np.zeros(count, "<i8")
         return self._verified

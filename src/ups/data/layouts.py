@@ -16,6 +16,7 @@ from ups.data.hdf5 import (
     MAX_SMALL_ELEMENTS,
     file_fault,
     has,
+    is_dimension,
     list_names,
     open_array,
     open_dataset,
@@ -236,7 +237,9 @@ def find_length(file: h5py.File, axis: str, num_points: int) -> float:
 
 def _coordinate(file: h5py.File, axis: str, *aliases: str) -> str | None:
     """The name of the array with the coordinates of an axis; None if there is none."""
-    names = (name for name in (f"{axis}-coordinate", axis, *aliases) if has(file, name))
+    names = (
+        name for name in (f"{axis}-coordinate", axis, *aliases) if has(file, name) and not is_dimension(file, name)
+    )
     return next(names, None)
 
 
@@ -261,12 +264,13 @@ def _read_times(file: h5py.File, name: str, num_snapshots: int) -> tuple[float, 
 
 
 def _expect_times(file: h5py.File, name: str, times: np.ndarray) -> tuple[float, ...]:
-    """Shortest decimals that round to these values in float32: 0.05 instead of 0.05000000074505806."""
+    """Shortest decimals that round to these values in float32, 0.05 instead of 0.05000000074505806, if they have dt."""
     if len(times) < 2:
         raise file_fault(file.filename, "holds one snapshot per trajectory, a transient family needs at least 2")
     if not _is_uniform(times):
         raise file_fault(file.filename, f"{name!r} is not a uniform, increasing time step")
-    return tuple(float(str(t)) for t in times.astype(np.float32))
+    decimals = tuple(float(str(t)) for t in times.astype(np.float32))
+    return decimals if _agree(decimals, times) else tuple(map(float, times))
 
 
 def _read_length(file: h5py.File, name: str, num_points: int) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from ups.data.arrays import HDF5_SUFFIXES, blocks_of, open_data
 from ups.data.definitions import AXES
 from ups.data.families import Dataset, Family
-from ups.data.hdf5 import file_fault, list_names
+from ups.data.hdf5 import file_fault, kind_of, list_names
 from ups.data.layouts import find_length, find_shape, find_times, inspect_file
 from ups.data.normalization import check_slab, read_slabs
 from ups.data.pdebench import FAMILIES
@@ -158,8 +158,8 @@ def examine(path: Path, name: str | None) -> tuple[dict[str, str], list[str]]:
         family = attempt(family_of, file, path)
         family = attempt(_known_family, name) if name is not None else family
         if family is None:
-            stored = {name: file.get(name) for name in list_names(file)[:MAX_LISTED]}
-            shapes = [f"{name} {each.shape}" for name, each in stored.items() if isinstance(each, h5py.Dataset)]
+            datasets = [name for name in list_names(file)[:MAX_LISTED] if kind_of(file, name) is h5py.Dataset]
+            shapes = [f"{name} {file[name].shape}" for name in datasets]
             return {"arrays": ", ".join(shapes) or "none"}, problems
         facts |= _describe_family(family)
         parameters = {name: attempt(read_parameter, file, path, family, name) for name in family.parameters}

@@ -39,7 +39,7 @@ def find_files(folder: Path) -> list[str]:
     suffixes = HDF5_SUFFIXES if is_remote(folder) else SUFFIXES  # other formats are copied beside themselves
     found = list_remote(folder) if is_remote(folder) else [path.name for path in folder.iterdir()]
     names = sorted(name for name in found if Path(name).suffix in suffixes)
-    names = [name for name in names if not re.search(r"^[.~]|\.(tmp|part)", name) and _is_usable(folder / name)]
+    names = [name for name in names if not name.startswith((".", "~")) and _is_usable(folder / name)]
     if not names:
         what = f"holds no file *{', *'.join(suffixes)}"
         raise file_fault(folder, what, "put files of PDEBench or your own there, or name another folder")
@@ -200,7 +200,7 @@ def read_parameter(file: h5py.File, path: Path, family: Family, name: str) -> fl
 
 def parameter_in_name(path: Path, attribute: str) -> float | None:
     """The value of a parameter that the name of a file states, `Nu0.01` or `_M0.1_`; None if it does not."""
-    match = re.search(rf"(?<![A-Za-z]){attribute}{NUMBER_PATTERN}(?=_|$)", path.stem, re.IGNORECASE)
+    match = re.search(rf"(?<![A-Za-z]){re.escape(attribute)}{NUMBER_PATTERN}(?=_|$)", path.stem, re.IGNORECASE)
     return None if match is None else float(match[1])
 
 
