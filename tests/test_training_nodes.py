@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from tests.training.jobs import launched, section
-from ups.config import CorrectorConfig, packaged
+from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, packaged
 from ups.data.latent_cache import LatentCache
 from ups.errors import GateFailed
 from ups.pipelines import training
+from ups.pipelines.reporting import require_pass
 
 RECEIPT = {"path": "", "key": {}, "transient": ["burgers_1d", "advection_1d"], "steady": ["darcy_2d"]}
 HOPE = {"gates": [], "grades": {"1D_Burgers": {"grade": "weak"}}}
@@ -59,3 +60,12 @@ def test_a_hopeless_run_trains_no_corrector(train):
     verdict = {"gates": [], "grades": {"1D_Burgers": {"grade": "unusable", "reasons": ["worse than nothing"]}}}
     with pytest.raises(GateFailed, match="stopped after a few trajectories: .*worse than nothing"):
         train(1, verdict)
+
+
+def test_a_run_without_a_gate_says_so(tmp_path: Path):
+    """A verdict of nothing is not passed, and the line says what to add."""
+    verdict = {"passed": False, "grades": {"a": {"grade": "weak", "reasons": ["no gate applies to it"]}}, "gates": []}
+    config, limits = packaged("evaluation"), {"first_trajectories": 1, "gates": []}
+    sections = EvaluationConfig.model_validate(config), JudgeConfig.model_validate(limits)
+    with pytest.raises(GateFailed, match=r"datasets: 1 weak; none of judge\.gates applies to any of them: add one"):
+        require_pass(*sections, verdict, [], {}, "", None, None, None, tmp_path)
