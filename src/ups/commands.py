@@ -64,7 +64,7 @@ def main() -> None:
 @click.option("--family", required=True, help="For example burgers_1d; `ups info` lists them.")
 @click.option("--steps", type=int, help="Time steps; not for steady families.")
 @click.option("--members", type=int, help="Size of an ensemble, even.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the ensemble's noise.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the ensemble's noise.")
 @click.option("--dt", type=float, help="Time between snapshots, a multiple of the trained one, which is the default.")
 @click.option("--device", help="cpu or cuda; by default a GPU if there is one.")
 @click.pass_context
@@ -203,7 +203,7 @@ def agent(root: Path, minutes: float) -> None:
 @click.option("--family", help="Of the dataset; by default found by its name.")
 @click.option("--method", help="Name of the model; by default that of the file of predictions.")
 @click.option("--test-split-of", type=FILE, help="Data root whose test split of FILE was predicted, in its order.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the confidence intervals.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the confidence intervals.")
 @click.option("--device", help="cpu or cuda; by default a GPU if there is one.")
 @click.option("--output", type=FILE, help="JSON file for the scores, which `leaderboard.scores` takes.")
 def score(predictions: Path, truth: Path, output: Path | None, device: str | None, **asked: Any) -> None:

@@ -1,6 +1,7 @@
 """`Model.adapt`: what it refuses, and that the result predicts what it has learned."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,33 @@ def test_a_wrong_argument_is_one_line(model: Model, case: tuple[str | Family, np
     family, u, arguments, expected = case
     with pytest.raises(ConfigFault, match=expected):
         model.adapt(family, u, **{"steps": 1} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("nu", "message"),
+    [
+        (np.ones((3, 8, 6)), "nu must be given once or for each of 4 initial states"),
+        (np.ones((4, 6, 6)), "must be on the same grid"),
+        (-np.ones((4, 8, 6)), "nu must be > 0"),
+        (np.full((4, 8, 6), np.nan), "nu has 192 of 192 values that are NaN"),
+    ],
+    ids=["number", "grid", "negative", "NaN"],
+)
+def test_a_wrong_coefficient_is_one_line(model: Model, nu: np.ndarray, message: str):
+    """Of a steady family."""
+    with pytest.raises(ConfigFault, match=message):
+        model.adapt("darcy_2d", values(4, 1, 8, 6), steps=1, nu=nu, beta=1.0)
+
+
+def test_a_family_that_is_defined_again_changes_no_model(model: Model):
+    """Two models of equations of one name, with other parameters, serve side by side."""
+    first, second = (
+        model.adapt(replace(OWN, parameters=(name,)), values(4, 3, 8), steps=1, dt=0.1, lengths=(1.0,), **{name: 1.0})
+        for name in ("c", "d")
+    )
+    for adapted, name in ((first, "c"), (second, "d")):
+        assert adapted.describe(OWN.name).parameters == {name: (1.0,)}
+        assert np.isfinite(adapted.predict(OWN.name, values(8), steps=1)).all()
 
 
 def test_an_adapted_model_serves_its_family_alone(model: Model):

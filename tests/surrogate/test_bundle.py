@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from tests.surrogate.test_model import CASES
 from ups.errors import ConfigFault, DataFault
-from ups.files import UMASK, write_json
+from ups.files import UMASK, read_json, write_json
 from ups.surrogate.bundle import CARD, TENSORS, TEXT
 from ups.surrogate.model import Model, load
 
@@ -39,6 +39,37 @@ def test_a_bundle_predicts_the_same(model: Model, bundle: Path, family: str):
     if model.describe(family).ensembles:
         members, expected = (each.predict(family, u_0, members=2, **options).members for each in (loaded, model))
         np.testing.assert_array_equal(members, expected)
+
+
+@pytest.mark.parametrize(
+    ("stage", "changed", "message"),
+    [
+        ("codec", {"weights": "0"}, "has a new latent cache|was not trained: finish the run"),
+        (
+            "operator",
+            {"weights": "0"},
+            "with which diffusion, consistency was not trained: finish the run, `kedro run`",
+        ),
+    ],
+)
+def test_stages_of_different_runs_are_refused(
+    data_root: Path, tmp_path: Path, stage: str, changed: dict[str, str], message: str
+):
+    """A run that stopped after a new codec or operator has left the models that were trained with the former one."""
+    root = tmp_path / "root"
+    shutil.copytree(data_root, root, symlinks=True)
+    path = root / f"06_models/{stage}.json"
+    write_json(path, read_json(path) | changed)
+    with pytest.raises(DataFault, match=message):
+        load(root)
+
+
+def test_a_data_root_without_codec_is_one_line(data_root: Path, tmp_path: Path):
+    """As one without any model."""
+    shutil.copytree(data_root, tmp_path / "root", symlinks=True)
+    (tmp_path / "root/06_models/codec.json").unlink()
+    with pytest.raises(DataFault, match="holds no trained models"):
+        load(tmp_path / "root")
 
 
 def test_a_bundle_of_a_bundle_is_the_same_files(bundle: Path, tmp_path: Path):

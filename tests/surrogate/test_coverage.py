@@ -127,6 +127,19 @@ def test_states_outside_are_described(coverage: Coverage, u: Tensor, reason: str
     assert any(each.startswith(reason) for each in found.reasons), found.reasons
 
 
+def test_parameters_are_judged_one_by_one(coverage: Coverage):
+    """One of four values of nu is outside; the state with it is the only one that is warned of."""
+    found = check(coverage, states(4), nu=torch.tensor([0.004, 0.004, 0.1, 0.004]))
+    assert found.warned.tolist() == [False, False, True, False]
+    assert found.reasons == ("nu = 0.1 is outside the trained range 0.001 to 0.01, in 1 of 4 states",)
+
+
+def test_states_too_large_for_float32_are_warned_of(coverage: Coverage):
+    """Their squares are infinite, and so are their features."""
+    found = check(coverage, 1e30 * states(2).float())
+    assert found.warned.all() and found.reasons
+
+
 def test_states_are_judged_one_by_one(coverage: Coverage):
     """Of a batch the states outside are warned of, their number is in the reason, the others have a low score."""
     u = states(4)

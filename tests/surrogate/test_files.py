@@ -8,13 +8,15 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import xarray as xr
+from scipy.io import netcdf_file
 
 from tests.untrained import make_loadable
 from ups.data import field_stores
 from ups.data.field_files import open_fields
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import find_datasets
-from ups.errors import ConfigFault
+from ups.errors import ConfigFault, DataFault
 from ups.surrogate import files
 from ups.surrogate.files import Job, Request
 from ups.surrogate.model import Model, load
@@ -146,6 +148,31 @@ def test_two_killed_requests_are_not_mixed(root: Path, model: Model, tmp_path: P
     assert seen[0] == 0 and np.isfinite(read(target, "advection_1d")).all()
     Job.of(model, source, tmp_path / "whole.hdf5", request("advection_1d")).run(lambda count: None)
     assert np.array_equal(read(target, "advection_1d"), read(tmp_path / "whole.hdf5", "advection_1d"))
+
+
+@pytest.mark.parametrize("axes", [("y", "x"), ("time", "x", "y"), ("x", "y", "run"), ("time", "member", "x", "y")])
+def test_named_axes_in_another_order_are_refused(model: Model, tmp_path: Path, axes: tuple[str, ...]):
+    """Of zarr, as xarray writes it: by position they would be read as something else."""
+    sizes = {"x": 8, "y": 6}
+    array = xr.DataArray(_states(tuple(sizes.get(axis, 2) for axis in axes)), dims=axes)
+    xr.Dataset({"u": array, "v": array}).to_zarr(tmp_path / "in.zarr")
+    with pytest.raises(DataFault, match=f"has the axes {', '.join(axes)}; arrange them as trajectory, time, x, y"):
+        Job.of(model, tmp_path / "in.zarr", tmp_path / "out.npz", request("diffusion_reaction_2d"))
+
+
+def test_netcdf_3_is_read(model: Model, tmp_path: Path):
+    """As netcdf_file of SciPy writes it."""
+    states = _states((3, 8))
+    with netcdf_file(tmp_path / "in.nc", "w") as file:
+        for name, size in (("trajectory", 3), ("x", 8)):
+            file.createDimension(name, size)
+        file.createVariable("u", "f4", ("trajectory", "x"))[:] = states
+    np.save(tmp_path / "in.npy", states)
+    for suffix in (".nc", ".npy"):
+        asked = request("advection_1d", parameters={"beta": 0.3})
+        Job.of(model, tmp_path / f"in{suffix}", tmp_path / f"out{suffix}.npz", asked).run(lambda count: None)
+    found, expected = (read(tmp_path / f"out{suffix}.npz", "advection_1d") for suffix in (".nc", ".npy"))
+    assert np.array_equal(found, expected)
 
 
 def test_pieces_of_time_change_nothing(root: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

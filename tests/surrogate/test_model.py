@@ -22,7 +22,7 @@ from ups.data.trajectories import TrajectoryReader
 from ups.files import place_of
 from ups.metrics.errors import nRMSE
 from ups.pipelines.evaluation import score_test_split
-from ups.surrogate.model import Model, OutsideTraining
+from ups.surrogate.model import Model, OutsideTraining, load
 from ups.surrogate.problem import find_family
 from ups.surrogate.surrogate import Setting
 from ups.surrogate.trained import Trained
@@ -179,9 +179,33 @@ def test_an_array_with_a_dimension_of_fields_is_the_dataset(model: Model):
     u_0 = values(2, 8, 6)
     array = xr.DataArray(u_0, dims=("field", "x", "y"))
     dataset = xr.Dataset({"u": (("x", "y"), u_0[0]), "v": (("x", "y"), u_0[1])})
-    results = [model.predict("diffusion_reaction_2d", given, steps=1) for given in (array, dataset)]
-    xr.testing.assert_identical(*results)
+    named = array.assign_coords(field=["u", "v"]).sel(field=["v", "u"])  # names count, not the order
+    results = [model.predict("diffusion_reaction_2d", given, steps=1) for given in (array, dataset, named)]
+    xr.testing.assert_identical(*results[:2])
+    xr.testing.assert_identical(*results[1:])
     assert model.predict("advection_1d", xr.DataArray(values(8), dims="x"), steps=1)["u"].dims == ("time", "x")
+
+
+@pytest.mark.parametrize("given_before", [False, True], ids=["after loading", "before loading"])
+def test_the_default_type_of_torch_changes_nothing(model: Model, data_root: Path, given_before: bool):
+    """Models are float32 whatever new tensors are."""
+    expected = model.predict("burgers_1d", values(1, 8), steps=2, nu=0.1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        used = load(data_root, device="cpu") if given_before else model
+        found = used.predict("burgers_1d", values(1, 8), steps=2, nu=0.1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_models_loaded_in_inference_mode_are_like_others(model: Model, data_root: Path):
+    """They predict within and outside of it."""
+    with torch.inference_mode():
+        used = load(data_root, device="cpu")
+        within = used.predict("burgers_1d", values(1, 8), steps=2, nu=0.1)
+    for found in (within, used.predict("burgers_1d", values(1, 8), steps=2, nu=0.1)):
+        np.testing.assert_array_equal(found, model.predict("burgers_1d", values(1, 8), steps=2, nu=0.1))
 
 
 def test_a_labelled_coefficient_is_read_by_its_dimensions(model: Model):

@@ -42,6 +42,7 @@ STATE = {
     "complex": ("advection_1d", U + 1j, STEPS, "must hold real numbers, not complex64"),
     "complex tensor": ("advection_1d", torch.ones(8) + 1j, STEPS, "must hold real numbers, not torch.complex64"),
     "number": ("advection_1d", 1.0, STEPS, r"must be \(1, X\) or \(B, 1, X\) or \(X\), but has shape \(\)"),
+    "one point": ("advection_1d", U[:1], STEPS, r"advection_1d has the grid \(1,\): an axis needs at least 2 points"),
     "empty": ("advection_1d", np.zeros(0), STEPS, r"u_0 is empty: its shape is \(1, 1, 0\)"),
     "no trajectory": ("advection_1d", np.zeros((0, 1, 8)), STEPS, r"u_0 is empty: its shape is \(0, 1, 8\)"),
     "batch without fields": ("advection_1d", values(5, 8), STEPS, r"shape \(5, 8\); .* use u_0\[:, None\]"),
@@ -124,6 +125,13 @@ LABELLED = {
         STEPS,
         "all of u, v must have the same dimensions",
     ),
+    "other fields": (
+        "diffusion_reaction_2d",
+        xr.DataArray(values(2, 8, 6), dims=("field", "x", "y"), coords={"field": ["u", "w"]}),
+        STEPS,
+        "has the fields u, w, expected u, v",
+    ),
+    "two fields for one": ("advection_1d", FIELD.expand_dims(field=2), STEPS, r"dimension `field` of size 1 \(u\)"),
     "coefficient axis": ("darcy_2d", None, {"nu": FIELD}, "nu of darcy_2d must have the dimensions x, y .*, not x"),
     "coefficient dataset": ("darcy_2d", None, {"nu": xr.Dataset({"nu": FIELD})}, "must be a DataArray, not a Dataset"),
 }

@@ -19,14 +19,15 @@ from zipfile import is_zipfile
 import h5py
 import numpy as np
 
-from ups.data.arrays import DAMAGE, refuse_code
+from ups.data.arrays import DAMAGE, open_data, refuse_code
 from ups.data.families import Family
-from ups.data.hdf5 import corruption_faults, file_fault, kind_of, list_names, open_dataset, open_file, read_array
+from ups.data.hdf5 import corruption_faults, file_fault, kind_of, list_names, open_dataset, read_array
 from ups.data.trajectories import parameter_in_name
 from ups.errors import ConfigFault
 
 KINDS = (".npz", ".npy", ".zarr", ".h5", ".hdf5", ".nc")
-COORDINATES = ("time", "t", "trajectory", "member")
+TIMES = {"time", "t"}
+COORDINATES = (*TIMES, "trajectory", "member")
 REMEDY = "give an array for each field, or a single one; see `ups predict --help`"
 
 
@@ -36,6 +37,7 @@ class Stored:
 
     shape: tuple[int, ...]
     read: Callable[[tuple[Any, ...]], np.ndarray]
+    axes: tuple[str, ...] | None = None  # their names, where the file has them
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,9 @@ def open_fields(path: Path, family: Family) -> Iterator[FieldFile]:
         fields = _fields(path, arrays, family)
         coefficients = _coefficients(path, arrays, family)
         if not fields and not (family.steady and coefficients):
-            found = ", ".join(f"{name} {stored.shape}" for name, stored in list(arrays.items())[:8])
+            found = ", ".join(f"{name} {stored.shape}" for name, stored in list(arrays.items())[:8]) or "no arrays"
             needed = ", ".join(family.coefficients if family.steady else family.fields)
-            raise file_fault(path, f"has no fields of {family.name} ({needed}), found {found or 'no arrays'}", REMEDY)
+            raise file_fault(path, f"has no fields of {family.name} ({needed}), found {found}", REMEDY)
         counts = {each.count for each in (*fields.values(), *coefficients.values())}
         if len({each.sizes for each in fields.values()}) > 1 or len(counts) > 1 or 0 in counts:
             found = ", ".join(f"{name} {each.sizes}" for name, each in (fields | coefficients).items())
@@ -116,14 +118,13 @@ def _open_arrays(path: Path) -> Iterator[tuple[dict[str, Stored], Mapping[str, A
     if not path.exists():
         raise file_fault(path, "no such file", "check its name")
     if path.suffix in (".h5", ".hdf5", ".nc"):
-        with open_file(path) as file:
+        with open_data(path) as file:
             with corruption_faults(file, "its contents are damaged"):
                 found = _of_hdf5(file), dict(file.attrs)
             yield found
         return
-    read = {".npz": _of_npz, ".npy": _of_npy, ".zarr": _of_zarr}[path.suffix]
     try:
-        arrays, attributes = read(path)
+        arrays, attributes = _of_zarr(path) if path.suffix == ".zarr" else _of_numpy(path)
     except DAMAGE as error:
         raise file_fault(path, f"cannot be read ({error})", "write it again") from error
     yield {name: stored for name, (stored, kind) in arrays.items() if kind in "fiu"}, attributes
@@ -141,21 +142,19 @@ def _of_hdf5(file: h5py.File) -> dict[str, Stored]:
     return arrays
 
 
-def _plain(array: Any) -> tuple[Stored, str]:
-    return Stored(array.shape, lambda index: np.asarray(array[index], dtype=np.float32)), array.dtype.kind
+def _plain(array: Any, axes: tuple[str, ...] | None = None) -> tuple[Stored, str]:
+    return Stored(array.shape, lambda index: np.asarray(array[index], dtype=np.float32), axes), array.dtype.kind
 
 
-def _of_npz(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any]]:
+def _of_numpy(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any]]:
+    if path.suffix == ".npy":
+        return {"array": _plain(np.load(path, mmap_mode="r", allow_pickle=False))}, {}
     if not is_zipfile(path):
         raise ValueError("it is no zip archive")
     with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+        arrays = dict(file)
     texts = {name: array.item() for name, array in arrays.items() if array.dtype.kind == "U" and array.ndim == 0}
     return {name: _plain(array) for name, array in arrays.items()}, texts
-
-
-def _of_npy(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any]]:
-    return {"array": _plain(np.load(path, mmap_mode="r", allow_pickle=False))}, {}
 
 
 def _of_zarr(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any]]:
@@ -163,9 +162,14 @@ def _of_zarr(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, An
     import zarr  # takes a second
 
     opened = zarr.open(path, mode="r")
-    if isinstance(opened, zarr.Array):
-        return {"array": _plain(opened)}, dict(opened.attrs)
-    return {name: _plain(array) for name, array in opened.arrays()}, dict(opened.attrs)
+    arrays = {"array": opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
+    return {name: _plain(array, _axes_of(array)) for name, array in arrays.items()}, dict(opened.attrs)
+
+
+def _axes_of(array: Any) -> tuple[str, ...] | None:
+    """The names of the axes of an array of zarr, of version 3 or as xarray writes them in version 2."""
+    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    return tuple(map(str, names)) if names else None
 
 
 def _fields(path: Path, arrays: dict[str, Stored], family: Family) -> dict[str, Field]:
@@ -239,6 +243,7 @@ def _grouped(path: Path, groups: list[Stored], family: Family) -> dict[str, Fiel
 def _field(path: Path, name: str, stored: Stored, family: Family) -> Field:
     """An array of one field, with the axes of trajectories, members and times before those of the grid."""
     rank = len(stored.shape) - len(family.axes)
+    _expect_order(path, name, stored, family)
     if not 0 <= rank <= 3:
         what = f"{name!r} has shape {stored.shape}, expected {len(family.axes)} axes of the grid, up to 3 before them"
         raise file_fault(path, what, REMEDY)
@@ -255,16 +260,24 @@ def _field(path: Path, name: str, stored: Stored, family: Family) -> Field:
     return Field(lead[0] if lead else 1, members, num_times, grid, read)
 
 
+def _expect_order(path: Path, name: str, stored: Stored, family: Family) -> None:
+    """Refuse named axes in another order than that in which they are read."""
+    axes = stored.axes or ()
+    lead, last = axes[: -len(family.axes)], axes[-len(family.axes) :]
+    if set(axes) & set(family.axes) and (last != family.axes or TIMES & {*lead[:1], *lead[:-1]}):
+        expected = ", ".join(("trajectory", "time", *family.axes))
+        raise file_fault(path, f"{name!r} has the axes {', '.join(axes)}", f"arrange them as {expected}")
+
+
 def _stacked(path: Path, stored: Stored, family: Family) -> dict[str, Field]:
     """The fields in a single array, with an axis of fields before the grid; without it if there is one field."""
-    num_axes, num_fields = len(family.axes), len(family.fields)
-    rank = len(stored.shape) - num_axes
+    num_fields, rank = len(family.fields), len(stored.shape) - len(family.axes)
     if num_fields == 1 and 0 <= rank < 3:
         named = {family.fields[0]: stored}
     elif 1 <= rank <= 3 and stored.shape[rank - 1] == num_fields:
         named = _channels(stored, family.fields, rank - 1)
     else:
-        grid = ", ".join("XYZ"[:num_axes])
+        grid = ", ".join("XYZ"[: len(family.axes)])
         expected = f"(N, {num_fields}, {grid}) or (N, T, {num_fields}, {grid})"
         raise file_fault(path, f"its array has shape {stored.shape}, expected {expected}", REMEDY)
     return {name: _field(path, name, each, family) for name, each in named.items()}
@@ -279,9 +292,7 @@ def _parameters(
         stated = attributes.get(name, attributes.get(attribute))
         if name in arrays:
             stated = [float(str(value)) for value in arrays[name].read(()).ravel()]  # decimals of float32
-        if stated is None:
-            stated = parameter_in_name(path, attribute)
-        if stated is None:
+        if stated is None and (stated := parameter_in_name(path, attribute)) is None:
             continue
         values = np.asarray(stated)
         if values.dtype.kind not in "fiu" or values.size not in (1, count):

@@ -144,7 +144,8 @@ def score_predictions(
         kept = Origin.of(predictions, file.attributes)
         origin = kept or _origin(dataset, indices, predictions.stem, compute, file, seed)
         dataset, method = Dataset.from_json(origin.dataset), method or origin.method
-        _expect_shapes(file, dataset, len(origin.indices), truth)
+        part = "" if len(origin.indices) == dataset.num_trajectories else "the test split of "
+        _expect_shapes(file, dataset, len(origin.indices), f"{part}{truth}")
         suite = suite_of(dataset, origin.seed)
         with TrajectoryReader(truth.parent, dataset) as reader, torch.inference_mode():
             for start in range(0, len(origin.indices), origin.batch_size):
@@ -185,14 +186,12 @@ def _origin(dataset: Dataset, indices: list[int], method: str, compute: Compute,
     return Origin(asdict(dataset), method, None, indices, rows, rows, max(1, fitting // rows), seed)
 
 
-def _expect_shapes(file: FieldFile, dataset: Dataset, count: int, truth: Path) -> None:
+def _expect_shapes(file: FieldFile, dataset: Dataset, count: int, truth: str) -> None:
     found, num_times = file.first, len(dataset.times)
     if (found.count, found.times or 1, found.grid) != (count, num_times, dataset.grid):
         shape = f"{found.count} trajectories of {found.times or 1} snapshots on {found.grid}"
         expected = f"{count} of {num_times} on {dataset.grid} as in {truth}"
-        raise file_fault(
-            file.path, f"has {shape}, expected {expected}", "predict every trajectory and time of that file"
-        )
+        raise file_fault(file.path, f"has {shape}, expected {expected}", "predict all of them at every time")
     if found.members is not None and (found.members < 4 or found.members % 2):
         raise file_fault(file.path, f"has {found.members} members", "score an even number of at least 4, or their mean")
 

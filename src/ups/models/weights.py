@@ -58,7 +58,7 @@ def load_model(make: Callable[..., Model], data_root: Path, receipt: dict[str, A
         model.load_state_dict(content["weights"])
     except (TypeError, RuntimeError, ValueError) as fault:
         raise _unusable(data_root, receipt, "was saved by another version of ups") from fault
-    return model.requires_grad_(False).eval()
+    return model.requires_grad_(False).eval().float()  # whatever torch's default type is
 
 
 def load_settings(data_root: Path, receipt: dict[str, Any]) -> dict[str, Any]:

@@ -73,10 +73,16 @@ def read_state(array: Array, family: Family, num_fields: int, device: torch.devi
     else:
         u, form = _from_plain(array, family, num_fields, device)
     check_finite(u, "u_0")
+    check_positive(u, family, "u_0")
+    return u, form
+
+
+def check_positive(u: Tensor, family: Family, argument: str) -> None:
+    """Raise `ConfigFault` where a field of u (B, C, *grid) has values <= 0 that must be positive."""
     for name, values in zip(family.fields, u.unbind(1), strict=True):
         if name in family.positive and not bool((values > 0).all()):
-            raise ConfigFault(f"u_0: {name} of {family.name} must be > 0; its smallest value is {values.min():.3g}")
-    return u, form
+            what = f"{argument}: {name} of {family.name} must be > 0"
+            raise ConfigFault(f"{what}; its smallest value is {values.min():.3g}")
 
 
 def _from_plain(array: Array, family: Family, num_fields: int, device: torch.device) -> tuple[Tensor, Form]:
@@ -144,17 +150,28 @@ def _variables(array: Array, family: Family) -> dict[str, Any]:
     import xarray
 
     if isinstance(array, xarray.DataArray):
-        if len(family.fields) == 1:
-            return {family.fields[0]: array.squeeze("field", drop=True) if "field" in array.dims else array}
+        if len(family.fields) == 1 and "field" not in array.dims:
+            return {family.fields[0]: array}
         if "field" not in array.dims or array.sizes["field"] != len(family.fields):
             size = f"{len(family.fields)} ({', '.join(family.fields)})"
             raise ConfigFault(f"u_0 of {family.name} must have a dimension `field` of size {size}, or be a Dataset")
-        return {name: array.isel(field=number, drop=True) for number, name in enumerate(family.fields)}
+        stored = _names_of_fields(array)
+        if stored is not None and sorted(stored) != sorted(family.fields):
+            found, expected = ", ".join(stored), ", ".join(family.fields)
+            raise ConfigFault(f"u_0 of {family.name} has the fields {found}, expected {expected}")
+        order = stored or list(family.fields)
+        return {name: array.isel(field=order.index(name), drop=True) for name in family.fields}
     missing = [name for name in family.fields if name not in array.data_vars]
     if missing:
         found = ", ".join(map(str, array.data_vars)) or "none"
         raise ConfigFault(f"u_0 of {family.name} has no variable {', '.join(missing)}; it has {found}")
     return {name: array[name] for name in family.fields}
+
+
+def _names_of_fields(array: Array) -> list[str] | None:
+    """The names along the dimension `field` of a DataArray; None where it has numbers or nothing."""
+    labels = array.coords["field"].values if "field" in array.coords else np.arange(0)
+    return [str(label) for label in labels] if labels.dtype.kind in "UOS" else None
 
 
 def as_tensor(array: Array, name: str, device: torch.device) -> Tensor:

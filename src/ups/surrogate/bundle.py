@@ -17,7 +17,7 @@ from ups import __version__
 from ups.data.families import NUM_CONDITIONS, Family, base_of
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
-from ups.files import digest_of, publish, read_json, write_json
+from ups.files import digest_of, place_of, publish, read_json, write_json
 from ups.models.weights import load_settings
 from ups.surrogate.surrogate import Correction, Surrogate
 from ups.surrogate.trained import MODELS, PLAIN_STAGES, Trained, surrogate_of
@@ -98,9 +98,29 @@ def _trained(root: Path) -> Trained:
         if path.is_file() and "untrained" not in (receipt := read_json(path, dict[str, Any])):
             receipts[name] = receipt
     cache = root / "04_feature" / "latent_cache.json"
-    if not cache.is_file() or not receipts.keys() & set(PLAIN_STAGES[1:]):
+    if not cache.is_file() or "codec" not in receipts or not receipts.keys() & set(PLAIN_STAGES[1:]):
         raise DataFault(f"{root} holds no trained models: run `kedro run --pipeline full`, or name another folder")
-    return Trained(read_json(cache, dict[str, Any]), receipts, root)
+    trained = Trained(read_json(cache, dict[str, Any]), receipts, root)
+    if old := [stage for stage in receipts if not _is_of_this_run(trained, stage)]:
+        what = f"{root} has a new {'latent cache' if 'codec' in old else 'codec or model'}, with which "
+        raise DataFault(
+            f"{what}{', '.join(old)} was not trained: finish the run, `kedro run`, or repeat the former one"
+        )
+    return trained
+
+
+def _is_of_this_run(trained: Trained, stage: str) -> bool:
+    """Whether a stage was trained on the latents and with the models that are there: a run may have stopped between."""
+    from ups.runs.run import RUN  # imports pydantic
+
+    codec = trained.latent_cache["codec"]
+    known = {"latent_cache": trained.latent_cache["fingerprint"]}
+    known |= {name: receipt["weights"] for name, receipt in trained.stages.items() if name in MODELS}
+    if stage not in MODELS or stage == "codec":
+        return codec["weights"] == known["codec"]
+    inputs = read_json(place_of(trained.data_root, trained.stages[stage]) / RUN)["inputs"]
+    found = {name: receipt["fingerprint" if name == "latent_cache" else "weights"] for name, receipt in inputs.items()}
+    return found.items() <= known.items()
 
 
 def _without_trajectories(score: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +174,7 @@ def read(folder: Path, device: torch.device) -> Bundle:
             model = MODELS[stage](**_tuples(settings))
             weights = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{stage}/")}
             model.load_state_dict({name.removeprefix(f"{stage}/"): tensor for name, tensor in weights.items()})
-            models[stage] = model.requires_grad_(False).eval().to(device)
+            models[stage] = model.requires_grad_(False).eval().to(device, torch.float32)
         chosen = {(method, family): Correction(**how) for method, family, how in card["corrections"]}
     except (TypeError, RuntimeError, ValueError, KeyError) as fault:
         raise DataFault(f"{folder} does not fit ups {__version__}, but ups {card['ups']}: {REMEDY}") from fault

@@ -6,7 +6,7 @@ ranges of the parameters and the time step, the grid, and the error that the mod
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,7 @@ class FieldCoverage:
     def beyond(self, features: Tensor) -> Tensor:
         """How far features (B, 8) lie above their range (> 0) or below it (< 0); 0 inside."""
         low, high = torch.tensor(self.low).double(), torch.tensor(self.high).double()
+        features = features.nan_to_num(nan=math.inf)  # of values whose squares exceed float32
         return (features - high).clamp_min(0.0) + (features - low).clamp_max(0.0)
 
     def rarity(self, features: Tensor) -> Tensor:
@@ -159,23 +160,23 @@ class Coverage:
         self,
         u_0: Tensor | None,
         coefficients: Tensor | None,
-        parameters: dict[str, float],
+        parameters: Mapping[str, float | Tensor],
         *,
         grid: tuple[int, ...],
         dt: float | None,
     ) -> Outside:
         """States u_0 (B, C, *grid) and coefficients (B, C', *grid) in physical units; None where a family has none.
 
-        A steady family has no states and no `dt`. Predicted states may be checked as well as initial ones.
+        Parameters are numbers, or (B,). A steady family has no states and no `dt`. Predicted states may be checked as
+        well as initial ones.
         """
-        found = self._settings(parameters, grid, dt)
         batch = len(u_0 if u_0 is not None else coefficients)
-        distance = torch.full((batch,), max((each for each, _ in found), default=0.0)).double()
+        distance, found = self._settings(parameters, grid, dt, batch)
         rarity = torch.zeros_like(distance)
         for name, field, features in self._described(u_0, coefficients):
             beyond = field.beyond(features)
             distance = torch.maximum(distance, _relative(beyond).amax(1))
-            rarity = torch.maximum(rarity, field.rarity(features))
+            rarity = torch.maximum(rarity, field.rarity(features).nan_to_num(nan=math.inf))
             found += self._reasons(name, field, beyond)
         reasons = tuple(reason for _, reason in sorted(found, key=lambda each: -each[0]))
         score = (distance + RARITY_WEIGHT * rarity) / self.error
@@ -199,25 +200,29 @@ class Coverage:
             yield float(_relative(beyond)[row, feature]), reason + count
 
     def _settings(
-        self, parameters: dict[str, float], grid: tuple[int, ...], dt: float | None
-    ) -> list[tuple[float, str]]:
-        """Relative distance and reason for each parameter, time step and grid outside; that of the grid is 0.
+        self, parameters: Mapping[str, float | Tensor], grid: tuple[int, ...], dt: float | None, batch: int
+    ) -> tuple[Tensor, list[tuple[float, str]]]:
+        """Largest relative distance (B,) of parameters and time step; distance and reason for each, 0 for the grid.
 
         A parameter that is a factor in the equation changes it by its own relative change.
         """
         named = [(name, parameters[name], *ends) for name, ends in self.parameters.items()]
         if dt is not None and self.dt is not None:
             named.append(("dt", dt, *self.dt))
-        found = []
-        for name, value, low, high in named:
-            bound = min(max(value, low), high)
-            if not math.isclose(value, bound, rel_tol=1e-4):
-                scale = abs(bound) or max(abs(low), abs(high)) or 1.0
-                found.append((abs(value - bound) / scale, f"{name} = {value:.4g} is {_outside(low, high)}"))
+        distance, found = torch.zeros(batch, dtype=torch.float64), []
+        for name, given, low, high in named:
+            value = torch.as_tensor(given, dtype=torch.float64).expand(batch)
+            bound = value.clamp(low, high)
+            scale = torch.where(bound == 0, max(abs(low), abs(high)) or 1.0, bound.abs())
+            own = torch.where(torch.isclose(value, bound, rtol=1e-4, atol=0.0), 0.0, (value - bound).abs() / scale)
+            distance, worst, count = torch.maximum(distance, own), int(own.argmax()), int((own > 0).sum())
+            if count:
+                some = f", in {count} of {batch} states" if count < batch else ""
+                found.append((float(own[worst]), f"{name} = {value[worst]:.4g} is {_outside(low, high)}{some}"))
         if tuple(grid) != self.grid:
             given, trained = (" x ".join(map(str, points)) for points in (grid, self.grid))
             found.append((0.0, f"the grid of {given} points is not the trained one of {trained}"))
-        return found
+        return distance, found
 
 
 def normalized(u: Tensor, *, log: bool, mean: float, std: float) -> Tensor:

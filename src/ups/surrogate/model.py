@@ -19,7 +19,7 @@ from ups.surrogate import bundle
 from ups.surrogate.arrays import Array, Form, as_given, find_device, labelled, resampled
 from ups.surrogate.coverage import Coverage
 from ups.surrogate.problem import FamilyCard, Problem, find_family, pose, why_outside
-from ups.surrogate.results import Description, Ensemble, card_text, describe, stacked
+from ups.surrogate.results import NO_ENSEMBLES, Description, Ensemble, card_text, describe, stacked
 from ups.surrogate.surrogate import NoisyStep, Surrogate, rollout_steps
 
 MAX_TOKENS = 2**15  # that the models take at once: about 800 MB of memory
@@ -236,7 +236,7 @@ class Model:
         method = self._corrector(family)
         if method is None:
             able = [name for name in self.families if self._corrector(name)]
-            what = f"no ensembles of {family}: none passed on validation data"
+            what = f"no ensembles of {family}: {NO_ENSEMBLES}"
             raise ConfigFault(f"{what}; leave out members, or choose {', '.join(able) if able else 'another model'}")
         make = surrogate.diffusion_step if method == "diffusion" else surrogate.consistency_step
         normal = antithetic(torch.Generator(self._device).manual_seed(seed))
@@ -251,7 +251,8 @@ def load(place: str | Path, *, device: str | torch.device | None = None) -> Mode
     if not place.is_dir():
         raise DataFault(f"{place} is no folder: name a data root or a bundle")
     read = bundle.read if (place / bundle.CARD).is_file() else bundle.from_data_root
-    return Model(read(place, device), device)
+    with torch.inference_mode(False):  # models made within that mode could not be used outside of it
+        return Model(read(place, device), device)
 
 
 def _no_state(group: FieldGroup, problem: Problem) -> Tensor:

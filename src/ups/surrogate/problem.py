@@ -37,6 +37,7 @@ class FamilyCard:
     """What the card of a model says about one family."""
 
     name: str
+    family: Family
     datasets: tuple[Dataset, ...]
     domain: Domain
 
@@ -45,11 +46,7 @@ class FamilyCard:
         """The family `name` of a card."""
         datasets = [{key: value for key, value in each.items() if key != "split"} for each in entry["datasets"]]
         domain = Domain(name, tuple(entry["token_grid"]), tuple(entry["periodic"]))
-        return cls(name, tuple(map(Dataset.from_json, datasets)), domain)
-
-    @property
-    def family(self) -> Family:
-        return FAMILIES[self.name]
+        return cls(name, FAMILIES[name], tuple(map(Dataset.from_json, datasets)), domain)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -136,17 +133,20 @@ def pose(
     check_arguments(family, arguments)
     u, form = (None, None) if u_0 is None else read_state(u_0, family, len(family.fields), device)
     fields = {name: arguments[name] for name in family.coefficients}
-    coefficients, form = _read_coefficients(family, fields, u, form, device)
+    coefficients, form = read_coefficients(family, fields, u, form, device)
     given = u if u is not None else coefficients
     assert given is not None and form is not None
     grid, batch = tuple(given.shape[2:]), len(given)
+    if min(grid) < 2:
+        raise ConfigFault(f"{family.name} has the grid {grid}: an axis needs at least 2 points")
     step, substeps = _time_step(card, dt)
     dataset = card.datasets[0]
     parameters = per_trajectory({name: arguments[name] for name in dataset.parameters}, batch, device)
     if not family.steady:
         dataset = replace(dataset, times=(0.0, step / substeps))
     # The condition is that of the trained grid, on which the models predict.
-    condition = condition_of(torch.tensor(condition_features(dataset), device=device), parameters, batch)
+    features = torch.tensor(condition_features(dataset), dtype=torch.float32, device=device)
+    condition = condition_of(features, parameters, batch)
     return Problem(card, replace(dataset, grid=grid), u, coefficients, parameters, condition, step, substeps, form)
 
 
@@ -154,16 +154,12 @@ def why_outside(problem: Problem, covered: Coverage) -> str | None:
     """Why the error may be far above the usual one, in one line; None inside of what training covered."""
     fields = [None if each is None else each.detach().cpu() for each in (problem.u_0, problem.coefficients)]
     dt = None if problem.u_0 is None else problem.dt / problem.substeps
-    names, found = list(problem.parameters), []
-    columns = [problem.parameters[name].detach().cpu().numpy() for name in names]
-    for row in sorted(set(zip(*columns, strict=True))) if names else [()]:  # most often all have the same parameters
-        values = {name: float(str(value)) for name, value in zip(names, row, strict=True)}  # decimals of float32
-        found.append(covered.check(*fields, values, grid=problem.dataset.grid, dt=dt))
-    worst = max(found, key=lambda each: float(each.score.max()))
-    if not bool(worst.warned.any()):
+    parameters = {name: values.detach().cpu() for name, values in problem.parameters.items()}
+    found = covered.check(*fields, parameters, grid=problem.dataset.grid, dt=dt)
+    if not bool(found.warned.any()):
         return None
-    which = "" if problem.batch == 1 else f", {int(worst.warned.sum())} of {problem.batch} states"
-    return f"{problem.card.name} outside of training{which}: {'; '.join(worst.reasons[:MAX_REASONS])}"
+    which = "" if problem.batch == 1 else f", {int(found.warned.sum())} of {problem.batch} states"
+    return f"{problem.card.name} outside of training{which}: {'; '.join(found.reasons[:MAX_REASONS])}"
 
 
 def check_arguments(family: Family, arguments: dict[str, Any]) -> None:
@@ -189,7 +185,7 @@ def _only_values(card: FamilyCard) -> dict[str, float]:
     return {name: known[0] for name, known in values.items() if len(known) == 1}
 
 
-def _read_coefficients(
+def read_coefficients(
     family: Family, fields: dict[str, Array], u: Tensor | None, form: Form | None, device: torch.device
 ) -> tuple[Tensor | None, Form | None]:
     """Coefficient fields (B, C, *grid) from arrays (*grid) or (B, *grid) by name."""

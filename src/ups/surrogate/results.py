@@ -13,6 +13,7 @@ from ups.errors import ConfigFault
 from ups.surrogate.arrays import Array
 from ups.surrogate.problem import FamilyCard
 
+NO_ENSEMBLES = "no corrector was trained, or none passed on validation data"
 COMPARED = ("codec", "rounding", "persistence")  # methods without a trained model of the dynamics
 
 
@@ -49,7 +50,7 @@ class Description:
         rows += [("time step", _listed(self.time_steps))] * bool(self.time_steps)
         rows += [(name, f"trained at {_listed(values)}") for name, values in self.parameters.items()]
         rows += [("trajectories", ", ".join(f"{count} {split}" for split, count in self.trajectories.items()))]
-        rows += [("ensembles", "yes" if self.ensembles else "no: none passed on validation data")]
+        rows += [("ensembles", "yes" if self.ensembles else f"no: {NO_ENSEMBLES}")]
         rows += [("adapted", self.adapted)] * (self.adapted is not None)
         return rows + [(f"nRMSE, {horizon}, {method}", f"{value:.4g}") for method, horizon, value in self._errors()]
 

@@ -14,9 +14,9 @@ from ups.config.studies import AdaptConfig
 from ups.data.families import Dataset, Family, base_of
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
-from ups.surrogate.arrays import Array, as_tensor, check_finite
+from ups.surrogate.arrays import Array, as_tensor, check_finite, check_positive
 from ups.surrogate.bundle import Bundle
-from ups.surrogate.problem import FamilyCard, check_arguments
+from ups.surrogate.problem import FamilyCard, check_arguments, read_coefficients
 from ups.training.adaptation import adapt
 from ups.training.examples import Trajectories, encode
 
@@ -92,8 +92,9 @@ def _trajectories(
         boundary=spec.boundaries if known is None else known.datasets[0].boundary,
         parameters={name: _number(arguments[name], name) for name in spec.parameters},
     )
-    given = [as_tensor(arguments[name], name, device).expand(count, *grid) for name in spec.coefficients]
-    return Trajectories(dataset, fields, torch.stack(given, 1) if given else fields.new_zeros(count, 0, *grid))
+    given = {name: arguments[name] for name in spec.coefficients}
+    coefficients, _ = read_coefficients(spec, given, fields[:, 0], None, device)
+    return Trajectories(dataset, fields, fields.new_zeros(count, 0, *grid) if coefficients is None else coefficients)
 
 
 def _fields(u: Array, family: Family, device: torch.device) -> Tensor:
@@ -111,6 +112,7 @@ def _fields(u: Array, family: Family, device: torch.device) -> Tensor:
     if min(fields.shape[3:]) < 2:
         raise ConfigFault(f"u of {family.name} has the grid {tuple(fields.shape[3:])}: an axis needs at least 2 points")
     check_finite(fields, "u")
+    check_positive(fields[:, 0] if family.steady else fields.flatten(0, 1), family, "u")
     if bool((fields == fields[:1, :1]).all() if family.steady else (fields == fields[:, :1]).all()):
         same = "all solutions are the same" if family.steady else "it never changes in time"
         raise ConfigFault(f"there is nothing to learn from u of {family.name}: {same}")
