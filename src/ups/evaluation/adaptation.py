@@ -50,7 +50,7 @@ def score_networks(
         plain = plain_method(dataset.family)
         for label, count, surrogate in _networks(trained, dataset, entry["networks"], compute):
             scored = _set_of(surrogate, Path(data["folder"]), dataset, test)
-            found = score_sets(folder / f"{name}.{label}_{count}", surrogate, [scored], config.scores_only, compute)
+            found = score_sets(folder / f"{name}.{label}_{count}", surrogate, [scored], config, compute)
             methods = {plain: label} | ({"persistence": "persistence"} if label == "scratch" else {})
             records += [
                 record

@@ -56,7 +56,7 @@ def score_variant(
     compute = Compute.of(launch)
     surrogate = trained.surrogate(compute.device)
     assert surrogate.operator is not None
-    records = score_sets(folder, surrogate, transient, config.scores_only, compute)
+    records = score_sets(folder, surrogate, transient, config, compute)
     row: dict[str, Any] = {horizon: _by_family(records, horizon, "operator") for horizon in HORIZONS}
     row["parameters"] = sum(parameter.numel() for parameter in surrogate.operator.parameters())
     return {"row": row}
@@ -81,7 +81,7 @@ def score_compression(
     """
     compute, cache = Compute.of(launch), trained.cache()
     surrogate = trained.surrogate(compute.device)
-    records = score_sets(folder, surrogate, held_out(cache, raw, "valid"), config.scores_only, compute)
+    records = score_sets(folder, surrogate, held_out(cache, raw, "valid"), config, compute)
     rows, rounding = [], _by_family(records, "one_step", "rounding")
     for family in cache.families:
         own = cache.only(family)

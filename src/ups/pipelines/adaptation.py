@@ -122,7 +122,7 @@ def score_adapted(
     """Score the trained model as it was and every adapted network on the held-out trajectories, in physical units."""
     from ups.evaluation.adaptation import score_networks
 
-    trained = trained_stages(stages, launch, data_root)
+    trained, config = trained_stages(stages, launch, data_root), config.scores_only
     inputs = {"data": data["fingerprint"], "adapted": adapted, **stages}
     module = "ups.evaluation.adaptation"
     scored = cached("score_adapted", data_root, "07_model_output/adapt", module, config, inputs)

@@ -122,7 +122,7 @@ def score_variants(
     """Score every variant on the validation split, in physical units, with the evaluator of the full pipeline."""
     from ups.evaluation.studies import score_variant
 
-    rows, shared = [], {"latent_cache": latent_cache, "codec": codec}
+    rows, shared, config = [], {"latent_cache": latent_cache, "codec": codec}, config.scores_only
     for variant in variants:
         name, inputs = f"score_{variant['variant']}", shared | {"operator": variant["operator"]}
         trained = trained_stages(inputs, launch, data_root)
@@ -155,7 +155,7 @@ def score_compressed(
     """Train on the latents of every variant; bytes, decoding speed and errors on the validation split, by family."""
     from ups.evaluation.studies import score_compression
 
-    rows = []
+    rows, evaluation = [], evaluation.scores_only
     for variant in config.variants:
         section = codec.model_copy(update={"model": codec.model.model_copy(update={"tolerance": variant.codec})})
         latents = LatentsConfig(tolerance=variant.latents, on_disk=True)
