@@ -53,7 +53,7 @@ def test_the_family_is_said_once(tmp_path: Path):
 def test_records_of_kept_rollouts_are_those_of_the_evaluation(trained: Path, evaluated: tuple):
     """Every number, interval and error of a trajectory is the same to the last digit, also of ensembles.
 
-    Only the shares of limited steps and values are missing, which files do not tell, and the digest of the trajectories.
+    Missing are the shares of limited steps and values, which files do not tell, and the digest of the trajectories.
     """
     records, folder = evaluated
     found = sorted(folder.glob("*.zarr"))
