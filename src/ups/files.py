@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 REMEDY = "free some space or choose another folder; the same command resumes"
 NOT_PLAIN = "is not a plain file but a link, pipe, device or folder; delete it and run again"
-WEIGHTS = "weights.pt"
+WEIGHTS, RUN = "weights.pt", "run.json"  # of a trained stage: the model, and what it was trained from
 NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 UNUSABLE = {

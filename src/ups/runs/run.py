@@ -12,9 +12,9 @@ from typing import Any
 
 from ups.config import LaunchConfig
 from ups.errors import DataFault
-from ups.files import plain, read_json, relative, resolved, storage_faults, write_json
+from ups.files import RUN, plain, read_json, relative, resolved, storage_faults, write_json
 
-RUN, STATUS, METRICS, LOG, CHECKPOINTS = "run.json", "status.json", "metrics.jsonl", "train.log", "checkpoints"
+STATUS, METRICS, LOG, CHECKPOINTS = "status.json", "metrics.jsonl", "train.log", "checkpoints"
 ALIVE, FAULTS, STARTED, SAMPLING = "alive.rank*", "fault.rank*.json", "started.json", "sampling.json"
 REQUEST, RESULT = "request.json", "result.json"  # of a job that trains nothing
 PATHS = ("folder", "data_root", "raw")  # kept relative to the run folder, so that a data root can be moved

@@ -17,7 +17,7 @@ from ups import __version__
 from ups.data.families import NUM_CONDITIONS, Family, base_of
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
-from ups.files import digest_of, place_of, publish, read_json, write_json
+from ups.files import RUN, digest_of, place_of, publish, read_json, write_json
 from ups.models.weights import load_settings
 from ups.surrogate.surrogate import Correction, Surrogate
 from ups.surrogate.trained import MODELS, PLAIN_STAGES, Trained, surrogate_of
@@ -111,8 +111,6 @@ def _trained(root: Path) -> Trained:
 
 def _is_of_this_run(trained: Trained, stage: str) -> bool:
     """Whether a stage was trained on the latents and with the models that are there: a run may have stopped between."""
-    from ups.runs.run import RUN  # imports pydantic
-
     codec = trained.latent_cache["codec"]
     known = {"latent_cache": trained.latent_cache["fingerprint"]}
     known |= {name: receipt["weights"] for name, receipt in trained.stages.items() if name in MODELS}
