@@ -8,7 +8,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 .PHONY: run test test-extras lint proof mutants docs requirements audit
 
 run: $(VENV)/installed
-	@echo 'Simulates small datasets of 11 PDEs, trains, evaluates and judges: 10 to 17 minutes on two CPU cores,'
+	@echo 'Simulates small datasets of 11 PDEs, trains, evaluates and judges: 8 to 17 minutes on two CPU cores,'
 	@echo '0.2 GB in data/. Steps that are up to date are skipped; after Ctrl-C the same command goes on.'
 	$(BIN)/kedro run --pipeline full
 
