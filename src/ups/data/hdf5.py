@@ -133,8 +133,8 @@ def is_dimension(file: h5py.File, name: str) -> bool:
     """Whether a dataset only stands for the length of an axis: a dimension of NetCDF 4 without coordinates."""
     stored = open_dataset(file, name)
     with corruption_faults(file, f"{name!r} is damaged"):
-        label = stored.attrs.get("NAME")
-        return isinstance(label, bytes) and label.startswith(DIMENSION_ALONE)
+        is_text = "NAME" in stored.attrs and _is_short_text(stored.attrs.get_id("NAME"))
+        return is_text and bytes(stored.attrs["NAME"]).startswith(DIMENSION_ALONE)
 
 
 def read_number(file: h5py.File, attribute: str) -> float | None:
@@ -189,10 +189,14 @@ def read_text(file: h5py.File, attribute: str) -> str | None:
         if attribute not in file.attrs:
             return None
         stored = file.attrs.get_id(attribute)  # a text of variable length shows its size only when it is read
-        if stored.dtype.kind != "S" or stored.shape != () or stored.dtype.itemsize > MAX_TEXT_BYTES:
+        if not _is_short_text(stored):
             what = f"attribute {attribute!r} is no text of fixed length with at most {MAX_TEXT_BYTES} bytes"
             raise file_fault(file.filename, what)
         return bytes(file.attrs[attribute]).decode("ascii")
+
+
+def _is_short_text(stored: h5py.h5a.AttrID) -> bool:
+    return stored.dtype.kind == "S" and stored.shape == () and stored.dtype.itemsize <= MAX_TEXT_BYTES
 
 
 def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:

@@ -77,6 +77,12 @@ def read_state(array: Array, family: Family, num_fields: int, device: torch.devi
     return u, form
 
 
+def check_grid(grid: tuple[int, ...], family: Family) -> None:
+    """Raise `ConfigFault` for an axis without neighbours."""
+    if min(grid) < 2:
+        raise ConfigFault(f"{family.name} has the grid {grid}: an axis needs at least 2 points")
+
+
 def check_positive(u: Tensor, family: Family, argument: str) -> None:
     """Raise `ConfigFault` where a field of u (B, C, *grid) has values <= 0 that must be positive."""
     for name, values in zip(family.fields, u.unbind(1), strict=True):
@@ -170,8 +176,9 @@ def _variables(array: Array, family: Family) -> dict[str, Any]:
 
 def _names_of_fields(array: Array) -> list[str] | None:
     """The names along the dimension `field` of a DataArray; None where it has numbers or nothing."""
-    labels = array.coords["field"].values if "field" in array.coords else np.arange(0)
-    return [str(label) for label in labels] if labels.dtype.kind in "UOS" else None
+    if "field" not in array.coords or array.coords["field"].dtype.kind not in "UOS":
+        return None
+    return list(map(str, array.coords["field"].values))
 
 
 def as_tensor(array: Array, name: str, device: torch.device) -> Tensor:

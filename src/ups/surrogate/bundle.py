@@ -101,24 +101,25 @@ def _trained(root: Path) -> Trained:
     if not cache.is_file() or "codec" not in receipts or not receipts.keys() & set(PLAIN_STAGES[1:]):
         raise DataFault(f"{root} holds no trained models: run `kedro run --pipeline full`, or name another folder")
     trained = Trained(read_json(cache, dict[str, Any]), receipts, root)
-    if old := [stage for stage in receipts if not _is_of_this_run(trained, stage)]:
-        what = f"{root} has a new {'latent cache' if 'codec' in old else 'codec or model'}, with which "
-        raise DataFault(
-            f"{what}{', '.join(old)} was not trained: finish the run, `kedro run`, or repeat the former one"
-        )
+    if old := _stages_of_another_run(trained):
+        what = f"{root} has a new codec, latent cache or model, with which {', '.join(old)} was not trained"
+        raise DataFault(f"{what}: finish the run, `kedro run`, or repeat the former one")
     return trained
 
 
-def _is_of_this_run(trained: Trained, stage: str) -> bool:
-    """Whether a stage was trained on the latents and with the models that are there: a run may have stopped between."""
-    codec = trained.latent_cache["codec"]
-    known = {"latent_cache": trained.latent_cache["fingerprint"]}
-    known |= {name: receipt["weights"] for name, receipt in trained.stages.items() if name in MODELS}
-    if stage not in MODELS or stage == "codec":
-        return codec["weights"] == known["codec"]
-    inputs = read_json(place_of(trained.data_root, trained.stages[stage]) / RUN)["inputs"]
-    found = {name: receipt["fingerprint" if name == "latent_cache" else "weights"] for name, receipt in inputs.items()}
-    return found.items() <= known.items()
+def _stages_of_another_run(trained: Trained) -> list[str]:
+    """Stages that were not trained on the latents and with the models that are there: a run stopped in between."""
+    known = _digests(trained.stages | {"latent_cache": trained.latent_cache})
+    later = [stage for stage in MODELS if stage in trained.stages and stage != "codec"]
+    if trained.latent_cache["codec"]["weights"] != known["codec"]:
+        return later
+    inputs = {stage: read_json(place_of(trained.data_root, trained.stages[stage]) / RUN)["inputs"] for stage in later}
+    return [stage for stage in later if not _digests(inputs[stage]).items() <= known.items()]
+
+
+def _digests(receipts: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """What identifies the weights of each stage and the latents."""
+    return {name: receipt.get("weights", receipt.get("fingerprint")) for name, receipt in receipts.items()}
 
 
 def _without_trajectories(score: dict[str, Any]) -> dict[str, Any]:

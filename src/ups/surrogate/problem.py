@@ -19,6 +19,7 @@ from ups.surrogate.arrays import (
     as_tensor,
     batch_dimensions,
     check_finite,
+    check_grid,
     grid_of,
     kind_of,
     labelled_form,
@@ -137,8 +138,7 @@ def pose(
     given = u if u is not None else coefficients
     assert given is not None and form is not None
     grid, batch = tuple(given.shape[2:]), len(given)
-    if min(grid) < 2:
-        raise ConfigFault(f"{family.name} has the grid {grid}: an axis needs at least 2 points")
+    check_grid(grid, family)
     step, substeps = _time_step(card, dt)
     dataset = card.datasets[0]
     parameters = per_trajectory({name: arguments[name] for name in dataset.parameters}, batch, device)

@@ -14,7 +14,7 @@ from ups.config.studies import AdaptConfig
 from ups.data.families import Dataset, Family, base_of
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
-from ups.surrogate.arrays import Array, as_tensor, check_finite, check_positive
+from ups.surrogate.arrays import Array, as_tensor, check_finite, check_grid, check_positive
 from ups.surrogate.bundle import Bundle
 from ups.surrogate.problem import FamilyCard, check_arguments, read_coefficients
 from ups.training.adaptation import adapt
@@ -109,8 +109,7 @@ def _fields(u: Array, family: Family, device: torch.device) -> Tensor:
         raise ConfigFault(f"u of {family.name} must be {expected}, but has shape {tuple(u.shape)}")
     if fields.shape[1] < 2 and not family.steady:
         raise ConfigFault(f"u of {family.name} has one snapshot: a time step needs at least 2")
-    if min(fields.shape[3:]) < 2:
-        raise ConfigFault(f"u of {family.name} has the grid {tuple(fields.shape[3:])}: an axis needs at least 2 points")
+    check_grid(tuple(fields.shape[3:]), family)
     check_finite(fields, "u")
     check_positive(fields[:, 0] if family.steady else fields.flatten(0, 1), family, "u")
     if bool((fields == fields[:1, :1]).all() if family.steady else (fields == fields[:, :1]).all()):
