@@ -144,7 +144,7 @@ def test_wrong_commands_are_found(command: str):
         check(command)
 
 
-FAMILIES_ON_PAGES = ("burgers_1d", "darcy_2d", "diffusion_reaction_2d", "shallow_water_2d")
+FAMILIES_ON_PAGES = ("burgers_1d", "darcy_2d", "diffusion_sorption_1d", "shallow_water_2d")
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data").mkdir()
     make_loadable(folder / "data", FAMILIES_ON_PAGES, count=5)
     how = {"mode": "sample", "sigma": 5.0, "sigma_min": 0.02, "num_steps": 1, "residual_scale": 1.0}
-    chosen = {"diffusion_reaction_2d": {"consistency": how | {"noise_correlation": 0.0}}}
+    chosen = {"diffusion_sorption_1d": {"consistency": how | {"noise_correlation": 0.0}}}
     write_json(folder / "data/06_models/corrector.json", {"families": chosen})
     return folder
 
@@ -162,7 +162,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("page", "given"),
     [
-        ("predict", {"u_0": (8,), "a": (8, 6), "h_0": (8, 6), "uv_0": (2, 8, 6)}),
+        ("predict", {"u_0": (8,), "a": (8, 6), "h_0": (8, 6)}),
         ("adapt", {"u_0": (8,), "u": (4, 5, 1, 8)}),
         ("your_equation", {"u": (3, 5, 8)}),
     ],
