@@ -2,6 +2,7 @@ import json
 import math
 import os
 import re
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,16 @@ from tests.training.jobs import launched
 from ups.data.samples import LatentSamples
 from ups.evaluation.styles import png
 from ups.metrics.spectra import error_spectra
-from ups.performance.benchmark import loop_records, looped_spectrum, record, scaling_comparisons, throughput
+from ups.performance.benchmark import (
+    gpu_comparisons,
+    loop_records,
+    looped_spectrum,
+    record,
+    scaling_comparisons,
+    throughput,
+)
 from ups.performance.report import GREEN, GREY, RED, benchmark_figure, benchmark_text
-from ups.performance.timing_worker import encoded_on_the_fly
+from ups.performance.timing_worker import Setup, encoded_on_the_fly
 from ups.runs.run import Run
 from ups.training.inputs import open_cache
 
@@ -185,6 +193,18 @@ def test_weak_scaling_has_a_batch_for_each_rank():
     assert strong["value"]["config"]["batch_tokens"] == 100 and weak["value"]["config"]["batch_tokens"] == 400
     for both in (strong, weak):
         assert both["baseline"]["rank_0_only"] and both["baseline"]["config"]["batch_tokens"] == 100
+
+
+@pytest.mark.parametrize("missing", [None, "a GPU"])
+def test_switches_of_gpus_are_compared_where_they_work(missing: str | None, monkeypatch: pytest.MonkeyPatch):
+    """CUDA graphs everywhere and float8 where nothing is missing, each against compiled bfloat16; one change each."""
+    monkeypatch.setattr("ups.performance.benchmark.float8_needs", lambda num_gpus: missing)
+    compared = gpu_comparisons(["burgers_1d"], {"num_layers": 2}, 512)
+    assert list(compared) == ["cuda_graphs_over_compile", *(["float8_over_bfloat16"] if missing is None else [])]
+    for both in compared.values():
+        value, baseline = (asdict(Setup(**both[side])) for side in ("value", "baseline"))
+        assert baseline["launch"]["compile"] is True and baseline["config"]["precision"] == "bfloat16"
+        assert len([name for name in value if value[name] != baseline[name]]) == 1
 
 
 def test_the_bound_of_scaling_lacks_only_the_exchange():

@@ -95,13 +95,9 @@ def test_settings_of_nccl_are_refused_without_a_gpu():
 @pytest.mark.parametrize(
     ("capabilities", "installed", "told"),
     [
-        ([], True, r"needs a GPU: set steady\.precision=bfloat16"),
-        ([(9, 0), (8, 0)], True, r"needs GPUs of compute capability 8\.9, found 8\.0: set steady\.precision=bfloat16"),
-        (
-            [(8, 9), (10, 0)],
-            False,
-            r"needs the extra: pip install -e '\.\[float8\]'; or set steady\.precision=bfloat16",
-        ),
+        ([], True, "needs a GPU"),
+        ([(9, 0), (8, 0)], True, r"needs GPUs of compute capability 8\.9, found 8\.0"),
+        ([(8, 9), (10, 0)], False, r"needs the extra: pip install -e '\.\[float8\]'"),
         ([(8, 9), (10, 0)], True, None),
     ],
 )
@@ -115,7 +111,7 @@ def test_float8_takes_hardware_and_a_package(
     if told is None:
         assert machine.training_device(launched(device="auto"), "steady", "float8") == "cuda"
         return
-    with pytest.raises(ConfigFault, match=rf"^steady\.precision=float8 {told}$"):
+    with pytest.raises(ConfigFault, match=rf"^steady\.precision=float8 {told}; or set steady\.precision=bfloat16$"):
         machine.training_device(launched(device="auto"), "steady", "float8")
 
 

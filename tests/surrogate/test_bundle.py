@@ -200,9 +200,8 @@ def test_a_bundle_needs_torch_numpy_and_safetensors_alone(model: Model, bundle: 
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "bundle"), " ".join(allowed)]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert completed.returncode == 0, completed.stderr
-    np.testing.assert_array_equal(
-        np.load(tmp_path / "bundle.out.npy"), model.predict("burgers_1d", u_0, steps=3, nu=0.1)
-    )
+    expected = model.predict("burgers_1d", u_0, steps=3, nu=0.1)
+    np.testing.assert_allclose(np.load(tmp_path / "bundle.out.npy"), expected, rtol=1e-6)  # on GPUs not bit for bit
 
 
 def test_the_registry_needs_more(tmp_path: Path):

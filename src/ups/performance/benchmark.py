@@ -25,7 +25,7 @@ from ups.config import BenchmarkConfig
 from ups.errors import LostWorker
 from ups.files import remove_leftovers
 from ups.metrics.spectra import error_spectra
-from ups.runs.machine import in_turns
+from ups.runs.machine import float8_needs, in_turns
 from ups.runs.run import Run, metric_lines
 from ups.runs.torchrun import WORKER, run_job, run_query
 
@@ -56,6 +56,8 @@ def measure(run: Run, config: BenchmarkConfig, num_gpus: int) -> list[Record]:
     single = switch_comparisons(families) | {CHECKPOINTS: checkpoint_comparison(families, threads)}
     large = all_switches_comparison(families, config.large_model.model_dump(), config.large_batch_tokens)
     data = {n: both for each in config.loading_datasets for n, both in data_comparisons(each.family, threads).items()}
+    if run.device == "cuda":
+        large |= gpu_comparisons(families, config.large_model.model_dump(), config.large_batch_tokens)
     timings = _time(run, "single", config, single | data | large)
 
     records = loop_records(CHECKPOINTS, timings.pop(CHECKPOINTS), run.launch.checkpoint_steps)
@@ -94,6 +96,20 @@ def all_switches_comparison(families: list[str], model: dict[str, Any], batch_to
     off = plain(families, 1) | {"config": size}
     on = {"config": size | {"precision": "bfloat16"}, "launch": PLAIN_LAUNCH | {"compile": True}}
     return {ALL_SWITCHES: {"value": off | on, "baseline": off | {"foreach_adamw": True}}}
+
+
+def gpu_comparisons(families: list[str], model: dict[str, Any], batch_tokens: int) -> dict[str, Comparison]:
+    """CUDA graphs and float8 against bfloat16 without them, all of them compiled, for a larger model."""
+    config = PLAIN_CONFIG | {"precision": "bfloat16", "model": model, "batch_tokens": batch_tokens}
+    usual = plain(families, 1) | {"config": config, "launch": PLAIN_LAUNCH | {"compile": True}}
+    graphs = usual | {"launch": PLAIN_LAUNCH | {"compile": "reduce-overhead"}}
+    comparisons = {"cuda_graphs_over_compile": {"value": graphs, "baseline": usual}}
+    if float8_needs(torch.cuda.device_count()) is None:
+        comparisons["float8_over_bfloat16"] = {
+            "value": usual | {"config": config | {"precision": "float8"}},
+            "baseline": usual,
+        }
+    return comparisons
 
 
 def checkpoint_comparison(families: list[str], threads: int) -> Comparison:

@@ -85,17 +85,21 @@ def training_device(launch: LaunchConfig, stage: str, precision: str) -> str:
 
 
 def _expect_float8(parameter: str, num_gpus: int) -> None:
+    if missing := float8_needs(num_gpus):
+        raise ConfigFault(f"{parameter}=float8 needs {missing}; or set {parameter}=bfloat16")
+
+
+def float8_needs(num_gpus: int) -> str | None:
+    """What is missing for products of matrices in float8 on the first `num_gpus` GPUs; None if nothing is."""
     import torch
 
-    instead = f"set {parameter}=bfloat16"
-    capabilities = [torch.cuda.get_device_capability(index) for index in range(num_gpus)]
-    if not capabilities:
-        raise ConfigFault(f"{parameter}=float8 needs a GPU: {instead}")
-    if min(capabilities) < FLOAT8_CAPABILITY:
-        found, needed = (".".join(map(str, pair)) for pair in (min(capabilities), FLOAT8_CAPABILITY))
-        raise ConfigFault(f"{parameter}=float8 needs GPUs of compute capability {needed}, found {found}: {instead}")
-    if find_spec("torchao") is None:
-        raise ConfigFault(f"{parameter}=float8 needs the extra: pip install -e '.[float8]'; or {instead}")
+    if num_gpus == 0:
+        return "a GPU"
+    found = min(torch.cuda.get_device_capability(index) for index in range(num_gpus))
+    if found < FLOAT8_CAPABILITY:
+        have, needed = (".".join(map(str, pair)) for pair in (found, FLOAT8_CAPABILITY))
+        return f"GPUs of compute capability {needed}, found {have}"
+    return None if find_spec("torchao") else "the extra: pip install -e '.[float8]'"
 
 
 def limit_threads(launch: LaunchConfig) -> None:

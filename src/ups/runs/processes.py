@@ -98,7 +98,8 @@ def matmul_rate(device: "torch.device", precision: str) -> float:
     import torch
 
     size = MATMUL_SIZE[device.type]
-    square = torch.ones(size, size, dtype=torch.float32 if precision == "float32" else torch.bfloat16, device=device)
+    dtype = torch.float32 if precision == "float32" else torch.bfloat16
+    square = torch.randn(size, size, dtype=dtype, device=device)  # a GPU multiplies equal numbers faster
     best = math.inf
     for _ in range(1 + MATMUL_REPEATS):  # the first one also loads the library
         started = now(device)
