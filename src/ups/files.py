@@ -17,7 +17,7 @@ from ups.errors import DataFault, StorageFault
 if TYPE_CHECKING:
     from filelock import FileLock
 
-REMEDY = "free some space or choose another folder; the same command resumes"
+REMEDY = "free some space, allow access or choose another folder; the same command resumes"
 NOT_PLAIN = "is not a plain file but a link, pipe, device or folder; delete it and run again"
 WEIGHTS, RUN = "weights.pt", "run.json"  # of a trained stage: the model, and what it was trained from
 NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
