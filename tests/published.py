@@ -1,6 +1,7 @@
 """The README's table and figure of errors, from the published tables: `python tests/published.py` writes both."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from textwrap import fill
 
@@ -23,8 +24,9 @@ POINTS = """\
 {mean} (single steps: {step_mean}).
 - **Sizes**: operator and codec, for ten equations, have {operator} parameters, steady model and codec, for Darcy flow,
 {steady}; eleven FNOs {fno}, eleven U-Nets {unet}.
-- **Times**: {shortest} to {longest} seconds of training per equation, for each of the three; our operator predicts a
-snapshot in {over_fno} of the FNO's time (none is compiled)."""
+- **Times**: {shortest} to {longest} seconds of training per equation, for each of the three. Our operator predicts a
+snapshot in {over_fno} of the FNO's time, and {over_solver} times as fast as our numerical solver on the same grid: by
+equation {by_equation} times (nothing is compiled)."""
 
 Rows = dict[str, dict[str, str]]
 
@@ -57,21 +59,31 @@ def readme_section() -> str:
         [equation, *(row[method].partition(" ±")[0] for method in ("ours", "fno", "unet")), row[MEAN]]
         for equation, row in by_equation(rollouts).items()
     ]
-    costs = rows_of(BASE / "table_seed_0.md", "Cost")
-    seconds = [value for seed in range(3) for value in seconds_of(BASE / f"table_seed_{seed}.md")]
+    tables = [BASE / f"table_seed_{seed}.md" for seed in range(3)]
+    seconds = [value for path in tables for value in seconds_of(path)]
+    costs = [rows_of(path, "Cost") for path in tables]
+    speed_ups = [row["solver / ours"] for path in tables for row in rows_of(path, "Milliseconds per snapshot").values()]
     points = POINTS.format(
         rollouts=num_better(rollouts),
         steps=num_better(steps),
         mean=rollouts[MEAN][MEAN],
         step_mean=steps[MEAN][MEAN],
-        **{method: costs[method]["parameters"] for method in ("operator", "steady", "fno", "unet")},
+        **{method: costs[0][method]["parameters"] for method in ("operator", "steady", "fno", "unet")},
         shortest=min(seconds),
         longest=max(seconds),
-        over_fno=costs["operator"]["over fno"],
+        over_fno=span(each["operator"]["over fno"] for each in costs),
+        over_solver=span(each["operator"]["speed up over solver"] for each in costs),
+        by_equation=span(speed_ups),
     )
     lines = [fill(point, 120, subsequent_indent="  ") for point in points.split("\n-")]
     shown = table(["equation", "ours", "FNO", "U-Net", "ours / the better of them"], cells)
     return f"\n{shown}\n\n" + "\n-".join(lines) + "\n\n"
+
+
+def span(cells: Iterable[str]) -> str:
+    """The smallest and the largest number of a table's cells."""
+    numbers = list(map(float, cells))
+    return f"{min(numbers):.2g} to {max(numbers):.2g}"
 
 
 def num_better(rows: Rows) -> str:
