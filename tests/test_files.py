@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+import resource
 import secrets
 import stat
 from collections.abc import Callable
@@ -12,7 +13,18 @@ import pytest
 
 from ups import files
 from ups.errors import DataFault, StorageFault
-from ups.files import digest_of, from_here, place_of, plain, private_lock, publish, read_json, read_manifest, write_json
+from ups.files import (
+    allow_open_files,
+    digest_of,
+    from_here,
+    place_of,
+    plain,
+    private_lock,
+    publish,
+    read_json,
+    read_manifest,
+    write_json,
+)
 from ups.models.weights import load
 
 
@@ -199,3 +211,18 @@ def test_a_place_on_s3_survives_a_move(tmp_path: Path):
     for place in (Path("s3://bucket/raw"), tmp_path / "raw"):
         assert files.resolved(files.relative(place, tmp_path / "a/b"), tmp_path / "a/b") == place
     assert files.relative(tmp_path / "raw", tmp_path / "a") == "../raw"
+
+
+def test_a_process_may_open_many_files():
+    """The usual limit of 1024 is raised as far as the system allows, and a higher one is left alone."""
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        allow_open_files()
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert allowed == (8192 if hard == resource.RLIM_INFINITY else min(hard, 8192))
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        allow_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == max(soft, allowed)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -9,15 +9,17 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ups.errors import DataFault, StorageFault
+from ups.errors import DataFault, Locked, StorageFault
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
 REMEDY = "free some space, allow access or choose another folder; the same command resumes"
+MAX_OPEN_FILES = 8192
 NOT_PLAIN = "is not a plain file but a link, pipe, device or folder; delete it and run again"
 WEIGHTS, RUN = "weights.pt", "run.json"  # of a trained stage: the model, and what it was trained from
 NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
@@ -124,6 +126,36 @@ def private_lock(path: Path, timeout: float = -1) -> "FileLock":
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise StorageFault(f"{path} {NOT_PLAIN}")
     return FileLock(path, timeout=timeout, mode=0o600)
+
+
+def allow_open_files() -> None:
+    """Let this process keep MAX_OPEN_FILES files open, if the system allows it: many start with a limit of 1024."""
+    if find_spec("resource") is None:  # not of a POSIX system
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+@contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """No other process holds this for `path` meanwhile; raises `Locked` at once if one does."""
+    from filelock import Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = private_lock(path.with_name(f".{path.name}.lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise Locked(f"another process writes {path}; wait for it or stop it") from None
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink()
+        lock.release()
 
 
 def private_folder(folder: Path) -> Path:

@@ -27,7 +27,7 @@ from ups.files import REMEDY, UNUSABLE, from_here, read_json, resolved, storage_
 from ups.runs import tracking
 from ups.runs.agent import FirstNode
 from ups.runs.machine import describe_machine, refuse_under_torchrun
-from ups.runs.processes import release_memory
+from ups.runs.processes import is_out_of_memory, release_memory
 from ups.runs.torchrun import is_watching, stop_requested
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,9 @@ class MemoryHooks:
     @hook_impl
     def after_node_run(self) -> None:
         release_memory()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # for the training processes that use the same GPU
 
 
 class TrackingHooks:
@@ -196,19 +199,11 @@ def _fault_behind(error: BaseException | None) -> Fault | None:
     while error is not None and not isinstance(error, Fault):
         if isinstance(error, OSError) and error.errno in UNUSABLE:
             return StorageFault(f"{error.filename or 'a file'}: {os.strerror(error.errno)}; {REMEDY}")
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             what = str(error).partition("\n")[0] or "no memory is left"
             return OutOfMemory(f"{what}; {LESS_MEMORY}")
         error = error.__cause__
     return error
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if not isinstance(error, RuntimeError):
-        return isinstance(error, MemoryError)
-    from ups.training.update import is_out_of_memory
-
-    return is_out_of_memory(error)
 
 
 def _defect(error: BaseException) -> Fault:

@@ -12,9 +12,9 @@ from tests.contents import expect_one_line
 from ups.data import sources
 from ups.data.published import read_published_files
 from ups.data.sources import ChecksumCache, list_files, simulate_files
-from ups.errors import ConfigFault, DataFault
+from ups.errors import ConfigFault, DataFault, Locked
 from ups.files import NAME as PLAIN
-from ups.files import digest_of, read_json
+from ups.files import digest_of, only_writer, read_json
 
 NAME = "1D_Advection_Sols_beta0.4.hdf5"
 RECIPE: dict[str, Any] = {
@@ -75,6 +75,33 @@ def test_lost_file_is_simulated_again(tmp_path: Path):
     (tmp_path / NAME).unlink()
     assert simulated(tmp_path, RECIPE) == entry
     assert digest_of(tmp_path / NAME, "md5") == entry["md5"]
+
+
+def test_only_one_process_simulates_into_a_folder(tmp_path: Path):
+    """Another one is refused in one line while files are missing, and needs no lock once they are there."""
+    with only_writer(tmp_path / "simulated.json"):
+        with pytest.raises(Locked, match="another process writes .*simulated.json; wait for it or stop it"):
+            simulated(tmp_path, RECIPE)
+        assert not (tmp_path / NAME).exists()
+    entry = simulated(tmp_path, RECIPE)
+    with only_writer(tmp_path / "simulated.json"):
+        assert simulated(tmp_path, RECIPE) == entry
+
+
+def test_a_file_that_changes_while_its_sum_is_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The sum of what was there before must not count for what is there now."""
+    simulated(tmp_path / "raw", RECIPE)
+
+    def grow(path: Path) -> str:
+        before = digest_of(path, "md5")
+        with path.open("ab") as file:
+            file.write(b"more")
+        return before
+
+    monkeypatch.setattr(sources, "md5_of", grow)
+    with pytest.raises(DataFault, match="it changes while it is read; wait until it is complete"):
+        list_files(tmp_path / "raw", tmp_path / "checksums.json")
+    assert not (tmp_path / "checksums.json").exists()
 
 
 def test_duplicates_are_refused(tmp_path: Path):

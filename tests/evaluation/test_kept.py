@@ -91,6 +91,19 @@ def test_a_scaled_truth_has_the_error_of_its_scale(tmp_path: Path):
         assert (record["method"], record["horizon"]) == (Path(name).stem, "rollout")
 
 
+def test_the_truth_may_be_a_folder(tmp_path: Path):
+    """A zarr store is a folder: it is scored against as the file with the same values is."""
+    truth = write_file(tmp_path, "advection_1d", count=4, grid=(32,))
+    dataset = inspect_file(truth)
+    with h5py.File(truth) as file:
+        u, x, t = file["tensor"][:], file["x-coordinate"][:], file["t-coordinate"][: len(dataset.times)]
+    store = tmp_path / "advection.zarr"
+    zarr.save_group(str(store), u=u, x=x, t=t)
+    zarr.open_group(store).attrs.update({"family": "advection_1d"} | dataset.parameters)
+    np.save(tmp_path / "scaled.npy", 1.1 * u[:, :, None])
+    assert error_of(score(tmp_path / "scaled.npy", store))["value"] == pytest.approx(0.1, rel=1e-4)
+
+
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_the_truth_itself_has_no_error(family: str, tmp_path: Path):
     """The fields of a file, as an array per field, agree with PDEBench's layout of every family."""

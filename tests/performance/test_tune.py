@@ -22,9 +22,8 @@ from ups.pipelines.performance import tune_diffusion, tune_operator, tune_steady
 from ups.runs import processes
 from ups.runs.launcher import train_stage
 from ups.runs.machine import with_tuned_micro_batch
-from ups.runs.processes import free_memory_bytes
+from ups.runs.processes import free_memory_bytes, is_out_of_memory
 from ups.runs.run import RESULT
-from ups.training.update import is_out_of_memory
 
 CPU = torch.device("cpu")
 MEBIBYTE = 2**20

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ups.runs import processes
-from ups.runs.processes import free_memory_bytes, release_memory
+from ups.runs.processes import free_memory_bytes, is_out_of_memory, release_memory, use_whole_float32
 
 BLOCK, NUM_BLOCKS = 100_000, 2_000  # bytes: smaller than what glibc maps, and gives back, one by one
 
@@ -68,3 +68,27 @@ def test_without_cgroups_the_memory_of_the_machine_is_free(tmp_path: Path, monke
     monkeypatch.setattr(processes, "CGROUPS", tmp_path / "groups")
     monkeypatch.setattr(processes, "OWN_CGROUP", tmp_path / "own")
     assert free_memory_bytes(torch.device("cpu")) > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), True),
+        (RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_failed_allocations_are_recognized(error: Exception, expected: bool):
+    """Those of torch, and of the libraries it calls, which have no type of their own."""
+    assert is_out_of_memory(error) == expected
+
+
+def test_convolutions_on_gpus_are_not_rounded():
+    """As products of matrices are not by default."""
+    use_whole_float32()
+    assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32

@@ -78,6 +78,7 @@ def test_deterministic_matrix_products(deterministic: bool, tmp_path: Path):
 
 def test_settings_of_nccl_reach_its_processes(tmp_path: Path):
     """A setting, which may be a number, becomes an environment variable, and one of the interface wins over ours."""
+    assert environment(launched(), tmp_path, "eth1")["NCCL_SOCKET_IFNAME"] == "=eth1"  # and not eth10
     asked = {"NCCL_IB_DISABLE": 1, "NCCL_SOCKET_IFNAME": "^docker0"}
     variables = environment(launched(nccl=asked), tmp_path, "lo")
     found = {name: value for name, value in variables.items() if name.startswith("NCCL_")}

@@ -14,6 +14,7 @@ from scipy.io import netcdf_file
 from tests.untrained import make_loadable
 from ups.data import field_stores
 from ups.data.field_files import open_fields
+from ups.data.field_output import Content, structure_of
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import find_datasets
 from ups.errors import ConfigFault, DataFault
@@ -245,3 +246,11 @@ def test_netcdf_axes_have_names(root: Path, model: Model, tmp_path: Path):
     with h5py.File(tmp_path / "out.nc") as file:
         scales = [dim[0].name for dim in file["v"].dims]
         assert scales == ["/trajectory", "/time", "/x", "/y"] and file["v"].shape[1] == len(file["time"])
+
+
+def test_more_than_ten_thousand_groups_stay_in_order(tmp_path: Path):
+    """Readers sort groups by name: 1001 must not come after 10009."""
+    family = FAMILIES["diffusion_sorption_1d"]
+    content = Content(family, (), 10_010, None, (0.0, 1.0), (4,), (1.0,), {}, {}, (1, 1))
+    names = list(structure_of(content, tmp_path / "out.h5").written)
+    assert len(names) == 10_010 and names == sorted(names)

@@ -143,7 +143,8 @@ def _groups(content: Content) -> Structure:
     """Layout `groups`: one group per trajectory with `data` (T, *grid, C), in which x and y may be swapped."""
     family = content.family
     grid = content.grid[::-1] if family.stored_yx else content.grid
-    names = [f"{row:04d}" for row in range(content.count)]
+    digits = max(4, len(str(content.count - 1)))  # readers sort by name
+    names = [f"{row:0{digits}d}" for row in range(content.count)]
     written = dict.fromkeys([f"{name}/data" for name in names], (len(content.times), *grid, len(family.fields)))
     coordinates = content.centres | {"t": np.array(content.times)}
     known = {f"{name}/grid/{axis}": _float32(values) for name in names for axis, values in coordinates.items()}

@@ -17,11 +17,10 @@ from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
-from filelock import Timeout
 
 from ups.data.field_output import Arrays, Content, Place, Structure, structure_of
-from ups.errors import ConfigFault, Locked, StorageFault
-from ups.files import private_lock, publish, read_json, storage_faults, write_json
+from ups.errors import ConfigFault, StorageFault
+from ups.files import only_writer, publish, read_json, storage_faults, write_json
 
 REQUEST = "request"  # attribute with the digest of all that the values depend on
 
@@ -86,10 +85,10 @@ def resumable(path: Path, content: Content, request: str) -> Iterator[Output]:
     if path.exists():
         raise ConfigFault(f"{path} exists: delete it, or choose another name")
     part, record = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.json")
-    with storage_faults(path), _lock(path):
+    with storage_faults(path), only_writer(path):
         output = Output(structure, record, request, _done(part, record, request))
         if output.done == 0:
-            _expect_space(path.parent, content.num_bytes)
+            _expect_space(path.parent, content.num_bytes * (2 if path.suffix == ".npz" else 1))  # see `_finish`
             record.unlink(missing_ok=True)  # before the file changes that it is about
             _create(part, path.suffix, structure)
             output.complete(0)
@@ -97,21 +96,6 @@ def resumable(path: Path, content: Content, request: str) -> Iterator[Output]:
             yield output
         _finish(part, path)
         record.unlink()
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = private_lock(path.with_name(f".{path.name}.lock"), timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise Locked(f"another process writes {path}; wait for it or stop it") from None
-    try:
-        yield
-    finally:
-        Path(lock.lock_file).unlink()
-        lock.release()
 
 
 def _done(part: Path, record: Path, request: str) -> int:
@@ -209,7 +193,7 @@ def _opened(output: Output, part: Path, suffix: str) -> Iterator[None]:
 
 
 def _finish(part: Path, path: Path) -> None:
-    """Give the complete file its name."""
+    """Give the complete file its name; an npz file is a copy of its members."""
     if path.suffix != ".npz":
         part.rename(path)
         return

@@ -24,13 +24,13 @@ import google_crc32c
 import numpy as np
 
 from ups.errors import DataFault
-from ups.files import open_plain, plain, publish
+from ups.files import allow_open_files, open_plain, plain, publish
 
 SHARD_BYTES = 2**26
 LARGE_SNAPSHOT_BYTES = 2**20  # larger snapshots are pieces of their own
 COMPRESSED_PIECE_BYTES = 2**16  # of smaller ones compression saves less
 CHECKSUM_BYTES, CHECKSUM_BLOCK = 4, 2**20
-MAX_OPEN_SHARDS = 128  # files that a process keeps open of each array; systems allow 1024 in all
+MAX_OPEN_SHARDS = 128  # files that a process keeps open of each array
 MAX_MULTIPLE = 2**24  # larger multiples of the scale are not exact in float32
 NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)  # to write to
 MISSING = 2**64 - 1  # zarr's offset of a piece that does not exist
@@ -180,6 +180,7 @@ class LatentArray:
 
     def __init__(self, array: Path, layout: Layout) -> None:
         self.array, self.layout = array, layout
+        allow_open_files()
         self._open = lru_cache(MAX_OPEN_SHARDS)(self._open_shard)
         self._verified: np.ndarray | None = None
 

@@ -20,7 +20,7 @@ from ups.data.published import refuse_outdated_md5
 from ups.data.remote import identify
 from ups.data.trajectories import find_files
 from ups.errors import ConfigFault, DataFault
-from ups.files import digest_of, is_remote, read_json, write_json
+from ups.files import digest_of, is_remote, only_writer, read_json, write_json
 
 Files = dict[str, dict[str, Any]]
 """File name relative to the raw folder -> {"bytes", "md5", "family"}."""
@@ -50,6 +50,9 @@ def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, a
     """Simulate the files that `folder` lacks; a recipe has the arguments of `simulate`, `identity` names the solvers.
 
     `simulated.json` in `folder` records recipe and identity of each file: a file with another record is simulated anew.
+
+    Raises:
+        Locked: another process simulates files into this folder.
     """
     from ups.data.simulate import files_of, simulate
 
@@ -58,17 +61,31 @@ def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, a
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigFault(f"simulate.datasets names {', '.join(twice)} twice: give each dataset its own parameters")
-    known = read_json(folder / SIMULATED, dict[str, Simulated]) if (folder / SIMULATED).is_file() else {}
-    for name, recipe in calls:
-        path, record = folder / name, known.get(name)
-        made_by = {"recipe": recipe, "identity": identity, "family": FAMILIES[recipe["family"]].digest}
-        is_there = path.is_file() and record is not None and path.stat().st_size == record.bytes
-        if not is_there or record.made_by != made_by:
-            simulate(path, **recipe, advance=advance)
-            known[name] = Simulated(made_by, path.stat().st_size, digest_of(path, "md5"))
-            write_json(folder / SIMULATED, {name: asdict(record) for name, record in known.items()})
+    known = _simulated(folder)
+    if any(_is_missing(folder / name, known.get(name), _made_by(recipe, identity)) for name, recipe in calls):
+        with only_writer(folder / SIMULATED):
+            known = _simulated(folder)  # another process may have ended just now
+            for name, recipe in calls:
+                path, made_by = folder / name, _made_by(recipe, identity)
+                if _is_missing(path, known.get(name), made_by):
+                    simulate(path, **recipe, advance=advance)
+                    known[name] = Simulated(made_by, path.stat().st_size, digest_of(path, "md5"))
+                    write_json(folder / SIMULATED, {name: asdict(record) for name, record in known.items()})
     families = {name: recipe["family"] for name, recipe in calls}
     return {name: _entry(known[name].bytes, known[name].md5, families[name]) for name in names}
+
+
+def _simulated(folder: Path) -> dict[str, Simulated]:
+    return read_json(folder / SIMULATED, dict[str, Simulated]) if (folder / SIMULATED).is_file() else {}
+
+
+def _made_by(recipe: dict[str, Any], identity: str) -> dict[str, Any]:
+    return {"recipe": recipe, "identity": identity, "family": FAMILIES[recipe["family"]].digest}
+
+
+def _is_missing(path: Path, record: Simulated | None, made_by: dict[str, Any]) -> bool:
+    is_there = path.is_file() and record is not None and path.stat().st_size == record.bytes
+    return not is_there or record.made_by != made_by
 
 
 def download_files(
@@ -169,7 +186,9 @@ def list_files(folder: Path, checksum_file: Path) -> Files:
         path = folder / name
         num_bytes, md5 = identify(path) if is_remote(path) else (stamp(path)[0], checksums.find(path))
         if md5 is None:
-            md5 = _md5_of(path)
+            before, md5 = stamp(path), md5_of(path)
+            if stamp(path) != before:
+                raise DataFault(f"{path}: it changes while it is read; wait until it is complete")
             checksums.add(path, md5)
         refuse_outdated_md5(path, md5)
         files[name] = _entry(num_bytes, md5, family)
@@ -188,7 +207,7 @@ def find_families(folder: Path, known: list[Family]) -> dict[str, str]:
     return found["families"]
 
 
-def _md5_of(path: Path) -> str:
+def md5_of(path: Path) -> str:
     """MD5 of a file; of a folder that of the names and MD5 of its files."""
     if path.is_file():
         return digest_of(path, "md5")

@@ -19,6 +19,7 @@ from ups.data.inspection import inspect
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.samples import domains
+from ups.data.sources import md5_of
 from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault
 from ups.evaluation.entries import Described, scored_trajectories
@@ -27,7 +28,6 @@ from ups.evaluation.parts import score_sets
 from ups.evaluation.predictions import Batch, Compute, Predicted, Slab, plain_method
 from ups.evaluation.records import records_of_method
 from ups.evaluation.scores import TrajectorySet, held_out, score_batch, suite_of
-from ups.files import digest_of
 from ups.models.baselines import grid_model
 from ups.models.codec import Codec, FieldGroup, codec_from, group_name
 from ups.models.sizes import Domain
@@ -153,7 +153,7 @@ def score_predictions(
                 predictor = partial(_read_slab, file, method, start, compute.device)
                 score_batch(_no_latents, batch, [predictor], {(method, "rollout"): suite})
     mode = {} if origin.mode is None else {"mode": origin.mode}
-    md5 = {name: digest_of(truth.parent / name, "md5") for name in dataset.files}
+    md5 = {name: md5_of(truth.parent / name) for name in dataset.files}
     return {
         "method": method,
         "dataset": dataset.name,
@@ -170,9 +170,9 @@ def _test_split(root: Path, truth: Path) -> tuple[Dataset, list[int]]:
     files = {file: name for name, entry in found.datasets.items() for file in entry["files"]}
     if truth.name not in files:
         raise file_fault(truth, f"is no file of {root}", f"choose one of {', '.join(files)}")
-    if not truth.is_file():
+    if not truth.exists():
         raise file_fault(truth, "no such file", f"name the file of the run in {root}")
-    if found.sources[truth.name].md5 != digest_of(truth, "md5"):
+    if found.sources[truth.name].md5 != md5_of(truth):
         raise file_fault(truth, f"has another content than in {root}", "name the file of that run")
     name = files[truth.name]
     return Dataset.from_json(found.datasets[name]), found.splits[name]["test"]

@@ -1,4 +1,4 @@
-"""Values of patches on the grid, and the Fourier modes of its axes as matrices."""
+"""Values of patches on the grid, fields on another grid, and the Fourier modes of its axes as matrices."""
 
 from collections.abc import Sequence
 
@@ -41,6 +41,38 @@ def along_axes(u: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     for matrix in reversed(matrices):  # each product has its axis last, and moves it to the front
         u = (u @ matrix.mT.to(u.dtype)).movedim(-1, 2)
     return u
+
+
+def resampled(u: Tensor, grid: tuple[int, ...], boundary: tuple[str, ...]) -> Tensor:
+    """Fields (..., *n) of cell values on another `grid` of the same domain; `boundary` has the condition of each axis.
+
+    Along an axis with fewer points they are averages over the new cells, which keeps integrals; along an axis with more
+    points they are interpolated linearly, at ends that are not periodic constantly.
+    """
+    for axis, (new, condition) in enumerate(zip(grid, boundary, strict=True), start=u.ndim - len(grid)):
+        old = u.shape[axis]
+        if new != old:
+            weights = _averaging(old, new) if new < old else _interpolation(old, new, condition == "periodic")
+            u = torch.tensordot(u, weights.to(u), dims=([axis], [1])).movedim(-1, axis)
+    return u
+
+
+def _averaging(old: int, new: int) -> Tensor:
+    """Weights (new, old) of the mean over each new cell: the share of it that an old cell covers."""
+    edges, new_edges = torch.arange(old + 1) * new, torch.arange(new + 1) * old  # of a domain of old * new units
+    start = torch.maximum(edges[:-1], new_edges[:-1, None])
+    stop = torch.minimum(edges[1:], new_edges[1:, None])
+    return (stop - start).clamp(min=0).double() / old
+
+
+def _interpolation(old: int, new: int, periodic: bool) -> Tensor:
+    """Weights (new, old) of the linear interpolation between the two old cell centres beside each new one."""
+    place = (torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5
+    left = place.floor()
+    neighbours = torch.stack([left, left + 1], 1).long()
+    neighbours = neighbours % old if periodic else neighbours.clamp(0, old - 1)
+    shares = torch.stack([1 - (place - left), place - left], 1)
+    return torch.zeros(new, old, dtype=torch.float64).scatter_add(1, neighbours, shares)
 
 
 @constant

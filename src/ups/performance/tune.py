@@ -1,6 +1,6 @@
 """Worker of `kedro run --pipeline tune`: the largest micro-batch of a stage that fits into memory."""
 
-from ups.runs.processes import die_with_parent, memory_bytes
+from ups.runs.processes import die_with_parent, is_out_of_memory, memory_bytes
 
 if __name__ == "__main__":
     die_with_parent()
@@ -25,7 +25,7 @@ from ups.training.batches import Batches, Share
 from ups.training.distributed import Ranks
 from ups.training.injection import Injection
 from ups.training.stage import Stage
-from ups.training.update import Update, is_out_of_memory
+from ups.training.update import Update
 from ups.training.worker import main
 
 log = logging.getLogger(__name__)

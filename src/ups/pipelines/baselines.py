@@ -21,7 +21,7 @@ from ups.pipelines.evaluation import SURROGATE, trained_stages
 from ups.pipelines.reporting import JUDGE, OF_BASELINES, REPORT, judge, report
 from ups.pipelines.training import encode_latents
 from ups.runs.launcher import train_stage
-from ups.runs.machine import device, limit_threads
+from ups.runs.machine import compute_as_in_training, device
 from ups.runs.run import Run, last_validation
 from ups.runs.stage_cache import Receipt, trained_receipts
 
@@ -197,7 +197,7 @@ def evaluate_baselines(
     from ups.evaluation.entries import with_digests
     from ups.evaluation.external import score_baselines
 
-    limit_threads(launch)
+    compute_as_in_training(launch)
     inputs, module = {"fields": fields, "identity_codec": identity_codec, **baselines}, "ups.evaluation.external"
     cache = LatentCache.open(place_of(data_root, fields), fields["key"])
 

@@ -18,7 +18,7 @@ from ups.errors import ConfigFault, DataFault
 from ups.files import digest_of
 from ups.pipelines import step
 from ups.pipelines.evaluation import SURROGATE
-from ups.runs.machine import device, limit_threads
+from ups.runs.machine import compute_as_in_training, device
 from ups.runs.stage_cache import Receipt, fingerprint
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def predict(config: PredictConfig, launch: LaunchConfig, data_root: Path) -> dic
 
     if missing := [name for name in ("input", "family") if getattr(config, name) is None]:
         raise ConfigFault(f"predict.{missing[0]} is missing: --params predict.input=FILE,predict.family=NAME,...")
-    limit_threads(launch)
+    compute_as_in_training(launch)
     source = Path(config.input).resolve()
     default = data_root / "07_model_output" / "predictions" / f"{source.stem}.zarr"
     target = default if config.output is None else Path(config.output).resolve()

@@ -13,7 +13,7 @@ from ups.data.sources import find_families, list_files
 from ups.files import place_of
 from ups.pipelines import STAGES, cached, reporting, step
 from ups.pipelines.reporting import steady_by_family
-from ups.runs.machine import device, limit_threads
+from ups.runs.machine import compute_as_in_training, device
 from ups.runs.progress import ProgressBar
 from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, trained_receipts
@@ -67,7 +67,7 @@ def trained_stages(inputs: dict[str, Receipt], launch: LaunchConfig, data_root: 
     """
     from ups.surrogate.trained import Trained
 
-    limit_threads(launch)
+    compute_as_in_training(launch)
     stages = {name: receipt for name, receipt in inputs.items() if name != "latent_cache"}
     return Trained(inputs["latent_cache"], trained_receipts(stages), data_root)
 
@@ -269,7 +269,7 @@ def compare_by_protocol(
     from ups.evaluation.protocol import protocol_text, score_protocol
     from ups.evaluation.scores import held_out
 
-    limit_threads(launch)
+    compute_as_in_training(launch)
     inputs = {"latent_cache": latent_cache, **stages}
     trained, compute, records = trained_stages(inputs, launch, data_root), Compute.of(launch), []
     cache, surrogate = trained.cache(), trained.surrogate(compute.device)

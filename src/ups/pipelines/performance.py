@@ -183,7 +183,7 @@ def measure_speed(
 
     # One process, as in the reference setups; whole batches, because accumulation would change the measured time.
     launch = launch.model_copy(update=ALONE | {"micro_batch_tokens": None})
-    machine.limit_threads(launch)
+    machine.compute_as_in_training(launch)
     where, root = machine.training_device(launch, "operator", operator.precision), data_root / BENCHMARK
     section = operator.model_dump(mode="json")
     run = Run(root / "06_models/operator", "operator", "benchmark", section, data, launch, where, root, root / "01_raw")

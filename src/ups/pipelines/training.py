@@ -24,7 +24,7 @@ from ups.files import place_of
 from ups.pipelines import cached, step
 from ups.pipelines.reporting import some_of
 from ups.runs.launcher import train_stage
-from ups.runs.machine import device, limit_threads
+from ups.runs.machine import compute_as_in_training, device
 from ups.runs.progress import ProgressBar
 from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, trained_receipts, untrained_receipt
@@ -84,7 +84,7 @@ def encode_latents(
     from ups.training.distributed import Ranks
     from ups.training.inputs import encoder
 
-    limit_threads(launch)
+    compute_as_in_training(launch)
     launch = launch.model_copy(update={"num_nodes": 1, "rendezvous": None})
     inputs, options = {"datasets": datasets, "codec": codec}, config.of(dataset_families(datasets))
 

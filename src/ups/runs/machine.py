@@ -19,7 +19,7 @@ from pydantic import PositiveInt
 from ups.config import LaunchConfig
 from ups.errors import ConfigFault
 from ups.files import read_json, write_json
-from ups.runs.processes import now
+from ups.runs.processes import now, use_whole_float32
 
 if TYPE_CHECKING:
     import torch
@@ -102,11 +102,12 @@ def float8_needs(num_gpus: int) -> str | None:
     return None if find_spec("torchao") else "the extra: pip install -e '.[float8]'"
 
 
-def limit_threads(launch: LaunchConfig) -> None:
-    """Let torch use as many threads in this process as in a training process."""
+def compute_as_in_training(launch: LaunchConfig) -> None:
+    """Let torch use as many threads in this process, and as precise convolutions, as in a training process."""
     import torch
 
     torch.set_num_threads(launch.threads_per_process or os.cpu_count() or 1)
+    use_whole_float32()
 
 
 def with_tuned_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: Path) -> LaunchConfig:

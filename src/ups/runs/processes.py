@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of version 2
 GIGABYTE = 10**9
+OUT_OF_MEMORY_MESSAGES = (
+    *("DefaultCPUAllocator", "could not create a primitive"),  # of oneDNN
+    *(
+        "OutOfMemoryError",
+        "out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "CUFFT_ALLOC_FAILED",
+    ),
+)
 MATMUL_SIZE, MATMUL_REPEATS = {"cpu": 512, "cuda": 8192}, 5  # milliseconds, yet near the peak of the device
 
 
@@ -43,6 +53,24 @@ def release_memory() -> None:
     """Give freed memory back to the system: glibc keeps it, on top of what the next step may use."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: in Python, in torch on a CPU or GPU, or in a library that torch calls."""
+    if not isinstance(error, RuntimeError):
+        return isinstance(error, MemoryError)
+    return any(message in f"{type(error).__name__}: {error}" for message in OUT_OF_MEMORY_MESSAGES)
+
+
+def use_whole_float32() -> None:
+    """Have convolutions on a GPU multiply in float32: by default torch rounds their operands to 11 bits (TF32).
+
+    Products of matrices are not rounded by default, so that models of different layers would be compared in different
+    precision.
+    """
+    import torch
+
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def memory_bytes(launch: "LaunchConfig", device: "torch.device") -> int:

@@ -96,7 +96,8 @@ def environment(launch: LaunchConfig, data_root: Path, interface: str) -> dict[s
     """
     threads = launch.threads_per_process or max(1, (os.cpu_count() or 1) // launch.num_processes)
     variables = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "HDF5_PLUGIN_PATH": ""}
-    variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | launch.nccl
+    # NCCL takes a name without "=" as the beginning of several.
+    variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} | launch.nccl
     variables |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # or torchrun opens a store on all addresses
     variables |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if launch.deterministic else {}  # torch refuses to run without
     for name, folder in COMPILER_CACHES.items():

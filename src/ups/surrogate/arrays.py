@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ups.data.families import Dataset, Family
 from ups.data.pdebench import FAMILIES
@@ -257,19 +256,6 @@ def labelled(
     return xarray.Dataset(
         variables, coordinates | form.coordinates, {"family": family.name, "equation": family.equation}
     )
-
-
-def resampled(u: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Fields (..., *n) of cell values on another `grid` of the same domain.
-
-    Along an axis with fewer points they are averages over the new cells, which keeps integrals; along an axis with more
-    points they are interpolated linearly, at the ends constantly.
-    """
-    lead, before = u.shape[: -len(grid)], u.shape[-len(grid) :]
-    u = u.reshape(1, -1, *before)
-    u = functional.interpolate(u, tuple(map(min, before, grid)), mode="area")
-    mode = ("linear", "bilinear", "trilinear")[len(grid) - 1]
-    return functional.interpolate(u, grid, mode=mode, align_corners=False).reshape(*lead, *grid)
 
 
 def per_trajectory(values: Mapping[str, Any], batch: int, device: torch.device) -> dict[str, Tensor]:

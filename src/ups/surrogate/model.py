@@ -15,8 +15,9 @@ from torch import Tensor
 from ups.diffusion import antithetic
 from ups.errors import ConfigFault, DataFault
 from ups.models.codec import FieldGroup, group_name
+from ups.models.grid import resampled
 from ups.surrogate import bundle
-from ups.surrogate.arrays import Array, Form, as_given, find_device, labelled, resampled
+from ups.surrogate.arrays import Array, Form, as_given, find_device, labelled
 from ups.surrogate.coverage import Coverage
 from ups.surrogate.problem import FamilyCard, Problem, find_family, pose, why_outside
 from ups.surrogate.results import NO_ENSEMBLES, Description, Ensemble, card_text, describe, stacked
@@ -211,14 +212,14 @@ class Model:
 
     def advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
         """Snapshots (M, B, C, *grid), from the initial state on; of steady families the solution alone."""
-        name, grid, count = problem.card.name, problem.card.grid, members or 1
+        name, grid, boundary, count = problem.card.name, problem.card.grid, problem.dataset.boundary, members or 1
         surrogate = replace(self.surrogate, max_tokens=MAX_TOKENS)
         z_c = None
         if problem.coefficients is not None:
-            z_c = surrogate.encode(resampled(problem.coefficients, grid), name, "coefficients")
+            z_c = surrogate.encode(resampled(problem.coefficients, grid, boundary), name, "coefficients")
         if problem.u_0 is not None:
             yield problem.u_0.expand(count, *problem.u_0.shape)
-            z = surrogate.encode(resampled(problem.u_0, grid), name)
+            z = surrogate.encode(resampled(problem.u_0, grid, boundary), name)
         else:
             z = _no_state(surrogate.codec.groups[group_name(name, "fields")], problem)
         setting = problem.setting(z_c, z).repeated(count)
@@ -226,7 +227,7 @@ class Model:
         states = islice(rollout_steps(step, z.repeat(count, 1, 1)), steps * problem.substeps)
         for z in islice(states, problem.substeps - 1, None, problem.substeps):
             u = surrogate.decode(z, name).unflatten(0, (count, -1))
-            yield resampled(u, problem.dataset.grid)
+            yield resampled(u, problem.dataset.grid, boundary)
 
     def _corrector(self, family: str) -> str | None:
         corrections = self.surrogate.corrections

@@ -20,9 +20,11 @@ import torch
 from ups.data.pdebench import FAMILIES
 from ups.errors import Fault
 from ups.files import plain, write_json
+from ups.runs.processes import is_out_of_memory, use_whole_float32
 from ups.runs.run import Run
 from ups.training.distributed import Ranks, is_lost_peer, with_agreed_memory
 
+LESS_MEMORY = "use fewer processes, or set launch.micro_batch_tokens"
 COLLECTIVE_EXTRA_SECONDS = 10
 """Added to the launcher's time-out in collectives: the launcher can tell which rank hangs, the waiting ranks cannot."""
 
@@ -41,6 +43,7 @@ def run_rank(work: Callable[[Run, Ranks], object]) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(message)s")
     torch.use_deterministic_algorithms(run.launch.deterministic)
+    use_whole_float32()
     ranks = Ranks.join(run.device, run.launch.timeout_seconds + COLLECTIVE_EXTRA_SECONDS)
     work(with_agreed_memory(run, ranks), ranks)
     _exit(0)
@@ -53,8 +56,9 @@ def _report_and_exit(
     code = Fault.exit_code
     if isinstance(error, Fault):
         report, code = {"kind": kind.__name__, "what": str(error), "details": vars(error)}, error.exit_code
-    elif isinstance(error, MemoryError):
-        report = {"kind": "OutOfMemory", "what": f"rank {rank} got no memory: {error}; use fewer processes"}
+    elif is_out_of_memory(error):
+        what = str(error).partition("\n")[0]
+        report = {"kind": "OutOfMemory", "what": f"rank {rank} got no memory: {what}; {LESS_MEMORY}"}
     elif is_lost_peer(error):
         report = {"kind": "LostPeer", "what": str(error)}
     else:

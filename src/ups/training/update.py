@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ups.config.training import FLOAT8_MULTIPLE, TrainingSection
 from ups.errors import ConfigFault, OutOfMemory
 from ups.models.blocks import Blocks
+from ups.runs.processes import is_out_of_memory
 from ups.runs.run import Run
 from ups.training import parallel
 from ups.training.batches import MicroBatch, Share
@@ -28,15 +29,9 @@ from ups.training.stage import Stage
 
 log = logging.getLogger(__name__)
 
-OUT_OF_MEMORY_MESSAGES = ("DefaultCPUAllocator", "could not create a primitive")
 MAX_COMPILED_SHAPES = 64  # of a block: one graph per batch shape and set of boundaries
 CHECKED_STEPS = 3  # in which gradients are compared between ranks: a wrong exchange shows in the first steps
 SETTLED_STEPS = 100  # over which the gradient norm is averaged before a spike can be recognized
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocation failed: `torch.OutOfMemoryError`, or a RuntimeError of the CPU allocator or oneDNN."""
-    return isinstance(error, torch.OutOfMemoryError) or any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)
 
 
 def compile_blocks(model: nn.Module, mode: str | None = None) -> None:
@@ -79,14 +74,15 @@ def convert_to_float8(model: nn.Module, device: torch.device) -> None:
 @cache  # a process may have many models, and each probe is another graph of one function, of which torch allows few
 def why_not_compiled(device: torch.device) -> str | None:
     """The reason why `torch.compile` does not work on this machine (no C++ compiler, for example), or None."""
-    from torch._dynamo.exc import BackendCompilerFailed
+    from torch._dynamo.exc import ShortenTraceback
 
     now = time.time_ns()  # makes the function new: a cached one would hide that the compiler is missing
     probe = torch.compile(lambda x: x + now, fullgraph=True, dynamic=False)
     try:
         probe(torch.zeros(64, device=device))
-    except BackendCompilerFailed as error:
-        return f"{type(error.inner_exception).__name__}: {error.inner_exception}".splitlines()[0]
+    except ShortenTraceback as error:  # of the compiler, or of Triton itself
+        reason = getattr(error, "inner_exception", error)
+        return f"{type(reason).__name__}: {reason}".splitlines()[0]
     return None
 
 

@@ -53,14 +53,14 @@ class Residuals:
         Measured on validation samples, because residuals of training samples are too small where the model overfits;
         the median, because a mean would be dominated by the few samples on which the model fails.
         """
-        denoiser = stage.model
+        denoiser, device = stage.model, torch.device(run.device)
         for family, samples in fixed_batches(stage.valid.num_samples, stage.batch_sizes(config)):
             found = []
             for part in np.array_split(samples, math.ceil(len(samples) / micro_batch_size(stage, family, run))):
-                batch = stage.valid.load(family, part)
+                batch = stage.valid.load(family, part).to(device)
                 prediction = self._predict(batch)
                 found.append(field_rms((batch.z_next - prediction.z_pred) / prediction.change_rms, family))
-            rms = torch.cat(found).median(0).values.clamp(min=SMALLEST_RESIDUAL)
+            rms = torch.cat(found).median(0).values.clamp(min=SMALLEST_RESIDUAL).cpu()
             row, channels = row_of(denoiser.rows, family), batch.z.shape[-1]
             denoiser.residual_rms[row, :channels] = rms.repeat_interleave(channels // len(rms))
 
