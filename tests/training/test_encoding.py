@@ -7,8 +7,9 @@ import pytest
 
 from tests.training.jobs import launched
 from ups.config import LatentsConfig
-from ups.errors import LostWorker
+from ups.errors import LostWorker, StorageFault
 from ups.files import read_json
+from ups.pipelines import training
 from ups.pipelines.training import encode_latents
 from ups.training import encoding
 
@@ -48,6 +49,16 @@ def test_a_cache_belongs_to_the_tolerances_of_its_families(root: Path):
     }
     assert {scale for family, scale in scales if family == "darcy_2d"} == {2.0**-5}
     assert {scale for family, scale in scales if family != "darcy_2d"} == {2.0**-9}
+
+
+def test_latents_need_room_beside_those_of_former_codecs(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """What has been written for another fingerprint is no part of them; what is there already needs no more room."""
+    assert _contents(_encode(root, 1))
+    monkeypatch.setattr(training, "free_disk_bytes", lambda folder: 0)
+    inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
+    other = LatentsConfig(tolerance={"default": 1e-5}, on_disk=True)
+    with pytest.raises(StorageFault, match="latents need .* more, 0 bytes are free; delete older latents"):
+        encode_latents(*inputs, other, launched(num_processes=1), root / "01_raw", root)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import logging
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline
 
@@ -19,7 +19,9 @@ from ups.config import (
     SteadyConfig,
 )
 from ups.config.training import TrainingSection
-from ups.errors import GateFailed
+from ups.data.estimate import bytes_per_value, readable
+from ups.data.plan import free_disk_bytes
+from ups.errors import GateFailed, StorageFault
 from ups.files import place_of
 from ups.pipelines import cached, step
 from ups.pipelines.reporting import some_of
@@ -29,6 +31,9 @@ from ups.runs.progress import ProgressBar
 from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, trained_receipts, untrained_receipt
 from ups.runs.torchrun import run_query
+
+if TYPE_CHECKING:
+    from ups.data.encoding import Encoding
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +98,7 @@ def encode_latents(
         run = Run(folder, "encode_latents", "", options, inputs, launch, where, data_root, raw)
         cache, model = encoding.prepare(run)
         encoding.check_store(cache, model, run)
+        check_room(cache, options["tolerance"])
         with ProgressBar("encode_latents", len(cache.shards), "shards") as bar:
             if launch.num_processes > 1:
                 run_query(encoding.MODULE, run, {}, lambda: bar.reach(encoding.count_shards(cache)))
@@ -103,6 +109,22 @@ def encode_latents(
 
     key = inputs | {"options": options}
     return cached("encode_latents", data_root, "04_feature/latents", "ups.training.encoding", None, key)(encode)
+
+
+def check_room(cache: "Encoding", tolerances: dict[str, float | None]) -> None:
+    """Check that the latents that are not encoded yet fit onto the disk, beside those that former codecs have left.
+
+    Raises:
+        StorageFault: they do not.
+    """
+    if cache.on_disk:
+        families = {name: dataset.family for name, dataset in cache.datasets.items()}
+        sizes = {key: math.prod(layout.shape) for key, layout in cache.layouts.items()}
+        needed = sum(size * bytes_per_value(tolerances[families[name]]) for (name, _), size in sizes.items())
+        written = sum(path.stat().st_size for path in map(cache.path, cache.shards) if path.is_file())
+        if (missing := needed - written) > (free := free_disk_bytes(cache.folder)):
+            what = f"{cache.folder}: latents need {readable(missing)} more, {readable(free)} are free"
+            raise StorageFault(f"{what}; delete older latents beside this folder, or use less data (section subsample)")
 
 
 def dataset_families(datasets: Receipt) -> set[str]:
