@@ -129,6 +129,20 @@ def test_a_changed_file_is_copied_anew(tmp_path: Path):
         assert file.attrs["delta"] == 0.5 and (file["u"][:] == 2 * U).all()
 
 
+def test_an_older_chunk_of_equal_size_is_noticed(tmp_path: Path):
+    """A chunk that `rsync -a` replaces keeps the time that it has elsewhere, which may lie before all others."""
+    path = tmp_path / "named.zarr"
+    array = zarr.open_group(path, mode="w").create_array("u", data=U, chunks=(1, *U.shape[1:]), compressors=None)
+    with open_data(path) as file:
+        assert (file["u"][:] == U).all()
+    chunk = path / "u" / "c" / "1" / "0" / "0"
+    size = chunk.stat().st_size
+    array[1] = 2 * U[1]
+    os.utime(chunk, ns=(0, 0))
+    with open_data(path) as file:
+        assert chunk.stat().st_size == size and (file["u"][1] == 2 * U[1]).all()
+
+
 @contextmanager
 def without_rights() -> Iterator[None]:
     """Root has the rights of others, to whom folders may be closed."""

@@ -4,6 +4,7 @@ An npz archive has no partial reads, zarr and NetCDF 3 have none that are checke
 beside the file as `.NAME.hdf5`, and is made anew when size or time of the file change. NetCDF 4 is HDF5 already.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -59,9 +60,17 @@ def open_data(path: Path) -> h5py.File:
 
 
 def stamp(path: Path) -> tuple[int, int]:
-    """Size in bytes and time of modification in nanoseconds of a file, of a folder over all its files."""
-    statuses = [each.stat() for each in (files_in(path) if path.is_dir() else [path])]
-    return sum(status.st_size for status in statuses), max((status.st_mtime_ns for status in statuses), default=0)
+    """Size in bytes and time of modification in nanoseconds of a file.
+
+    Of a folder the size of all files, and a number that depends on the name, size and time of each of them.
+    """
+    if not path.is_dir():
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
+    statuses = {str(each.relative_to(path)): each.stat() for each in files_in(path)}
+    listed = [(name, status.st_size, status.st_mtime_ns) for name, status in statuses.items()]
+    digest = hashlib.sha256(repr(listed).encode()).digest()
+    return sum(size for _, size, _ in listed), int.from_bytes(digest[:7])
 
 
 def files_in(folder: Path) -> list[Path]:

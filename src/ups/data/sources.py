@@ -40,7 +40,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Checksum:
-    """A file in `checksums.json`; `stamp` is its size and its time of modification in nanoseconds."""
+    """A file in `checksums.json`; `stamp` is what `arrays.stamp` says of it."""
 
     stamp: tuple[int, int]
     md5: str
