@@ -4,11 +4,14 @@ import io
 import json
 import os
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import h5py
 import numpy as np
@@ -17,6 +20,7 @@ import zarr
 from scipy.io import netcdf_file
 
 from tests.data.own import DT, KDV, X, solve_kdv
+from ups.data import arrays
 from ups.data.arrays import open_data
 from ups.data.families import Families
 from ups.data.field_files import open_fields
@@ -24,6 +28,7 @@ from ups.data.inspection import inspect
 from ups.data.sources import list_files
 from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import DataFault, StorageFault
+from ups.files import publish
 
 DELTA = 0.1
 NOBODY = 65534
@@ -141,6 +146,40 @@ def test_an_older_chunk_of_equal_size_is_noticed(tmp_path: Path):
     os.utime(chunk, ns=(0, 0))
     with open_data(path) as file:
         assert chunk.stat().st_size == size and (file["u"][1] == 2 * U[1]).all()
+
+
+def test_what_a_killed_copy_has_left_is_deleted(tmp_path: Path):
+    """Its temporary file may have many GB; those of other files are left alone."""
+    path = write_npz(tmp_path)
+    left, other = (tmp_path / f"..{name}.npz.hdf5.0123456789abcdef.tmp" for name in ("named", "other"))
+    for each in (left, other, tmp_path / ".named.npz.hdf5.lock"):
+        each.touch()
+    open_data(path).close()
+    assert {each.name for each in tmp_path.iterdir()} == {path.name, ".named.npz.hdf5", other.name}
+
+
+def test_one_process_at_a_time_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The others wait, and use the copy that it has made."""
+    path, begun, goes_on, copied = write_npz(tmp_path), Event(), Event(), []
+
+    def wait(copy: Path) -> AbstractContextManager[Path]:
+        copied.append(copy)
+        begun.set()
+        assert goes_on.wait(60)
+        return publish(copy)
+
+    monkeypatch.setattr(arrays, "publish", wait)
+    monkeypatch.setattr(arrays, "POLL_SECONDS", 0.01)
+    with ThreadPoolExecutor(2) as pool:
+        opened = [pool.submit(open_data, path)]
+        assert begun.wait(60)
+        opened.append(pool.submit(open_data, path))
+        time.sleep(0.2)
+        assert not opened[1].done()
+        goes_on.set()
+        for each in opened:
+            each.result(60).close()
+    assert copied == [tmp_path / ".named.npz.hdf5"]
 
 
 @contextmanager

@@ -12,7 +12,9 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,13 @@ import numpy as np
 from ups.data import hdf5
 from ups.data.hdf5 import COPY_SUFFIX, file_fault, open_file
 from ups.errors import Fault, StorageFault
-from ups.files import publish
+from ups.files import private_lock, publish, storage_faults
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
 SUFFIXES = (*HDF5_SUFFIXES, ".nc", ".npz", ".zarr")
 STAMP = "ups_copy_of"  # attribute of a copy: size and time of modification of its origin
 BLOCK_BYTES = 2**26
+POLL_SECONDS = 0.5  # while another process copies; one that polls seldom stays below its limit of computing time
 MAX_AXES, MAX_ITEM_BYTES = 6, 16
 NETCDF_3 = b"CDF"
 MAX_METADATA_BYTES = 2**24  # of one array in zarr
@@ -98,14 +101,43 @@ def _starts_with(path: Path, signature: bytes) -> bool:
 
 def _copied(path: Path) -> Path:
     """The copy of a file as HDF5, made if there is none or the file has changed since."""
-    copy, origin = path.with_name(f".{path.name}{COPY_SUFFIX}"), str(stamp(path))
-    if copy.is_file():
-        with open_file(copy) as file:
-            if hdf5.read_label(file, STAMP) == origin:
-                return copy
+    copy = path.with_name(f".{path.name}{COPY_SUFFIX}")
+    if _is_copy(copy, path):
+        return copy
     if not os.access(path.parent, os.W_OK):
         what = f"{path}: its folder is not writable, where it is copied to HDF5 once"
         raise StorageFault(f"{what}; copy the folder, or {REMEDY}")
+    with _lock(copy):
+        if not _is_copy(copy, path):  # another process may have made it meanwhile
+            for leftover in copy.parent.glob(f".{escape(copy.name)}.*.tmp"):  # of killed processes
+                leftover.unlink(missing_ok=True)
+            _write_copy(path, copy)
+    return copy
+
+
+def _is_copy(copy: Path, path: Path) -> bool:
+    if not copy.is_file():
+        return False
+    with open_file(copy) as file:
+        return hdf5.read_label(file, STAMP) == str(stamp(path))
+
+
+@contextmanager
+def _lock(copy: Path) -> Iterator[None]:
+    """Let one process at a time make a copy, the others wait."""
+    path = copy.with_name(f"{copy.name}.lock")
+    lock = private_lock(path)
+    with storage_faults(path):
+        lock.acquire(poll_interval=POLL_SECONDS)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # before others can lock it: they notice, and make a new one
+        lock.release()
+
+
+def _write_copy(path: Path, copy: Path) -> None:
+    origin = str(stamp(path))
     arrays, numbers = _read_contents(path)
     try:
         with publish(copy) as temporary, h5py.File(temporary, "w") as file:
@@ -116,7 +148,6 @@ def _copied(path: Path) -> Path:
         raise
     except DAMAGE as error:  # names and texts that HDF5 does not have
         raise file_fault(path, f"cannot be copied to HDF5 ({error})", REMEDY) from error
-    return copy
 
 
 def _copy(path: Path, dataset: h5py.Dataset, array: StoredArray) -> None:
