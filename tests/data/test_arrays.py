@@ -182,6 +182,28 @@ def test_one_process_at_a_time_copies(tmp_path: Path, monkeypatch: pytest.Monkey
     assert copied == [tmp_path / ".named.npz.hdf5"]
 
 
+@pytest.mark.parametrize("shards", [None, (2, 4, 32)])
+def test_chunks_without_a_file_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, shards: tuple[int, ...] | None
+):
+    """Lost ones are read as zeros, and so are those of a field at rest, which zarr leaves out: the log says it."""
+    path = tmp_path / "named.zarr"
+    group = zarr.open_group(path, mode="w", attributes={"delta": DELTA, "family": "kdv_1d"})
+    group.create_array("u", data=np.concatenate([U, U, U])[:9], chunks=(1, 2, 16), shards=shards)
+    for name, values in {"x": X, "t": T}.items():
+        group.create_array(name, data=values)
+    assert list_files(tmp_path, tmp_path / "sums.json") and not caplog.messages
+    (path / "u" / "c" / "1" / "0" / "0").unlink()
+    list_files(tmp_path, tmp_path / "sums.json")
+    (told,) = caplog.messages
+    assert told.startswith(f"{path}: of 'u' chunks without a file, 1 in number, are read as 0: ") and "\n" not in told
+    caplog.clear()
+    for _ in range(2):
+        with open_fields(path, KDV) as file:
+            assert file.first.count == 9
+    assert caplog.messages == [told]
+
+
 @contextmanager
 def without_rights() -> Iterator[None]:
     """Root has the rights of others, to whom folders may be closed."""

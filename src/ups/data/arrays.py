@@ -6,6 +6,7 @@ beside the file as `.NAME.hdf5`, and is made anew when size or time of the file 
 
 import hashlib
 import json
+import logging
 import math
 import os
 import struct
@@ -14,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from ups.data.hdf5 import COPY_SUFFIX, file_fault, open_file
 from ups.errors import Fault, StorageFault
 from ups.files import private_lock, publish, storage_faults
 
+log = logging.getLogger(__name__)
+
 HDF5_SUFFIXES = (".hdf5", ".h5")
 SUFFIXES = (*HDF5_SUFFIXES, ".nc", ".npz", ".zarr")
 STAMP = "ups_copy_of"  # attribute of a copy: size and time of modification of its origin
@@ -37,6 +41,10 @@ MAX_METADATA_BYTES = 2**24  # of one array in zarr
 # Codecs of zarr that only compress or reorder bytes; others may run code, as that for pickled objects does.
 CODECS = {"bytes", "blosc", "crc32c", "gzip", "lz4", "sharding_indexed", "transpose", "zlib", "zstd"}
 REMEDY = "write it anew with ups.write_dataset, or as HDF5"
+MISSING = (
+    "%s: of %r chunks without a file, %d in number, are read as %g: they hold nothing else, or were lost; "
+    "compare with the original, or write it with write_empty_chunks"
+)
 # Raised by the readers on damaged files, for which they have no classes of their own.
 DAMAGE = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, EOFError, RuntimeError, AssertionError)
 DAMAGE += (struct.error, zlib.error, zipfile.BadZipFile, OverflowError)
@@ -209,16 +217,39 @@ def _npz_array(path: Path, archive: zipfile.ZipFile, name: str) -> StoredArray:
 
 
 def _read_zarr(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
+    stored = {}
+    arrays, attributes = open_zarr(path, "tensor")
+    for name, array in arrays.items():
+        indices = list(blocks_of(array.shape, array.dtype))
+        stored[name] = StoredArray(array.shape, array.dtype, lambda a=array, i=indices: (np.asarray(a[k]) for k in i))
+    return stored, {name: value for name, value in attributes.items() if isinstance(value, str | int | float)}
+
+
+def open_zarr(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays of a zarr store, a single one under `name`, and the attributes; raises errors in `DAMAGE`."""
     refuse_code(path)
     import zarr  # takes a second
 
     opened = zarr.open(path, mode="r")
-    arrays = {"tensor": opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
-    stored = {}
-    for name, array in arrays.items():
-        indices = list(blocks_of(array.shape, array.dtype))
-        stored[name] = StoredArray(array.shape, array.dtype, lambda a=array, i=indices: (np.asarray(a[k]) for k in i))
-    return stored, {name: value for name, value in opened.attrs.items() if isinstance(value, str | int | float)}
+    arrays = {name: opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
+    for each, array in arrays.items():
+        if array.dtype.kind == "f" and array.ndim > 1 and (num_missing := _count_missing(path / array.path, array)):
+            _warn_of_missing(path, each, num_missing, float(array.fill_value))
+    return arrays, dict(opened.attrs)
+
+
+def _count_missing(folder: Path, array: Any) -> int:
+    """Chunks, or shards, that have no file; `nchunks_initialized` of zarr takes the square of the time."""
+    sizes = zip(array.shape, array.shards or array.chunks, strict=True)
+    names = (each.name for each in files_in(folder))
+    num_stored = sum(name != "zarr.json" and not name.startswith(".") for name in names)
+    return max(0, math.prod(-(-n // max(1, size)) for n, size in sizes) - num_stored)
+
+
+@cache
+def _warn_of_missing(path: Path, name: str, num_missing: int, value: float) -> None:
+    """Warn once: zarr leaves out chunks of this value alone, such as a field at rest, so that they may be no loss."""
+    log.warning(MISSING, path, name, num_missing, value)
 
 
 def refuse_code(path: Path) -> None:

@@ -19,7 +19,7 @@ from zipfile import is_zipfile
 import h5py
 import numpy as np
 
-from ups.data.arrays import DAMAGE, open_data, refuse_code
+from ups.data.arrays import DAMAGE, open_data, open_zarr
 from ups.data.families import Family
 from ups.data.hdf5 import corruption_faults, file_fault, kind_of, list_names, open_dataset, read_array
 from ups.data.trajectories import parameter_in_name
@@ -158,12 +158,8 @@ def _of_numpy(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, A
 
 
 def _of_zarr(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any]]:
-    refuse_code(path)
-    import zarr  # takes a second
-
-    opened = zarr.open(path, mode="r")
-    arrays = {"array": opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
-    return {name: _plain(array, _axes_of(array)) for name, array in arrays.items()}, dict(opened.attrs)
+    arrays, attributes = open_zarr(path, "array")
+    return {name: _plain(array, _axes_of(array)) for name, array in arrays.items()}, attributes
 
 
 def _axes_of(array: Any) -> tuple[str, ...] | None:
