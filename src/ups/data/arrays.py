@@ -5,8 +5,6 @@ beside the file as `.NAME.hdf5`, and is made anew when size or time of the file 
 """
 
 import hashlib
-import json
-import logging
 import math
 import os
 import struct
@@ -15,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ups.data import hdf5
+from ups.data import hdf5, zarr_stores
 from ups.data.hdf5 import COPY_SUFFIX, file_fault, open_file
 from ups.errors import Fault, StorageFault
-from ups.files import private_lock, publish, storage_faults
-
-log = logging.getLogger(__name__)
+from ups.files import files_in, private_lock, publish, storage_faults
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
 SUFFIXES = (*HDF5_SUFFIXES, ".nc", ".npz", ".zarr")
@@ -37,14 +33,7 @@ BLOCK_BYTES = 2**26
 POLL_SECONDS = 0.5  # while another process copies; one that polls seldom stays below its limit of computing time
 MAX_AXES, MAX_ITEM_BYTES = 6, 16
 NETCDF_3 = b"CDF"
-MAX_METADATA_BYTES = 2**24  # of one array in zarr
-# Codecs of zarr that only compress or reorder bytes; others may run code, as that for pickled objects does.
-CODECS = {"bytes", "blosc", "crc32c", "gzip", "lz4", "sharding_indexed", "transpose", "zlib", "zstd"}
 REMEDY = "write it anew with ups.write_dataset, or as HDF5"
-MISSING = (
-    "%s: of %r chunks without a file, %d in number, are read as %g: they hold nothing else, or were lost; "
-    "compare with the original, or write it with write_empty_chunks"
-)
 # Raised by the readers on damaged files, for which they have no classes of their own.
 DAMAGE = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, EOFError, RuntimeError, AssertionError)
 DAMAGE += (struct.error, zlib.error, zipfile.BadZipFile, OverflowError)
@@ -57,6 +46,7 @@ class StoredArray:
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], Iterator[np.ndarray]]
+    axes: tuple[str, ...] = ()  # their names, where the file has them
 
 
 def open_data(path: Path) -> h5py.File:
@@ -82,11 +72,6 @@ def stamp(path: Path) -> tuple[int, int]:
     listed = [(name, status.st_size, status.st_mtime_ns) for name, status in statuses.items()]
     digest = hashlib.sha256(repr(listed).encode()).digest()
     return sum(size for _, size, _ in listed), int.from_bytes(digest[:7])
-
-
-def files_in(folder: Path) -> list[Path]:
-    """All files below a folder, in a fixed order."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def blocks_of(shape: tuple[int, ...], dtype: np.dtype) -> Iterator[tuple[Any, ...]]:
@@ -151,7 +136,10 @@ def _write_copy(path: Path, copy: Path) -> None:
         with publish(copy) as temporary, h5py.File(temporary, "w") as file:
             file.attrs.update(numbers | {STAMP: origin})
             for name, array in arrays.items():
-                _copy(path, file.create_dataset(name, array.shape, array.dtype), array)
+                dataset = file.create_dataset(name, array.shape, array.dtype)
+                for dim, axis in zip(dataset.dims, array.axes, strict=False):  # fewer or more in a strange file
+                    dim.label = axis
+                _copy(path, dataset, array)
     except Fault:  # a DataFault is a ValueError as well
         raise
     except DAMAGE as error:  # names and texts that HDF5 does not have
@@ -218,60 +206,15 @@ def _npz_array(path: Path, archive: zipfile.ZipFile, name: str) -> StoredArray:
 
 def _read_zarr(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
     stored = {}
-    arrays, attributes = open_zarr(path, "tensor")
+    arrays, attributes = zarr_stores.open_zarr(path, "tensor")
     for name, array in arrays.items():
-        indices = list(blocks_of(array.shape, array.dtype))
-        stored[name] = StoredArray(array.shape, array.dtype, lambda a=array, i=indices: (np.asarray(a[k]) for k in i))
+        read = partial(_read_blocks, array, list(blocks_of(array.shape, array.dtype)))
+        stored[name] = StoredArray(array.shape, array.dtype, read, zarr_stores.axes_of(array) or ())
     return stored, {name: value for name, value in attributes.items() if isinstance(value, str | int | float)}
 
 
-def open_zarr(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays of a zarr store, a single one under `name`, and the attributes; raises errors in `DAMAGE`."""
-    refuse_code(path)
-    import zarr  # takes a second
-
-    opened = zarr.open(path, mode="r")
-    arrays = {name: opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
-    for each, array in arrays.items():
-        if array.dtype.kind == "f" and array.ndim > 1 and (num_missing := _count_missing(path / array.path, array)):
-            _warn_of_missing(path, each, num_missing, float(array.fill_value))
-    return arrays, dict(opened.attrs)
-
-
-def _count_missing(folder: Path, array: Any) -> int:
-    """Chunks, or shards, that have no file; `nchunks_initialized` of zarr takes the square of the time."""
-    sizes = zip(array.shape, array.shards or array.chunks, strict=True)
-    names = (each.name for each in files_in(folder))
-    num_stored = sum(name != "zarr.json" and not name.startswith(".") for name in names)
-    return max(0, math.prod(-(-n // max(1, size)) for n, size in sizes) - num_stored)
-
-
-@cache
-def _warn_of_missing(path: Path, name: str, num_missing: int, value: float) -> None:
-    """Warn once: zarr leaves out chunks of this value alone, such as a field at rest, so that they may be no loss."""
-    log.warning(MISSING, path, name, num_missing, value)
-
-
-def refuse_code(path: Path) -> None:
-    """Refuse a zarr store with a codec that is not in `CODECS`, before zarr reads it, by a ValueError."""
-    for file in (each for each in files_in(path) if each.name in ("zarr.json", ".zarray", ".zmetadata")):
-        if file.stat().st_size > MAX_METADATA_BYTES:
-            raise ValueError(f"{file.name} is absurdly large")
-        unknown = sorted(_codecs_in(json.loads(file.read_bytes())) - CODECS)
-        if unknown:
-            raise ValueError(f"the codec {unknown[0]!r} is not read, only {', '.join(sorted(CODECS))}")
-
-
-def _codecs_in(metadata: Any) -> set[str]:
-    """Names of all codecs in metadata: `codecs` and `index_codecs` of zarr 3, `filters` and `compressor` of zarr 2."""
-    if isinstance(metadata, list):
-        return set().union(*map(_codecs_in, metadata))
-    if not isinstance(metadata, dict):
-        return set()
-    named = [*metadata.get("codecs", []), *metadata.get("index_codecs", []), *(metadata.get("filters") or [])]
-    named += [metadata["compressor"]] if metadata.get("compressor") else []
-    names = {str(codec.get("name", codec.get("id"))) if isinstance(codec, dict) else str(codec) for codec in named}
-    return names.union(*(_codecs_in(value) for key, value in metadata.items() if key != "attributes"))
+def _read_blocks(array: Any, indices: list[tuple[Any, ...]]) -> Iterator[np.ndarray]:
+    return (np.asarray(array[index]) for index in indices)
 
 
 def _read_netcdf(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
@@ -279,6 +222,7 @@ def _read_netcdf(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
 
     with netcdf_file(path, mmap=True) as file:
         shapes = {name: (tuple(v.shape), np.dtype(v.data.dtype)) for name, v in file.variables.items()}
+        axes = {name: tuple(map(str, v.dimensions)) for name, v in file.variables.items()}
         attributes = {name: _plain(value) for name, value in file._attributes.items()}
 
     def reader(name: str, indices: list[tuple[Any, ...]]) -> Callable[[], Iterator[np.ndarray]]:
@@ -288,8 +232,8 @@ def _read_netcdf(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
 
         return read
 
-    stored = {name: StoredArray(*what, reader(name, list(blocks_of(*what)))) for name, what in shapes.items()}
-    return stored, attributes
+    readers = {name: reader(name, list(blocks_of(*what))) for name, what in shapes.items()}
+    return {name: StoredArray(*what, readers[name], axes[name]) for name, what in shapes.items()}, attributes
 
 
 def _plain(value: Any) -> Any:
