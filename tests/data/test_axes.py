@@ -61,3 +61,13 @@ def test_other_names_of_axes_are_accepted(tmp_path: Path, families: Families, ki
     (dataset,) = find_datasets(tmp_path, [path.name]).values()
     with open_fields(path, HEAT) as file, TrajectoryReader(tmp_path, dataset) as reader:
         assert np.array_equal(file.read(1, 0, slice(None)), reader.read(1))
+
+
+def test_attributes_that_only_look_like_names_of_axes_are_ignored(tmp_path: Path, families: Families):
+    """HDF5 crashes on names of another type or shape than its own."""
+    families.define(HEAT)
+    for strange in (3, "x", np.array([b"n", b"t", b"y", b"x"]), np.array([1, 2, 3, 4])):
+        path = _write_xarray(tmp_path, "NetCDF 4", ("n", "time", "x", "y"))
+        with h5py.File(path, "a") as file:
+            file["u"].attrs["DIMENSION_LIST"] = file["u"].attrs["DIMENSION_LABELS"] = strange
+        assert list(find_datasets(tmp_path, [path.name]))

@@ -29,7 +29,7 @@ def open_zarr(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     arrays = {name: opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
     for each, array in arrays.items():
         if array.dtype.kind == "f" and array.ndim > 1 and (num_missing := _count_missing(path / array.path, array)):
-            _warn_of_missing(path, each, num_missing, float(array.fill_value))
+            _warn_of_missing(path, each, num_missing, float(array.fill_value or 0))
     return arrays, dict(opened.attrs)
 
 
