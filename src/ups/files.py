@@ -203,6 +203,11 @@ def digest_of(path: Path, algorithm: str = "sha256") -> str:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
+def files_in(folder: Path) -> list[Path]:
+    """All files below a folder, in a fixed order."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def manifest_of(path: Path) -> Path:
     """Path of the manifest beside a file, a JSON with the expected content of it: {"sha256", "bytes"}."""
     return path.with_name(f"{path.name}.json")

@@ -115,20 +115,6 @@ def test_the_first_reader_is_the_child_process(tmp_path: Path, kind: str):
     assert list_files(tmp_path, tmp_path / "sums.json") == files
 
 
-def test_a_changed_file_is_copied_anew(tmp_path: Path):
-    """The copy is that of the present content, and is left alone while the file stays the same."""
-    path = write_npz(tmp_path)
-    copy = tmp_path / ".named.npz.hdf5"
-    with open_data(path):
-        pass
-    made = copy.stat().st_mtime_ns
-    with open_data(path) as file:
-        assert copy.stat().st_mtime_ns == made and file.attrs["delta"] == DELTA
-    np.savez(path, u=2 * U, x=X, t=T, delta=0.5, family="kdv_1d")
-    with open_data(path) as file:
-        assert file.attrs["delta"] == 0.5 and (file["u"][:] == 2 * U).all()
-
-
 @contextmanager
 def without_rights() -> Iterator[None]:
     """Root has the rights of others, to whom folders may be closed."""

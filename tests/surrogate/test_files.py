@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 from scipy.io import netcdf_file
 
 from tests.untrained import make_loadable
@@ -128,6 +129,20 @@ def test_a_changed_request_starts_anew(root: Path, model: Model, tmp_path: Path,
     Job.of(model, source, target, other).run(seen.append)
     with pytest.raises(ConfigFault, match="exists"):
         Job.of(model, source, target, request("advection_1d")).run(seen.append)
+
+
+def test_changed_initial_states_are_another_request(model: Model, tmp_path: Path):
+    """A rewritten chunk of a zarr store changes neither size nor time of its folder, and yet what is predicted."""
+    (n,) = model.describe("advection_1d").grid
+    source, target, asked = tmp_path / "in.zarr", tmp_path / "out.npz", request("advection_1d")
+    states = zarr.create_array(source, data=_states((3, n)), chunks=(1, n))
+    before = source.stat()
+    Job.of(model, source, target, asked).run(lambda count: None)
+    Job.of(model, source, target, asked).run(lambda count: None)
+    states[1] = states[0]
+    assert (source.stat().st_size, source.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    with pytest.raises(ConfigFault, match="exists"):
+        Job.of(model, source, target, asked).run(lambda count: None)
 
 
 def test_two_killed_requests_are_not_mixed(root: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

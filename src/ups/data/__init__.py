@@ -17,7 +17,8 @@ Where raw files come from:
 What they contain:
 
 - `hdf5`: checked access to HDF5 files of unknown origin
-- `arrays`: files in other formats, copied to HDF5 once
+- `arrays`, `zarr_stores`: files in other formats, copied to HDF5 once
+- `axes`: names of the axes of arrays, and their order
 - `inspection`: first reading of files, in a child process with limits
 - `layouts`: the four HDF5 layouts of PDEBench
 - `families`, `definitions`: a family, a dataset, its condition features; what a definition may say

@@ -4,34 +4,35 @@ An npz archive has no partial reads, zarr and NetCDF 3 have none that are checke
 beside the file as `.NAME.hdf5`, and is made anew when size or time of the file change. NetCDF 4 is HDF5 already.
 """
 
-import json
+import hashlib
 import math
 import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from ups.data import hdf5
+from ups.data import hdf5, zarr_stores
 from ups.data.hdf5 import COPY_SUFFIX, file_fault, open_file
 from ups.errors import Fault, StorageFault
-from ups.files import publish
+from ups.files import files_in, private_lock, publish, storage_faults
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
 SUFFIXES = (*HDF5_SUFFIXES, ".nc", ".npz", ".zarr")
 STAMP = "ups_copy_of"  # attribute of a copy: size and time of modification of its origin
 BLOCK_BYTES = 2**26
+POLL_SECONDS = 0.5  # while another process copies; one that polls seldom stays below its limit of computing time
 MAX_AXES, MAX_ITEM_BYTES = 6, 16
 NETCDF_3 = b"CDF"
-MAX_METADATA_BYTES = 2**24  # of one array in zarr
-# Codecs of zarr that only compress or reorder bytes; others may run code, as that for pickled objects does.
-CODECS = {"bytes", "blosc", "crc32c", "gzip", "lz4", "sharding_indexed", "transpose", "zlib", "zstd"}
 REMEDY = "write it anew with ups.write_dataset, or as HDF5"
 # Raised by the readers on damaged files, for which they have no classes of their own.
 DAMAGE = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, EOFError, RuntimeError, AssertionError)
@@ -45,6 +46,7 @@ class StoredArray:
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], Iterator[np.ndarray]]
+    axes: tuple[str, ...] = ()  # their names, where the file has them
 
 
 def open_data(path: Path) -> h5py.File:
@@ -59,14 +61,17 @@ def open_data(path: Path) -> h5py.File:
 
 
 def stamp(path: Path) -> tuple[int, int]:
-    """Size in bytes and time of modification in nanoseconds of a file, of a folder over all its files."""
-    statuses = [each.stat() for each in (files_in(path) if path.is_dir() else [path])]
-    return sum(status.st_size for status in statuses), max((status.st_mtime_ns for status in statuses), default=0)
+    """Size in bytes and time of modification in nanoseconds of a file.
 
-
-def files_in(folder: Path) -> list[Path]:
-    """All files below a folder, in a fixed order."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    Of a folder the size of all files, and a number that depends on the name, size and time of each of them.
+    """
+    if not path.is_dir():
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
+    statuses = {str(each.relative_to(path)): each.stat() for each in files_in(path)}
+    listed = [(name, status.st_size, status.st_mtime_ns) for name, status in statuses.items()]
+    digest = hashlib.sha256(repr(listed).encode()).digest()
+    return sum(size for _, size, _ in listed), int.from_bytes(digest[:7])
 
 
 def blocks_of(shape: tuple[int, ...], dtype: np.dtype) -> Iterator[tuple[Any, ...]]:
@@ -89,25 +94,56 @@ def _starts_with(path: Path, signature: bytes) -> bool:
 
 def _copied(path: Path) -> Path:
     """The copy of a file as HDF5, made if there is none or the file has changed since."""
-    copy, origin = path.with_name(f".{path.name}{COPY_SUFFIX}"), str(stamp(path))
-    if copy.is_file():
-        with open_file(copy) as file:
-            if hdf5.read_label(file, STAMP) == origin:
-                return copy
+    copy = path.with_name(f".{path.name}{COPY_SUFFIX}")
+    if _is_copy(copy, path):
+        return copy
     if not os.access(path.parent, os.W_OK):
         what = f"{path}: its folder is not writable, where it is copied to HDF5 once"
         raise StorageFault(f"{what}; copy the folder, or {REMEDY}")
+    with _lock(copy):
+        if not _is_copy(copy, path):  # another process may have made it meanwhile
+            for leftover in copy.parent.glob(f".{escape(copy.name)}.*.tmp"):  # of killed processes
+                leftover.unlink(missing_ok=True)
+            _write_copy(path, copy)
+    return copy
+
+
+def _is_copy(copy: Path, path: Path) -> bool:
+    if not copy.is_file():
+        return False
+    with open_file(copy) as file:
+        return hdf5.read_label(file, STAMP) == str(stamp(path))
+
+
+@contextmanager
+def _lock(copy: Path) -> Iterator[None]:
+    """Let one process at a time make a copy, the others wait."""
+    path = copy.with_name(f"{copy.name}.lock")
+    lock = private_lock(path)
+    with storage_faults(path):
+        lock.acquire(poll_interval=POLL_SECONDS)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # before others can lock it: they notice, and make a new one
+        lock.release()
+
+
+def _write_copy(path: Path, copy: Path) -> None:
+    origin = str(stamp(path))
     arrays, numbers = _read_contents(path)
     try:
         with publish(copy) as temporary, h5py.File(temporary, "w") as file:
             file.attrs.update(numbers | {STAMP: origin})
             for name, array in arrays.items():
-                _copy(path, file.create_dataset(name, array.shape, array.dtype), array)
+                dataset = file.create_dataset(name, array.shape, array.dtype)
+                for dim, axis in zip(dataset.dims, array.axes, strict=False):  # fewer or more in a strange file
+                    dim.label = axis
+                _copy(path, dataset, array)
     except Fault:  # a DataFault is a ValueError as well
         raise
     except DAMAGE as error:  # names and texts that HDF5 does not have
         raise file_fault(path, f"cannot be copied to HDF5 ({error})", REMEDY) from error
-    return copy
 
 
 def _copy(path: Path, dataset: h5py.Dataset, array: StoredArray) -> None:
@@ -169,38 +205,16 @@ def _npz_array(path: Path, archive: zipfile.ZipFile, name: str) -> StoredArray:
 
 
 def _read_zarr(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
-    refuse_code(path)
-    import zarr  # takes a second
-
-    opened = zarr.open(path, mode="r")
-    arrays = {"tensor": opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
     stored = {}
+    arrays, attributes = zarr_stores.open_zarr(path, "tensor")
     for name, array in arrays.items():
-        indices = list(blocks_of(array.shape, array.dtype))
-        stored[name] = StoredArray(array.shape, array.dtype, lambda a=array, i=indices: (np.asarray(a[k]) for k in i))
-    return stored, {name: value for name, value in opened.attrs.items() if isinstance(value, str | int | float)}
+        read = partial(_read_blocks, array, list(blocks_of(array.shape, array.dtype)))
+        stored[name] = StoredArray(array.shape, array.dtype, read, zarr_stores.axes_of(array) or ())
+    return stored, {name: value for name, value in attributes.items() if isinstance(value, str | int | float)}
 
 
-def refuse_code(path: Path) -> None:
-    """Refuse a zarr store with a codec that is not in `CODECS`, before zarr reads it, by a ValueError."""
-    for file in (each for each in files_in(path) if each.name in ("zarr.json", ".zarray", ".zmetadata")):
-        if file.stat().st_size > MAX_METADATA_BYTES:
-            raise ValueError(f"{file.name} is absurdly large")
-        unknown = sorted(_codecs_in(json.loads(file.read_bytes())) - CODECS)
-        if unknown:
-            raise ValueError(f"the codec {unknown[0]!r} is not read, only {', '.join(sorted(CODECS))}")
-
-
-def _codecs_in(metadata: Any) -> set[str]:
-    """Names of all codecs in metadata: `codecs` and `index_codecs` of zarr 3, `filters` and `compressor` of zarr 2."""
-    if isinstance(metadata, list):
-        return set().union(*map(_codecs_in, metadata))
-    if not isinstance(metadata, dict):
-        return set()
-    named = [*metadata.get("codecs", []), *metadata.get("index_codecs", []), *(metadata.get("filters") or [])]
-    named += [metadata["compressor"]] if metadata.get("compressor") else []
-    names = {str(codec.get("name", codec.get("id"))) if isinstance(codec, dict) else str(codec) for codec in named}
-    return names.union(*(_codecs_in(value) for key, value in metadata.items() if key != "attributes"))
+def _read_blocks(array: Any, indices: list[tuple[Any, ...]]) -> Iterator[np.ndarray]:
+    return (np.asarray(array[index]) for index in indices)
 
 
 def _read_netcdf(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
@@ -208,6 +222,7 @@ def _read_netcdf(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
 
     with netcdf_file(path, mmap=True) as file:
         shapes = {name: (tuple(v.shape), np.dtype(v.data.dtype)) for name, v in file.variables.items()}
+        axes = {name: tuple(map(str, v.dimensions)) for name, v in file.variables.items()}
         attributes = {name: _plain(value) for name, value in file._attributes.items()}
 
     def reader(name: str, indices: list[tuple[Any, ...]]) -> Callable[[], Iterator[np.ndarray]]:
@@ -217,8 +232,8 @@ def _read_netcdf(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
 
         return read
 
-    stored = {name: StoredArray(*what, reader(name, list(blocks_of(*what)))) for name, what in shapes.items()}
-    return stored, attributes
+    readers = {name: reader(name, list(blocks_of(*what))) for name, what in shapes.items()}
+    return {name: StoredArray(*what, readers[name], axes[name]) for name, what in shapes.items()}, attributes
 
 
 def _plain(value: Any) -> Any:

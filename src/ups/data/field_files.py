@@ -12,6 +12,7 @@ Coefficients (N, *grid) and parameters of the PDE, as an attribute or an array (
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -19,14 +20,15 @@ from zipfile import is_zipfile
 import h5py
 import numpy as np
 
-from ups.data.arrays import DAMAGE, open_data, refuse_code
+from ups.data import zarr_stores
+from ups.data.arrays import DAMAGE, open_data
+from ups.data.axes import TIMES, axes_of, expect_order
 from ups.data.families import Family
 from ups.data.hdf5 import corruption_faults, file_fault, kind_of, list_names, open_dataset, read_array
 from ups.data.trajectories import parameter_in_name
 from ups.errors import ConfigFault
 
 KINDS = (".npz", ".npy", ".zarr", ".h5", ".hdf5", ".nc")
-TIMES = {"time", "t"}
 COORDINATES = (*TIMES, "trajectory", "member")
 REMEDY = "give an array for each field, or a single one; see `ups predict --help`"
 
@@ -138,7 +140,7 @@ def _of_hdf5(file: h5py.File) -> dict[str, Stored]:
         if not (is_group and path not in file) and (dataset := open_dataset(file, path)).dtype.kind in "fiu":
             if "scale_factor" in dataset.attrs or "add_offset" in dataset.attrs:
                 raise file_fault(file.filename, f"{path!r} is packed", "store floating-point numbers")
-            arrays[path] = Stored(dataset.shape, lambda index, stored=dataset: read_array(stored, stored.ndim, index))
+            arrays[path] = Stored(dataset.shape, partial(read_array, dataset, dataset.ndim), axes_of(dataset))
     return arrays
 
 
@@ -158,18 +160,8 @@ def _of_numpy(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, A
 
 
 def _of_zarr(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any]]:
-    refuse_code(path)
-    import zarr  # takes a second
-
-    opened = zarr.open(path, mode="r")
-    arrays = {"array": opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
-    return {name: _plain(array, _axes_of(array)) for name, array in arrays.items()}, dict(opened.attrs)
-
-
-def _axes_of(array: Any) -> tuple[str, ...] | None:
-    """The names of the axes of an array of zarr, of version 3 or as xarray writes them in version 2."""
-    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-    return tuple(map(str, names)) if names else None
+    arrays, attributes = zarr_stores.open_zarr(path, "array")
+    return {name: _plain(array, zarr_stores.axes_of(array)) for name, array in arrays.items()}, attributes
 
 
 def _fields(path: Path, arrays: dict[str, Stored], family: Family) -> dict[str, Field]:
@@ -209,13 +201,14 @@ def _channels(stored: Stored, names: tuple[str, ...], axis: int = -1) -> dict[st
     """The parts of an array along one axis, by name."""
     axis %= len(stored.shape)
     shape = stored.shape[:axis] + stored.shape[axis + 1 :]
+    axes = stored.axes and stored.axes[:axis] + stored.axes[axis + 1 :]
 
     def part(channel: int) -> Stored:
         def read(index: tuple[Any, ...]) -> np.ndarray:
             index = (*index, *(slice(None),) * (axis - len(index)))
             return stored.read((*index[:axis], channel, *index[axis:]))
 
-        return Stored(shape, read)
+        return Stored(shape, read, axes)
 
     return {name: part(channel) for channel, name in enumerate(names)}
 
@@ -227,6 +220,8 @@ def _grouped(path: Path, groups: list[Stored], family: Family) -> dict[str, Fiel
     if {stored.shape for stored in groups} != {shape} or len(shape) != len(expected) or shape[-1] != expected[-1]:
         found = ", ".join(sorted({str(stored.shape) for stored in groups}))
         raise file_fault(path, f"its groups have data of shape {found}, expected {expected} in all", REMEDY)
+    for stored in groups:
+        expect_order(path, "data", stored.axes, family)
     grid = shape[-2:0:-1] if family.stored_yx else shape[1:-1]
     channels = [_channels(stored, family.fields) for stored in groups]
 

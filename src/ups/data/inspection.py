@@ -7,6 +7,7 @@ JSON, one line each; between them the child names each file that it opens and co
 
 import io
 import json
+import logging
 import os
 import resource
 import signal
@@ -25,6 +26,8 @@ from ups.data.families import Dataset, Family, Subsample
 from ups.data.hdf5 import file_fault
 from ups.data.pdebench import FAMILIES
 from ups.errors import KINDS, Fault
+
+log = logging.getLogger(__name__)
 
 CPU_SECONDS = 5  # from one access to a file to the next
 MEMORY_BYTES = 5 * 2**30  # address space of the child
@@ -81,6 +84,8 @@ def _converse(
     for line in child.stdout:
         message = json.loads(line)
         path = message.get("file", path)
+        if "warning" in message:
+            log.warning("%s", message["warning"])
         if "advance" in message and advance is not None:
             advance(message["advance"])
         if "fetch" in message and fetch is not None:
@@ -226,6 +231,14 @@ class FetchedFile(io.RawIOBase):
         return len(block)
 
 
+class Warnings(logging.Handler):
+    """Sends warnings to the parent, whose log is seen."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one line."""
+        _say(warning=record.getMessage())
+
+
 def _say(**message: Any) -> None:
     """Send one line to the parent."""
     sys.stdout.write(json.dumps(message) + "\n")
@@ -264,5 +277,6 @@ def _answer(task: str, request: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     _limit_access()
+    logging.getLogger("ups").addHandler(Warnings(logging.WARNING))
     _answer(sys.argv[1], json.loads(sys.stdin.readline()))
     os._exit(0)  # at its end the interpreter would free what HDF5 has left of a damaged file, and might crash

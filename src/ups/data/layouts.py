@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import h5py
 import numpy as np
 
+from ups.data.axes import axes_of, expect_order
 from ups.data.families import Family
 from ups.data.hdf5 import (
     MAX_SMALL_ELEMENTS,
@@ -160,7 +161,7 @@ def _inspect_groups(file: h5py.File, family: Family) -> Contents:
 
 
 def _inspect_group(file: h5py.File, key: str, family: Family) -> Contents:
-    num_snapshots, *grid, num_channels = _shape(file, f"{key}/data", 2 + len(family.axes))
+    num_snapshots, *grid, num_channels = _shape(file, family, f"{key}/data", 2 + len(family.axes))
     if num_channels != len(family.fields):
         raise file_fault(file.filename, f"'{key}/data' has {num_channels} fields, expected {', '.join(family.fields)}")
     if family.stored_yx:
@@ -172,12 +173,12 @@ def _inspect_group(file: h5py.File, key: str, family: Family) -> Contents:
 
 def _inspect_batch(file: h5py.File, family: Family) -> Contents:
     """Layout `batch`: (N, T, *grid, components), no coordinates of space, times (N, T)."""
-    count, num_snapshots, *grid, num_components = _shape(file, "velocity", 3 + len(family.axes))
+    count, num_snapshots, *grid, num_components = _shape(file, family, "velocity", 3 + len(family.axes))
     if num_components != len(grid):
         raise file_fault(file.filename, f"'velocity' has {num_components} components, expected {len(grid)}")
-    _expect_shape(file, "particles", (count, num_snapshots, *grid, 1))
-    _expect_shape(file, "force", (count, *grid, len(grid)))
-    _expect_shape(file, "t", (count, num_snapshots))
+    _expect_shape(file, family, "particles", (count, num_snapshots, *grid, 1))
+    _expect_shape(file, family, "force", (count, *grid, len(grid)))
+    _expect_shape(file, family, "t", (count, num_snapshots))
     if num_snapshots > MAX_SNAPSHOTS or count * num_snapshots > MAX_SMALL_ELEMENTS:
         raise file_fault(file.filename, f"has an absurd number of {count} x {num_snapshots} snapshots")
     times = read_array(open_dataset(file, "t"), 2)
@@ -190,12 +191,13 @@ def _inspect_batch(file: h5py.File, family: Family) -> Contents:
     return Contents(count, decimals[0], tuple(grid), (1.0,) * len(grid))
 
 
-def _shape(file: h5py.File, name: str, rank: int) -> tuple[int, ...]:
-    return open_array(file, name, rank).shape[-rank:]
+def _shape(file: h5py.File, family: Family, name: str, rank: int) -> tuple[int, ...]:
+    expect_order(file.filename, name, axes_of(dataset := open_array(file, name, rank)), family)
+    return dataset.shape[-rank:]
 
 
-def _expect_shape(file: h5py.File, name: str, expected: tuple[int, ...]) -> None:
-    shape = _shape(file, name, len(expected))
+def _expect_shape(file: h5py.File, family: Family, name: str, expected: tuple[int, ...]) -> None:
+    shape = _shape(file, family, name, len(expected))
     if shape != tuple(expected):
         raise file_fault(file.filename, f"{name!r} has shape {shape}, the other fields have {tuple(expected)}")
 
@@ -207,12 +209,12 @@ def find_shape(file: h5py.File, family: Family) -> tuple[int, ...]:
     if len(found) < 2 + len(family.axes):
         what = f"{names[0]!r} has shape {found}, expected the axes (trajectory, snapshot, {', '.join(family.axes)})"
         raise file_fault(file.filename, what, "write them all, be it with length 1")
-    shape = _shape(file, names[0], 2 + len(family.axes))
+    shape = _shape(file, family, names[0], 2 + len(family.axes))
     for name in names[1:]:
-        _expect_shape(file, name, shape)
+        _expect_shape(file, family, name, shape)
     count, num_snapshots, *grid = shape
     for name in family.coefficients:
-        _expect_shape(file, name, (count, *grid))
+        _expect_shape(file, family, name, (count, *grid))
     if family.steady and num_snapshots != 1:
         raise file_fault(file.filename, f"{names[0]!r} has {num_snapshots} snapshots, a steady family has 1")
     return shape

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
-from ups.data.arrays import files_in, stamp
+from ups.data.arrays import stamp
 from ups.data.download import download_file, lock
 from ups.data.families import Family
 from ups.data.http import Advance
@@ -20,7 +20,7 @@ from ups.data.published import refuse_outdated_md5
 from ups.data.remote import identify
 from ups.data.trajectories import find_files
 from ups.errors import ConfigFault, DataFault
-from ups.files import digest_of, is_remote, only_writer, read_json, write_json
+from ups.files import digest_of, files_in, is_remote, only_writer, read_json, write_json
 
 Files = dict[str, dict[str, Any]]
 """File name relative to the raw folder -> {"bytes", "md5", "family"}."""
@@ -40,7 +40,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Checksum:
-    """A file in `checksums.json`; `stamp` is its size and its time of modification in nanoseconds."""
+    """A file in `checksums.json`; `stamp` is what `arrays.stamp` says of it."""
 
     stamp: tuple[int, int]
     md5: str

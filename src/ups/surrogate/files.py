@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ups.data.arrays import stamp
 from ups.data.families import base_of
 from ups.data.field_files import FieldFile, open_fields
 from ups.data.field_output import Content
@@ -156,8 +157,7 @@ class Job:
 
     def _digest(self) -> str:
         """SHA-256 of all that the predictions depend on: request, batches, initial states and models."""
-        stat = self.source.stat()
-        asked = [asdict(self.request), str(self.source.resolve()), stat.st_size, stat.st_mtime_ns, self.size]
+        asked = [asdict(self.request), str(self.source.resolve()), *stamp(self.source), self.size]
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
         for stage, model in models_of(self.model.surrogate).items():
             for name, tensor in model.state_dict().items():

@@ -1,0 +1,49 @@
+"""Names of the axes of an array, where a file has them: by position alone, x and y might be exchanged."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from ups.data.families import Family
+from ups.data.hdf5 import corruption_faults, file_fault
+
+TIMES = {"time", "t"}
+
+
+def axes_of(dataset: h5py.Dataset) -> tuple[str, ...] | None:
+    """Labels of the axes of a dataset, or names of their scales, as NetCDF 4 has them; an axis without one has ""."""
+    with corruption_faults(dataset, "has damaged names of axes"):
+        names = [""] * dataset.ndim
+        if _is_list(dataset, "DIMENSION_LIST"):
+            names = [_base_name(dim[0].name) if len(dim) else "" for dim in dataset.dims]
+        if _is_list(dataset, "DIMENSION_LABELS"):
+            names = [dim.label or name for dim, name in zip(dataset.dims, names, strict=True)]
+        return tuple(names) if any(names) else None
+
+
+def _is_list(dataset: h5py.Dataset, attribute: str) -> bool:
+    """Whether an attribute has texts or references of any length for each axis; HDF5 crashes on others of its name."""
+    if attribute not in dataset.attrs:
+        return False
+    stored = dataset.attrs.get_id(attribute)
+    if stored.shape != (dataset.ndim,):
+        return False
+    if attribute == "DIMENSION_LABELS":
+        text = h5py.check_string_dtype(stored.dtype)
+        return text is not None and text.length is None
+    references = h5py.check_vlen_dtype(stored.dtype)
+    return isinstance(references, np.dtype) and h5py.check_ref_dtype(references) is not None
+
+
+def _base_name(path: str | None) -> str:
+    return (path or "").rpartition("/")[2]
+
+
+def expect_order(path: Path | str, name: str, axes: tuple[str, ...] | None, family: Family) -> None:
+    """Refuse axes of an array in PDEBench's layouts whose names are those of the family, in another order."""
+    space = family.axes[::-1] if family.stored_yx else family.axes
+    position = dict.fromkeys(TIMES, -1) | {axis: place for place, axis in enumerate(space)}
+    found = [axis for axis in axes or () if axis in position]
+    if found != (ordered := sorted(found, key=position.__getitem__)):
+        raise file_fault(path, f"{name!r} has the axes {', '.join(axes or ())}", f"arrange {', '.join(ordered)} so")

@@ -1,0 +1,75 @@
+"""Stores of zarr of unknown origin: no codec that could run code, the names of axes, and chunks without a file."""
+
+import json
+import logging
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ups.files import files_in
+
+log = logging.getLogger(__name__)
+
+MAX_METADATA_BYTES = 2**24  # of one array in zarr
+# Codecs of zarr that only compress or reorder bytes; others may run code, as that for pickled objects does.
+CODECS = {"bytes", "blosc", "crc32c", "gzip", "lz4", "sharding_indexed", "transpose", "zlib", "zstd"}
+MISSING = (
+    "%s: of %r chunks without a file, %d in number, are read as %g: they hold nothing else, or were lost; "
+    "compare with the original, or write it with write_empty_chunks"
+)
+
+
+def open_zarr(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays of a zarr store, a single one under `name`, and the attributes; raises errors in `DAMAGE`."""
+    refuse_code(path)
+    import zarr  # takes a second
+
+    opened = zarr.open(path, mode="r")
+    arrays = {name: opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
+    for each, array in arrays.items():
+        if array.dtype.kind == "f" and array.ndim > 1 and (num_missing := _count_missing(path / array.path, array)):
+            _warn_of_missing(path, each, num_missing, float(array.fill_value or 0))
+    return arrays, dict(opened.attrs)
+
+
+def _count_missing(folder: Path, array: Any) -> int:
+    """Chunks, or shards, that have no file; `nchunks_initialized` of zarr takes the square of the time."""
+    sizes = zip(array.shape, array.shards or array.chunks, strict=True)
+    names = (each.name for each in files_in(folder))
+    num_stored = sum(name != "zarr.json" and not name.startswith(".") for name in names)
+    return max(0, math.prod(-(-n // max(1, size)) for n, size in sizes) - num_stored)
+
+
+@cache
+def _warn_of_missing(path: Path, name: str, num_missing: int, value: float) -> None:
+    """Warn once: zarr leaves out chunks of this value alone, such as a field at rest, so that they may be no loss."""
+    log.warning(MISSING, path, name, num_missing, value)
+
+
+def refuse_code(path: Path) -> None:
+    """Refuse a zarr store with a codec that is not in `CODECS`, before zarr reads it, by a ValueError."""
+    for file in (each for each in files_in(path) if each.name in ("zarr.json", ".zarray", ".zmetadata")):
+        if file.stat().st_size > MAX_METADATA_BYTES:
+            raise ValueError(f"{file.name} is absurdly large")
+        unknown = sorted(_codecs_in(json.loads(file.read_bytes())) - CODECS)
+        if unknown:
+            raise ValueError(f"the codec {unknown[0]!r} is not read, only {', '.join(sorted(CODECS))}")
+
+
+def _codecs_in(metadata: Any) -> set[str]:
+    """Names of all codecs in metadata: `codecs` and `index_codecs` of zarr 3, `filters` and `compressor` of zarr 2."""
+    if isinstance(metadata, list):
+        return set().union(*map(_codecs_in, metadata))
+    if not isinstance(metadata, dict):
+        return set()
+    named = [*metadata.get("codecs", []), *metadata.get("index_codecs", []), *(metadata.get("filters") or [])]
+    named += [metadata["compressor"]] if metadata.get("compressor") else []
+    names = {str(codec.get("name", codec.get("id"))) if isinstance(codec, dict) else str(codec) for codec in named}
+    return names.union(*(_codecs_in(value) for key, value in metadata.items() if key != "attributes"))
+
+
+def axes_of(array: Any) -> tuple[str, ...] | None:
+    """The names of the axes of an array of zarr, of version 3 or as xarray writes them in version 2."""
+    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    return tuple(str(name or "") for name in names) if names else None
