@@ -16,6 +16,7 @@ from tests.untrained import make_loadable
 from ups.data import field_stores
 from ups.data.field_files import open_fields
 from ups.data.field_output import Content, structure_of
+from ups.data.field_stores import resumable
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import find_datasets
 from ups.errors import ConfigFault, DataFault
@@ -269,3 +270,12 @@ def test_more_than_ten_thousand_groups_stay_in_order(tmp_path: Path):
     content = Content(family, (), 10_010, None, (0.0, 1.0), (4,), (1.0,), {}, {}, (1, 1))
     names = list(structure_of(content, tmp_path / "out.h5").written)
     assert len(names) == 10_010 and names == sorted(names)
+
+
+def test_zeros_are_written_to_zarr(tmp_path: Path):
+    """A chunk without a file would be reported as lost when the predictions are read."""
+    family = FAMILIES["advection_1d"]
+    content = Content(family, (), 2, None, (0.0, 1.0), (4,), (1.0,), {"beta": np.zeros(2)}, {}, (1, 1))
+    with resumable(tmp_path / "out.zarr", content, "request") as output:
+        output.write((0, 0, 0), np.zeros((1, 2, 1, 2, 4), np.float32))
+    assert sum(path.is_file() for path in (tmp_path / "out.zarr/u/c").rglob("*")) == 2 * 2

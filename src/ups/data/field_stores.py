@@ -175,7 +175,8 @@ def _opened(output: Output, part: Path, suffix: str) -> Iterator[None]:
         import zarr
 
         group = zarr.open_group(part, mode="r+")
-        output.arrays = {name: group[name] for name in written}
+        whole = {"write_empty_chunks": True}  # zarr leaves out chunks of zeros, which are as if they were lost
+        output.arrays = {name: group[name].with_config(whole) for name in written}
         yield
         return
     with ExitStack() as stack:
