@@ -1,5 +1,6 @@
 """Predictions from files to files."""
 
+import gc
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -279,3 +280,14 @@ def test_zeros_are_written_to_zarr(tmp_path: Path):
     with resumable(tmp_path / "out.zarr", content, "request") as output:
         output.write((0, 0, 0), np.zeros((1, 2, 1, 2, 4), np.float32))
     assert sum(path.is_file() for path in (tmp_path / "out.zarr/u/c").rglob("*")) == 2 * 2
+
+
+def test_few_arrays_of_a_file_are_open_at_once(tmp_path: Path):
+    """Each holds a cache of its own, and PDEBench's files have a group for each of thousands of trajectories."""
+    with h5py.File(tmp_path / "1D_diff-sorp_NA_NA.h5", "w") as file:
+        for row in range(40):
+            file[f"{row:04d}/data"] = np.full((3, 4, 1), row, np.float32)
+    with open_fields(tmp_path / "1D_diff-sorp_NA_NA.h5", FAMILIES["diffusion_sorption_1d"]) as file:
+        assert [file.read(row, 0, slice(0, 1)).max() for row in range(40)] == list(range(40))
+        gc.collect()
+        assert sum(isinstance(each, h5py.Dataset) and bool(each) for each in gc.get_objects()) < 20

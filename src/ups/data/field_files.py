@@ -12,7 +12,7 @@ Coefficients (N, *grid) and parameters of the PDE, as an attribute or an array (
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -28,6 +28,7 @@ from ups.data.hdf5 import corruption_faults, file_fault, kind_of, list_names, op
 from ups.data.trajectories import parameter_in_name
 from ups.errors import ConfigFault
 
+NUM_OPEN = 8  # arrays of an HDF5 file: each keeps a megabyte and more, and there may be thousands
 KINDS = (".npz", ".npy", ".zarr", ".h5", ".hdf5", ".nc")
 COORDINATES = (*TIMES, "trajectory", "member")
 REMEDY = "give an array for each field, or a single one; see `ups predict --help`"
@@ -133,14 +134,18 @@ def _open_arrays(path: Path) -> Iterator[tuple[dict[str, Stored], Mapping[str, A
 
 
 def _of_hdf5(file: h5py.File) -> dict[str, Stored]:
-    arrays = {}
+    opened, arrays = lru_cache(NUM_OPEN)(partial(open_dataset, file)), {}
+
+    def read(path: str, index: Any) -> np.ndarray:
+        return read_array(opened(path), opened(path).ndim, index)
+
     for name in list_names(file):
         is_group = kind_of(file, name) is h5py.Group
         path = f"{name}/data" if is_group else name  # of a link, which opening refuses
         if not (is_group and path not in file) and (dataset := open_dataset(file, path)).dtype.kind in "fiu":
             if "scale_factor" in dataset.attrs or "add_offset" in dataset.attrs:
                 raise file_fault(file.filename, f"{path!r} is packed", "store floating-point numbers")
-            arrays[path] = Stored(dataset.shape, partial(read_array, dataset, dataset.ndim), axes_of(dataset))
+            arrays[path] = Stored(dataset.shape, partial(read, path), axes_of(dataset))
     return arrays
 
 
