@@ -147,9 +147,10 @@ def _resume(update: Update, checkpoints: Checkpoints, run: Run, ranks: Ranks, sp
 
 
 def _save(update: Update, history: TrainingHistory, checkpoints: Checkpoints, ranks: Ranks) -> None:
-    state = {"update": update.state(), "progress": history.state(ranks)}
+    takes_part = ranks.rank == 0 or update.run.launch.sharding != "ddp"  # all ranks gather shards, one copies a replica
+    state, progress = update.state() if takes_part else {}, history.state(ranks)
     if ranks.rank == 0:
-        checkpoints.save(history.step, state)
+        checkpoints.save(history.step, {"update": state, "progress": progress})
 
 
 def _mean_terms(terms: dict[str, Tensor], ranks: Ranks) -> dict[str, float]:
