@@ -45,7 +45,7 @@ mutants: $(VENV)/installed
 	$(BIN)/mutmut export-cicd-stats
 	$(BIN)/python tests/survivors.py
 
-# The pages in notebooks/, all parameters, the reference and the notebooks; building and reading them needs no network.
+# The pages in notebooks/, all parameters, the reference and the notebooks; building downloads packages, reading needs no network.
 docs: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/mkdocs build --strict --quiet
