@@ -13,7 +13,7 @@ from torch import Tensor, multiprocessing, nn
 
 from tests.training.jobs import PROJECT, lines_of, section
 from tests.training.toys import CPU, toy_run, toy_stage
-from ups.files import WEIGHTS
+from ups.files import WEIGHTS, write_json
 from ups.models.weights import load
 from ups.training import loop, parallel
 from ups.training.distributed import Ranks
@@ -126,10 +126,13 @@ def test_the_page_has_a_program_that_runs(
     undisturbed: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The program on the page about GPUs trains the operator of a data root to the weights of the loop."""
-    (tmp_path / "data").symlink_to(undisturbed(1).parents[2])
+    trained = undisturbed(1)
+    root = trained.parents[2]
+    write_json(root / "06_models/operator.json", {"path": str(trained.relative_to(root))})
+    (tmp_path / "data").symlink_to(root)
     monkeypatch.chdir(tmp_path)
     (program,) = re.findall(r"```python\n(.*?)```", (PROJECT / "notebooks/gpus.md").read_text(), re.DOTALL)
     known: dict[str, Any] = {}
     exec(program, known)
-    assert same(tmp_path / "lightning/operator", undisturbed(1))
+    assert same(tmp_path / "lightning/operator", trained)
     assert known["trainer"].checkpoint_callback.best_model_score < math.inf
