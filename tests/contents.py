@@ -1,13 +1,20 @@
-"""Wrong contents of JSON files, and what is expected of whoever reads them."""
+"""Equal predictions; wrong contents of JSON files, and what is expected of whoever reads them."""
 
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from ups.errors import DataFault
+
+
+def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
+    """Two predictions of the same models: equal bit for bit on a CPU, within rounding on a GPU."""
+    np.testing.assert_allclose(found, expected, rtol=1e-6 if torch.cuda.is_available() else 0.0, atol=0.0)
 
 
 def wrong_contents(good: bytes, fields: tuple[str, ...], of_each_file: bool) -> Iterator[tuple[str, bytes]]:

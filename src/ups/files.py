@@ -9,7 +9,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -77,9 +77,9 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of killed processes; no other process may write to the folder meanwhile."""
-    for path in folder.glob(".*.tmp"):
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Delete temporary files of killed processes, or those for `name`; no other process may write them meanwhile."""
+    for path in folder.glob(".*.tmp" if name is None else f".{escape(name)}.*.tmp"):
         path.unlink()
 
 
@@ -130,9 +130,7 @@ def private_lock(path: Path, timeout: float = -1) -> "FileLock":
 
 def allow_open_files() -> None:
     """Let this process keep MAX_OPEN_FILES files open, if the system allows it: many start with a limit of 1024."""
-    if find_spec("resource") is None:  # not of a POSIX system
-        return
-    import resource
+    import resource  # of POSIX systems alone, unlike this module
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
@@ -141,20 +139,26 @@ def allow_open_files() -> None:
 
 
 @contextmanager
-def only_writer(path: Path) -> Iterator[None]:
-    """No other process holds this for `path` meanwhile; raises `Locked` at once if one does."""
+def only_writer(path: Path, poll_seconds: float | None = None) -> Iterator[None]:
+    """No other process holds this for `path` meanwhile. If one does, ask every `poll_seconds` until it has ended.
+
+    Raises:
+        Locked: another process holds it, and there are no `poll_seconds`.
+    """
     from filelock import Timeout
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = private_lock(path.with_name(f".{path.name}.lock"), timeout=0)
+    place = path.with_name(f".{path.name.removeprefix('.')}.lock")
+    lock = private_lock(place, timeout=0 if poll_seconds is None else -1)
     try:
-        lock.acquire()
+        with storage_faults(place):
+            lock.acquire(poll_interval=poll_seconds)
     except Timeout:
         raise Locked(f"another process writes {path}; wait for it or stop it") from None
     try:
         yield
     finally:
-        Path(lock.lock_file).unlink()
+        place.unlink(missing_ok=True)  # before others can lock it: they notice, and make a new one
         lock.release()
 
 

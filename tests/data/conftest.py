@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.data.own import KDV
 from ups.data import http, inspection
 from ups.data.families import Families, Family
 from ups.data.pdebench import FAMILIES
@@ -209,3 +210,9 @@ def families() -> Iterator[Families]:
     FAMILIES.clear()
     FAMILIES.update(before)
     FAMILIES._stored = stored
+
+
+@pytest.fixture
+def kdv_known(families: Families) -> None:
+    """Korteweg-de Vries is a known family, as if `families.yml` had defined it."""
+    families.define(KDV)

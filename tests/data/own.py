@@ -1,5 +1,7 @@
 """A family that is not PDEBench's, Korteweg-de Vries, and trajectories of it from a spectral solver."""
 
+from pathlib import Path
+
 import numpy as np
 
 from ups.data.families import Family
@@ -39,3 +41,14 @@ def solve_kdv(count: int, num_snapshots: int, delta: float, seed: int = 0, subst
             u_hat = half_dispersion * (u_hat + h / 6 * (k_1 + 2 * k_2 + 2 * k_3 + advection(u_hat + h * k_3)))
         snapshots.append(np.fft.irfft(u_hat, NUM_POINTS))
     return np.stack(snapshots, axis=1)
+
+
+DELTA = 0.1
+U, T = solve_kdv(4, 5, DELTA).astype(np.float32), DT * np.arange(5)
+
+
+def write_npz(folder: Path) -> Path:
+    """A small file of the family: all of its content as arrays."""
+    path = folder / "named.npz"
+    np.savez(path, u=U, x=X, t=T, delta=DELTA, family="kdv_1d")
+    return path

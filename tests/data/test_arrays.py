@@ -16,7 +16,7 @@ import pytest
 import zarr
 from scipy.io import netcdf_file
 
-from tests.data.own import DT, KDV, X, solve_kdv
+from tests.data.own import DELTA, DT, KDV, T, U, X, write_npz
 from ups.data.arrays import open_data
 from ups.data.families import Families
 from ups.data.field_files import open_fields
@@ -25,22 +25,8 @@ from ups.data.sources import list_files
 from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import DataFault, StorageFault
 
-DELTA = 0.1
 NOBODY = 65534
-U, T = solve_kdv(4, 5, DELTA).astype(np.float32), DT * np.arange(5)
-
-
-@pytest.fixture(autouse=True)
-def definition(families: Families) -> None:
-    """The family of the files is known, as if `families.yml` had defined it."""
-    families.define(KDV)
-
-
-def write_npz(folder: Path) -> Path:
-    """All of the content as arrays."""
-    path = folder / "named.npz"
-    np.savez(path, u=U, x=X, t=T, delta=DELTA, family="kdv_1d")
-    return path
+pytestmark = pytest.mark.usefixtures("kdv_known")
 
 
 def write_compressed(folder: Path) -> Path:

@@ -11,29 +11,14 @@ import numpy as np
 import pytest
 import zarr
 
-from tests.data.own import DT, KDV, X, solve_kdv
+from tests.data.own import DELTA, KDV, T, U, X, write_npz
 from ups.data import arrays
 from ups.data.arrays import open_data
-from ups.data.families import Families
 from ups.data.field_files import open_fields
 from ups.data.sources import list_files
 from ups.files import publish
 
-DELTA = 0.1
-U, T = solve_kdv(4, 5, DELTA).astype(np.float32), DT * np.arange(5)
-
-
-@pytest.fixture(autouse=True)
-def definition(families: Families) -> None:
-    """The family of the files is known, as if `families.yml` had defined it."""
-    families.define(KDV)
-
-
-def write_npz(folder: Path) -> Path:
-    """All of the content as arrays."""
-    path = folder / "named.npz"
-    np.savez(path, u=U, x=X, t=T, delta=DELTA, family="kdv_1d")
-    return path
+pytestmark = pytest.mark.usefixtures("kdv_known")
 
 
 def test_a_changed_file_is_copied_anew(tmp_path: Path):

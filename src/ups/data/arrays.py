@@ -11,10 +11,8 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import numpy as np
 from ups.data import hdf5, zarr_stores
 from ups.data.hdf5 import COPY_SUFFIX, file_fault, open_file
 from ups.errors import Fault, StorageFault
-from ups.files import files_in, private_lock, publish, storage_faults
+from ups.files import files_in, only_writer, publish, remove_leftovers
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
 SUFFIXES = (*HDF5_SUFFIXES, ".nc", ".npz", ".zarr")
@@ -100,10 +98,9 @@ def _copied(path: Path) -> Path:
     if not os.access(path.parent, os.W_OK):
         what = f"{path}: its folder is not writable, where it is copied to HDF5 once"
         raise StorageFault(f"{what}; copy the folder, or {REMEDY}")
-    with _lock(copy):
+    with only_writer(copy, POLL_SECONDS):
         if not _is_copy(copy, path):  # another process may have made it meanwhile
-            for leftover in copy.parent.glob(f".{escape(copy.name)}.*.tmp"):  # of killed processes
-                leftover.unlink(missing_ok=True)
+            remove_leftovers(copy.parent, copy.name)
             _write_copy(path, copy)
     return copy
 
@@ -113,20 +110,6 @@ def _is_copy(copy: Path, path: Path) -> bool:
         return False
     with open_file(copy) as file:
         return hdf5.read_label(file, STAMP) == str(stamp(path))
-
-
-@contextmanager
-def _lock(copy: Path) -> Iterator[None]:
-    """Let one process at a time make a copy, the others wait."""
-    path = copy.with_name(f"{copy.name}.lock")
-    lock = private_lock(path)
-    with storage_faults(path):
-        lock.acquire(poll_interval=POLL_SECONDS)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # before others can lock it: they notice, and make a new one
-        lock.release()
 
 
 def _write_copy(path: Path, copy: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ups.data.families import Family
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
-from ups.files import publish
+from ups.files import publish, remove_leftovers
 from ups.solvers import evolve, incompressible, sample_initial_states
 from ups.solvers.families import Problem, one_thread, problem_of
 
@@ -115,8 +115,7 @@ def simulate(
     problem = problem_of(family)
     indices, grid = range(first, first + num_trajectories), (resolution,) * problem.num_axes
     content = SimulatedFile(FAMILIES[family], problem, parameters, indices, grid, num_snapshots, duration)
-    for left_by_killed_process in path.parent.glob(f".{path.name}.*.tmp"):
-        left_by_killed_process.unlink()
+    remove_leftovers(path.parent, path.name)
     with publish(path) as temporary, h5py.File(temporary, "w") as file:
         _write(file, content, seed, start, boundary, advance)
 

@@ -61,17 +61,20 @@ def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, a
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigFault(f"simulate.datasets names {', '.join(twice)} twice: give each dataset its own parameters")
+    families = {name: recipe["family"] for name, recipe in calls}
+    made_by = {
+        name: {"recipe": recipe, "identity": identity, "family": FAMILIES[recipe["family"]].digest}
+        for name, recipe in calls
+    }
     known = _simulated(folder)
-    if any(_is_missing(folder / name, known.get(name), _made_by(recipe, identity)) for name, recipe in calls):
+    if _missing(folder, made_by, known):
         with only_writer(folder / SIMULATED):
             known = _simulated(folder)  # another process may have ended just now
-            for name, recipe in calls:
-                path, made_by = folder / name, _made_by(recipe, identity)
-                if _is_missing(path, known.get(name), made_by):
-                    simulate(path, **recipe, advance=advance)
-                    known[name] = Simulated(made_by, path.stat().st_size, digest_of(path, "md5"))
-                    write_json(folder / SIMULATED, {name: asdict(record) for name, record in known.items()})
-    families = {name: recipe["family"] for name, recipe in calls}
+            for name in _missing(folder, made_by, known):
+                path = folder / name
+                simulate(path, **made_by[name]["recipe"], advance=advance)
+                known[name] = Simulated(made_by[name], path.stat().st_size, digest_of(path, "md5"))
+                write_json(folder / SIMULATED, {name: asdict(record) for name, record in known.items()})
     return {name: _entry(known[name].bytes, known[name].md5, families[name]) for name in names}
 
 
@@ -79,13 +82,11 @@ def _simulated(folder: Path) -> dict[str, Simulated]:
     return read_json(folder / SIMULATED, dict[str, Simulated]) if (folder / SIMULATED).is_file() else {}
 
 
-def _made_by(recipe: dict[str, Any], identity: str) -> dict[str, Any]:
-    return {"recipe": recipe, "identity": identity, "family": FAMILIES[recipe["family"]].digest}
-
-
-def _is_missing(path: Path, record: Simulated | None, made_by: dict[str, Any]) -> bool:
-    is_there = path.is_file() and record is not None and path.stat().st_size == record.bytes
-    return not is_there or record.made_by != made_by
+def _missing(folder: Path, made_by: dict[str, dict[str, Any]], known: dict[str, Simulated]) -> list[str]:
+    """Names of the files that are not there, or were made by something else."""
+    present = {name: folder / name for name, record in known.items() if record.made_by == made_by.get(name)}
+    whole = {name for name, path in present.items() if path.is_file() and path.stat().st_size == known[name].bytes}
+    return [name for name in made_by if name not in whole]
 
 
 def download_files(
@@ -184,15 +185,21 @@ def list_files(folder: Path, checksum_file: Path) -> Files:
     files: Files = {}
     for name, family in find_families(folder, FAMILIES.given).items():
         path = folder / name
-        num_bytes, md5 = identify(path) if is_remote(path) else (stamp(path)[0], checksums.find(path))
-        if md5 is None:
-            before, md5 = stamp(path), md5_of(path)
-            if stamp(path) != before:
-                raise DataFault(f"{path}: it changes while it is read; wait until it is complete")
-            checksums.add(path, md5)
+        num_bytes, md5 = identify(path) if is_remote(path) else _identify(path, checksums)
         refuse_outdated_md5(path, md5)
         files[name] = _entry(num_bytes, md5, family)
     return files
+
+
+def _identify(path: Path, checksums: ChecksumCache) -> tuple[int, str]:
+    """Bytes and MD5 of a file on disk."""
+    before, md5 = stamp(path), checksums.find(path)
+    if md5 is None:
+        md5 = md5_of(path)
+        if stamp(path) != before:
+            raise DataFault(f"{path}: it changes while it is read; wait until it is complete")
+        checksums.add(path, md5)
+    return before[0], md5
 
 
 def find_families(folder: Path, known: list[Family]) -> dict[str, str]:
