@@ -524,7 +524,7 @@ def test_the_ablation_has_a_base():
 def test_baselines_validate_early_enough(steps: int, between: int):
     """Noise that follows the model's own error is there in short runs too: validation comes 25 times at least."""
     config = typed().baselines
-    section = config.section("unet", "burgers_1d", steps, config.start("unet"))
+    section = config.section("unet", "burgers_1d", steps, config.start("unet", "burgers_1d"))
     assert (section.steps, section.validate_every, section.model) == (max(1, steps), between, config.unet)
     assert section.model_dump().items() >= config.recipe.model_dump(exclude={"validate_every"}).items()
 

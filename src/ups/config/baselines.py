@@ -1,8 +1,8 @@
 """Section `baselines`: models of one family each on its grid, with which our models are compared."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from ups.config.data import VariantName
 from ups.config.sections import Fraction, NonNegative, PerDimension, Section
@@ -11,6 +11,7 @@ from ups.config.training import Noise, Recipe, TrainingSection, Unroll
 Kind = Literal["linear", "unet", "fno", "transformer", "normalized_unet", "normalized_fno"]
 NORMALIZED = "normalized_"  # kinds with this prefix have the normalization and the conservation of the operator
 REQUIRED = ("linear", "unet", "fno")  # the comparison needs these; others are rows beside them
+Tuned = Literal["learning_rate", "hidden_channels", "modes"]
 Candidate = dict[str, int]
 """What a trial changes -> how often its factor has been applied to the configured value; negative: divided by it."""
 
@@ -86,6 +87,7 @@ class BaselinesConfig(Section):
       both ways, so that the best one in the end has worse ones on all sides, or `max_trials` have been made; every kind
       and family has this number. A trial has the fraction `trial_share` of the training time, which does not count as
       training time; a size that takes more time per step gets fewer steps. The lowest validation loss is the best
+    - `chosen`: values of a kind and family that earlier trials found; such a model has no trials
     - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
     - `validate_share`: fraction of the steps between two validations, unless `recipe.validate_every` is less; also
       short trainings need several, because the noise of `noise.own_error` is scaled by the latest validation error
@@ -99,7 +101,8 @@ class BaselinesConfig(Section):
     symmetries: bool
     unroll: Unroll
     learning_rate: PositiveFloat
-    factors: dict[Literal["learning_rate", "hidden_channels", "modes"], Annotated[float, Field(gt=1.0)]]
+    factors: dict[Tuned, Annotated[float, Field(gt=1.0)]]
+    chosen: dict[Kind, dict[VariantName, dict[Tuned, PerDimension | PositiveInt | PositiveFloat]]]
     max_trials: PositiveInt
     trial_share: Fraction
     warmup_share: Fraction
@@ -127,23 +130,34 @@ class BaselinesConfig(Section):
             raise ValueError(f"the comparison needs {', '.join(REQUIRED)}; missing: {', '.join(missing)}")
         return shares
 
+    @model_validator(mode="after")
+    def _has_possible_choices(self) -> Self:
+        for kind, by_family in self.chosen.items():
+            for family in by_family:
+                self.section(kind, family, 1, {})
+        return self
+
     def sizes(self, kind: Kind) -> FNOModel | UNetModel | TransformerModel | LinearModel:
         """The configured sizes of a kind of model; a normalized one has those of its architecture."""
         return getattr(self, kind.removeprefix(NORMALIZED))
 
-    def start(self, kind: Kind) -> Candidate:
-        """The configured values of what trials of this kind change."""
+    def start(self, kind: Kind, family: VariantName) -> Candidate:
+        """The configured values of what trials of this kind change; nothing where they are `chosen`."""
+        if family in self.chosen.get(kind, {}):
+            return {}
         return {name: 0 for name in self.factors if name == "learning_rate" or hasattr(self.sizes(kind), name)}
 
-    def values(self, kind: Kind, candidate: Candidate) -> dict[str, Any]:
+    def values(self, kind: Kind, family: VariantName, candidate: Candidate) -> dict[str, Any]:
         """The learning rate and sizes of a candidate, e.g. {"learning_rate": 0.003, "modes": (32, 16, 8)}."""
         configured = {"learning_rate": self.learning_rate} | self.sizes(kind).model_dump()
-        return {name: _scaled(configured[name], self.factors[name] ** power) for name, power in candidate.items()}
+        tried = {name: _scaled(configured[name], self.factors[name] ** power) for name, power in candidate.items()}
+        return self.chosen.get(kind, {}).get(family, {}) | tried
 
     def section(self, kind: Kind, family: VariantName, steps: int, candidate: Candidate) -> BaselineConfig:
         """The section of a baseline that is trained for `steps` steps, at least one."""
         steps = max(1, steps)
-        changed = self.values(kind, candidate)
+        changed = {"learning_rate": self.learning_rate} | self.values(kind, family, candidate)
+        rate, sizes = changed.pop("learning_rate"), self.sizes(kind)
         optimizer = "adamw" if kind == "linear" else self.recipe.optimizer  # a stencil has no hidden layers
         between = max(1, round(self.validate_share * steps))
         return BaselineConfig(
@@ -151,11 +165,11 @@ class BaselinesConfig(Section):
             optimizer=optimizer,
             validate_every=min(self.recipe.validate_every, between),
             steps=steps,
-            learning_rate=changed.pop("learning_rate"),
+            learning_rate=rate,
             warmup_steps=round(self.warmup_share * steps),
             kind=kind,
             family=family,
-            model=self.sizes(kind).model_copy(update=changed),
+            model=type(sizes).model_validate(sizes.model_dump() | changed),
             noise=self.noise,
             symmetries=self.symmetries,
             unroll=self.unroll,

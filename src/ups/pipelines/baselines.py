@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
-from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_args
@@ -80,12 +79,13 @@ def measure_pace(
     runs = _runs(ours, data_root)
     stages = {run.stage: {"stage": run.stage, "config": run.config, "inputs": run.inputs} for run in runs}
     for kind in config.time_shares:
-        start = config.start(kind)
-        for family, candidate in product(_families(fields, kind), [start, *neighbours(start)]):
-            # Every rate takes the same time: the names of those candidates are that of the start.
-            section = config.section(kind, family, PACED_STEPS, candidate | {"learning_rate": 0})
-            content, inputs = section.model_dump(mode="json"), {"latent_cache": fields}
-            stages[pace_name(kind, family, candidate)] = {"stage": "baseline", "config": content, "inputs": inputs}
+        for family in _families(fields, kind):
+            start = config.start(kind, family)
+            for candidate in (start, *neighbours(start)):
+                # Every rate takes the same time: the names of those candidates are that of the start.
+                section = config.section(kind, family, PACED_STEPS, candidate | {"learning_rate": 0})
+                content, inputs = section.model_dump(mode="json"), {"latent_cache": fields}
+                stages[pace_name(kind, family, candidate)] = {"stage": "baseline", "config": content, "inputs": inputs}
     return seconds_per_step("pace", stages, config, launch, data_root, raw)
 
 
@@ -125,22 +125,21 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
         for family in _families(fields, kind) if kind in config.time_shares else ():
             allowed = config.time_shares[kind] * seconds[family]
             num_steps = {name: allowed / each for name, each in pace["seconds_per_step"].items()}
-            trials: list[Trial] = []
-            while (candidate := next_candidate(trials, config.start(kind), config.max_trials)) is not None:
+            start, trials = config.start(kind, family), list[Trial]()
+            while start and (candidate := next_candidate(trials, start, config.max_trials)) is not None:
                 steps = round(config.trial_share * num_steps[pace_name(kind, family, candidate)])
                 short = config.section(kind, family, steps, candidate)
                 trials.append((candidate, _validated(short, inputs, launch, data_root)))
-            ranked = sorted((each for each in trials if math.isfinite(each[1])), key=itemgetter(1))
-            lowest = min(map(itemgetter(1), trials))
-            log.info("%s of %s: validation loss %.3g, best of %d trials", kind, family, lowest, len(trials))
-            for best, _ in ranked:  # a rate that was best in a short trial may diverge later
+                log.info("%s of %s: validation loss %.3g in trial %d", kind, family, trials[-1][1], len(trials))
+            ranked = [each for each, loss in sorted(trials, key=itemgetter(1)) if math.isfinite(loss)]
+            for best in ranked if start else [start]:  # a rate that was best in a short trial may diverge later
                 section = config.section(kind, family, round(num_steps[pace_name(kind, family, best)]), best)
                 if (trained := _attempted(section, inputs, launch, data_root)) is not None:
                     break
             else:
                 raise Diverged(f"{kind} of {family}: every training diverged; lower baselines.learning_rate")
             settled = all(each in map(itemgetter(0), trials) for each in neighbours(best))
-            found = {"values": config.values(kind, best), "trials": len(trials), "settled": settled}
+            found = {"values": config.values(kind, family, best), "trials": len(trials), "settled": settled}
             receipts[family] = trained | found
         return receipts
 

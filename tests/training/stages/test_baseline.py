@@ -33,7 +33,8 @@ def test_a_baseline_is_unrolled_as_the_operator_is(horizon: int, fields: Receipt
     """Training windows have as many steps as the baselines unroll, and need their memory; validation samples one."""
     config = typed().baselines
     config = config.model_copy(update={"unroll": config.unroll.model_copy(update={"horizon": horizon})})
-    section, inputs = config.section("linear", "advection_1d", 10, config.start("linear")), {"latent_cache": fields}
+    start, inputs = config.start("linear", "advection_1d"), {"latent_cache": fields}
+    section = config.section("linear", "advection_1d", 10, start)
     run = Run(tmp_path, "baseline", "", section.model_dump(), inputs, launched(), "cpu", tmp_path)
     stage, first = baseline.build(section, run), np.zeros(2, int)
     assert len(stage.train.load("advection_1d", first).states(9)) == horizon + 1
