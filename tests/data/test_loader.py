@@ -132,6 +132,31 @@ def test_windows_hold_the_pairs(cache: LatentCache, horizon: int):
         assert offset == time - first
 
 
+@pytest.mark.parametrize("horizon", [1, 3, 99])
+def test_families_with_history_have_the_snapshot_before(cache: LatentCache, horizon: int):
+    """Whatever the horizon it is the true one, of a first snapshot itself; also of rollouts that start earlier."""
+    name = "1D_Burgers_Sols_Nu0.01"
+    plain = LatentSamples(cache, "train", horizon=horizon)
+    samples = LatentSamples(cache, "train", horizon=horizon, history=["burgers_1d"])
+    numbers = np.arange(samples.num_samples["burgers_1d"])
+    batch, expected = (made.load("burgers_1d", numbers) for made in (samples, plain))
+    assert expected.before is None
+    np.testing.assert_array_equal(batch.z, expected.z)
+    np.testing.assert_array_equal(batch.z_next, expected.z_next)
+    for h in (1, 2, 5):
+        (state, *later), (first, *others) = batch.states(h), expected.states(h)
+        channels = first.shape[-1]
+        np.testing.assert_array_equal(state[..., :channels], first)
+        assert all(map(np.array_equal, later, others))
+        for number, z, before in zip(numbers, state[..., :channels], state[..., channels:], strict=True):
+            snapshots = cache.read(name, "fields", samples.find("burgers_1d", number)[1])
+            (time,) = (t for t in range(4) if np.array_equal(snapshots[t], z))
+            np.testing.assert_array_equal(before, snapshots[max(0, time - 1)])
+    for number, before in zip(numbers, batch.before, strict=True):
+        _, trajectory, time = samples.find("burgers_1d", number)
+        np.testing.assert_array_equal(before, cache.read(name, "fields", trajectory)[max(0, time - 1)])
+
+
 def test_windows_are_as_long_as_the_shortest_trajectories_of_the_family(cache: LatentCache):
     """Two datasets of one family make batches of windows equally long, which both can fill."""
     short = {**cache.datasets["1D_Burgers_Sols_Nu0.01"], "arrays": {"fields": {"shape": [6, 3, 8, 1], "scale": None}}}

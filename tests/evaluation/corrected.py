@@ -20,7 +20,7 @@ Denoise = Callable[[Tensor, Tensor], Tensor]
 class Codec:
     """Latents are the fields: a token per point."""
 
-    groups = {f"{FAMILY}/fields": SimpleNamespace(grid=(NUM_POINTS,), num_channels=1)}
+    groups = dict.fromkeys((f"{FAMILY}/fields", "darcy_2d/fields"), SimpleNamespace(grid=(NUM_POINTS,), num_channels=1))
 
     def encode(self, u: Tensor, group: str) -> Tensor:
         return u.transpose(-1, -2)
@@ -38,10 +38,10 @@ class Halving(nn.Module):
         self.statistics.max_fluctuation.fill_(1e6)
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
-        return z / 2 + coefficients.sum(-1, keepdim=True)
+        return z[..., :1] / 2 + coefficients.sum(-1, keepdim=True)
 
     def constrained(self, z_next: Tensor, z: Tensor, domain: Domain) -> Tensor:
-        return self.statistics.limit_step(z_next, z, domain)
+        return self.statistics.limit_step(z_next, z[..., :1], domain)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class AddsNoise:
         return u
 
     def decode(self, z: Tensor, family: str) -> Tensor:
-        return z + self.offset
+        return z[..., :8] + self.offset
 
     as_stored = Surrogate.as_stored
 
@@ -54,11 +54,11 @@ class AddsNoise:
         return family
 
     def plain_step(self, setting: Setting):
-        return lambda z: z / 2
+        return lambda z: z[..., :8] / 2
 
     def diffusion_step(self, setting: Setting, correction: Correction, normal: Normal):
         assert correction == CORRECTION
-        return lambda z: z / 2 + normal(1, *z.shape)[0].exp()
+        return lambda z: z[..., :8] / 2 + normal(1, *z[..., :8].shape)[0].exp()
 
 
 def fields() -> Tensor:
@@ -71,7 +71,10 @@ def slabs(u_ref: Tensor, lengths: list[int]) -> list[Slab]:
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     places = [slice(start, start + length + 1) for start, length in zip(starts, lengths, strict=True)]
     found = [(place.start, u_ref[:, place]) for place in places]
-    return [Slab(start, u[:, 1:], u_ref[:, 0], u[:, :1], u) for start, u in found]
+    before = [u_ref[:, [max(0, start - 1)]] for start, _ in found]
+    return [
+        Slab(start, u[:, 1:], u_ref[:, 0], u[:, :1], u, last) for (start, u), last in zip(found, before, strict=True)
+    ]
 
 
 def predicted(surrogate: AddsNoise, lengths: list[int], at_once: int = NUM_MEMBERS) -> dict[tuple, Prediction]:
@@ -103,11 +106,20 @@ def test_one_step_starts_from_the_truth_and_a_rollout_from_its_first_snapshot():
     """A method without an ensemble predicts half of each snapshot, or 2^-t of the first."""
     u_ref, predictions = fields(), predicted(AddsNoise(), [4])
     assert torch.equal(predictions["operator", "one_step"].u, u_ref[:, :-1] / 2)
-    assert torch.equal(predictions["operator", "rollout"].u, rollout(lambda u: u / 2, u_ref[:, 0], 4)[:, 1:])
+    assert torch.equal(predictions["operator", "rollout"].u, rollout(lambda u: u / 2, u_ref[:, 0], 4))
     assert {key for key, prediction in predictions.items() if prediction.ensemble is not None} == {
         ("diffusion", "one_step"),
         ("diffusion", "rollout"),
     }
+
+
+@pytest.mark.parametrize("lengths", [[4], [3, 1], [1, 1, 1, 1]])
+def test_states_hold_the_true_snapshot_before(lengths: list[int]):
+    """Whatever the slabs, a single step starts from a snapshot and the one before it, the first one from itself."""
+    u_ref = fields()
+    states = torch.stack([slab.state(step) for slab in slabs(u_ref, lengths) for step in range(len(slab.target[0]))], 1)
+    before = torch.cat([u_ref[:, :1], u_ref[:, :-2]], 1)
+    assert torch.equal(states, torch.cat([u_ref[:, :-1], before], -1))
 
 
 def test_trivial_methods_repeat_the_truth():

@@ -40,7 +40,7 @@ def test_arrays_for_figures_do_not_grow_with_the_trajectory(grid: tuple[int, ...
     u = number[:, None, None].expand(-1, 2, math.prod(grid)).unflatten(2, grid)
     for start in range(0, 399, 100):
         target = u[start + 1 : start + 101]
-        example.add("truth", Slab(start, target[None], u[:1], u[None, :1], target), target)
+        example.add("truth", Slab(start, target[None], u[:1], u[None, :1], target, target[:1]), target)
     kept, shown = example.snapshots("truth"), description(dataset)["shown"]
     assert kept.shape == shape
     assert kept.reshape(shape[0], -1)[:, 0].tolist() == shown.tolist()

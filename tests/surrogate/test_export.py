@@ -126,10 +126,30 @@ def test_repeated_steps_are_the_rollout(family: str):
     features = torch.tensor(condition_features(dataset))
     condition = condition_of(features, {name: inputs[name] for name in model.family.parameters}, 3)
     step = surrogate.plain_step(Setting(family, domain_of(dataset), given, condition))
-    expected = surrogate.decode(rollout(step, z_0, 10)[:, 1:], family)
-    found = rollout(lambda u: model(*(inputs | {"u": u}).values()), u_0, 10)[:, 1:]
+    expected = surrogate.decode(rollout(step, z_0, 10), family)
+    found = rollout(lambda u: model(*(inputs | {"u": u}).values()), u_0, 10)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(found[:, -1], found[:, 0], rtol=0.1)
+
+
+def test_a_model_with_history_takes_the_snapshot_before(tmp_path: Path):
+    """Steps of the file, each from the last two snapshots, are the rollout in latents from a state of the first two."""
+    family, path = "shallow_water_2d", tmp_path / "model.pt2"
+    surrogate, model = tiny_surrogate(family, history=True), tiny_model(family, history=True)
+    assert list(model.inputs) == ["u", "u_before", *model.family.parameters]
+    export(model, path, "pt2")
+    program = torch.export.load(path).module()
+    expect_parity(model, program)
+    inputs = random_inputs(model, 3)
+    u, u_before, *parameters = inputs.values()
+    z, z_before = (surrogate.encode(each, family) for each in (u, u_before))
+    features = torch.tensor(condition_features(dataset_of(FAMILIES[family])))
+    condition = condition_of(features, dict(zip(model.family.parameters, parameters, strict=True)), 3)
+    setting = Setting(family, domain_of(dataset_of(FAMILIES[family])), z[..., :0], condition)
+    expected = surrogate.decode(rollout(surrogate.plain_step(setting), torch.cat([z, z_before], -1), 3), family)
+    for snapshot in expected.unbind(1):
+        u, u_before = program(u, u_before, *parameters), u
+        torch.testing.assert_close(u, snapshot, rtol=1e-4, atol=1e-4)
 
 
 def test_a_file_holds_the_weights_of_one_family():

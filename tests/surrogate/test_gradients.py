@@ -33,7 +33,7 @@ def has_true_gradients(model: PhysicalModel, num_steps: int) -> bool:
 
 
 def two_steps(surrogate: Surrogate, u_0: Tensor, nu: Tensor) -> Tensor:
-    """Two time steps of Burgers from fields u_0 (B, 1, X), (B, 3, 1, X)."""
+    """Two time steps of Burgers from fields u_0 (B, 1, X), (B, 2, 1, X)."""
     dataset = dataset_of(FAMILIES[NU])
     z_0, features = surrogate.encode(u_0, NU), torch.tensor(condition_features(dataset)).to(u_0)
     condition = condition_of(features, {"nu": nu}, len(u_0))

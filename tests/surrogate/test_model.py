@@ -92,6 +92,21 @@ def test_a_rollout_gives_the_snapshots_of_a_prediction(model: Model, family: str
     np.testing.assert_array_equal(np.stack(snapshots, 1), u[:, 1:])
 
 
+def test_a_family_with_history_goes_on_from_two_snapshots(model: Model):
+    """The last two snapshots of a prediction lead to its next one; the last alone counts as at rest."""
+    u_0 = values(3, 2, 8, 6)
+    u = model.predict("diffusion_reaction_2d", u_0, steps=4)
+    again = model.predict("diffusion_reaction_2d", u[:, 2], u_before=u[:, 1], steps=2)
+    np.testing.assert_allclose(again, u[:, 2:], rtol=1e-4, atol=1e-5)
+    (first,) = model.rollout("diffusion_reaction_2d", u[:, 2], u_before=u[:, 1], steps=1)
+    np.testing.assert_array_equal(first, again[:, 1])
+    at_rest = model.predict("diffusion_reaction_2d", u[:, 2], steps=1)
+    same = model.predict("diffusion_reaction_2d", u[:, 2], u_before=u[:, 2], steps=1)
+    np.testing.assert_array_equal(at_rest, same)
+    assert not np.allclose(at_rest[:, 1], u[:, 3], rtol=1e-4)
+    assert model.describe("diffusion_reaction_2d").history and not model.describe("advection_1d").history
+
+
 def test_a_rollout_makes_no_step_before_it_is_asked_for(model: Model):
     """A thousand million steps begin at once."""
     u_0 = values(8)
@@ -313,6 +328,8 @@ def rollout_error(model: Model, raw: Path, entry: dict[str, Any], index: int, re
         u, u_ref = model.predict(dataset.family, u_ref[0], steps=len(u_ref) - 1, **named)[1:], u_ref[1:]
     else:
         starts = {name: np.stack([field] * (len(u_ref) - 1)) for name, field in named.items() if np.ndim(field)}
+        if model.describe(dataset.family).history:
+            starts["u_before"] = np.concatenate([u_ref[:1], u_ref[:-2]])
         u = model.predict(dataset.family, u_ref[:-1], steps=1, **named | starts)[:, 1]
         u_ref = u_ref[1:]
     return nRMSE(torch.from_numpy(u)[None], torch.from_numpy(u_ref)[None]).mean().item()

@@ -167,6 +167,21 @@ def test_a_wrong_input_is_one_line(model: Model, case: tuple[Any, Any, dict[str,
 
 
 @pytest.mark.parametrize(
+    ("family", "shape", "u_before", "message"),
+    [
+        ("diffusion_reaction_2d", (2, 8, 6), np.ones((3, 2, 8, 6)), "u_before of .* must have the shape of u_0"),
+        ("diffusion_reaction_2d", (2, 8, 6), np.ones((1, 8, 6)), r"u_before of .* must be \(2, X, Y\)"),
+        ("diffusion_reaction_2d", (2, 8, 6), np.full((2, 8, 6), np.nan), "u_before"),
+        ("advection_1d", (8,), np.ones(8), "steps of advection_1d start from one snapshot: leave out u_before"),
+    ],
+)
+def test_a_wrong_snapshot_before_is_refused(model: Model, family: str, shape: tuple, u_before: Any, message: str):
+    """It has the shape of the initial state, and a family whose steps start from two."""
+    with pytest.raises(ConfigFault, match=message):
+        model.predict(family, np.ones(shape, np.float32), u_before=u_before, steps=1)
+
+
+@pytest.mark.parametrize(
     ("family", "u_0", "options", "message"),
     [
         ("advection_1d", U, {"steps": 0}, "at least 1, not 0"),

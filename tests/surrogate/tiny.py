@@ -47,14 +47,19 @@ def _codec(family: Family, grid: tuple[int, ...]) -> Codec:
     return Codec(groups)
 
 
-def tiny_surrogate(name: str) -> Surrogate:
-    """Weights with a standard deviation of 0.3, seeded; two families, of which only the second has this name."""
+def tiny_surrogate(name: str, *, history: bool = False) -> Surrogate:
+    """Weights with a standard deviation of 0.3, seeded; two families, of which only the second has this name.
+
+    With `history` steps of it start from two snapshots.
+    """
     family = FAMILIES[name]
     dims, fields, coefficients = len(family.axes), len(family.fields), len(family.coefficients)
     components = _components(family)
     channels = (components * fields, components * coefficients)
     other = next(each for each in FAMILIES if each != name)
-    sizes = Sizes((other, name), (1, dims), (1, fields), (1, channels[0]), (0, channels[1]), NUM_CONDITIONS)
+    sizes = Sizes(
+        (other, name), (1, dims), (1, fields), (1, channels[0]), (0, channels[1]), NUM_CONDITIONS, [name] * history
+    )
     codec, model = _codec(family, GRIDS[dims]), (SteadyModel if family.steady else Operator)(sizes, small(num_layers=1))
     generator = torch.Generator().manual_seed(0)
     for module in (codec, model):
@@ -75,10 +80,10 @@ def tiny_surrogate(name: str) -> Surrogate:
     return Surrogate(codec, operator, None, None, steady, {})
 
 
-def tiny_model(name: str) -> PhysicalModel:
+def tiny_model(name: str, *, history: bool = False) -> PhysicalModel:
     """The exportable model of a tiny surrogate."""
     dataset = dataset_of(FAMILIES[name])
-    return PhysicalModel(tiny_surrogate(name), dataset, domain_of(dataset))
+    return PhysicalModel(tiny_surrogate(name, history=history), dataset, domain_of(dataset))
 
 
 def random_inputs(model: PhysicalModel, batch_size: int) -> dict[str, Tensor]:

@@ -111,16 +111,19 @@ def test_mirror_images_are_trajectories_too(trajectories: Trajectories):
 
 
 def test_batches_hold_steps_of_the_trajectories(trajectories: Trajectories):
-    """z_next follows z, and a window of h + 1 snapshots contains both; every step occurs in `spread`."""
+    """z_next follows z, a window holds both after the snapshot before; every step occurs in `spread`."""
     examples = encode(fit_codec(trajectories, patch_size=1, components=1), trajectories)
     batch = examples.draw(32, 3, np.random.default_rng(0))
-    assert batch.window is not None and batch.window.shape[1] == 4
+    assert batch.window is not None and batch.window.shape[1] == 5
     states = batch.states(3)
-    assert all(any(torch.equal(s, z) for z in examples.z.flatten(0, 1)) for s in states[0][:4])
+    channels, each = examples.z.shape[-1], examples.z.flatten(0, 1)
+    assert all(any(torch.equal(s[:, :channels], z) for z in each) for s in states[0][:4])
     every = list(examples.spread(1000, 5))
     assert {len(batch.z) for batch in every[:-1]} == {5}
     assert torch.equal(torch.cat([batch.z for batch in every]), examples.z[:, :-1].flatten(0, 1))
     assert torch.equal(torch.cat([batch.z_next for batch in every]), examples.z[:, 1:].flatten(0, 1))
+    before = torch.cat([examples.z[:, :1], examples.z[:, :-2]], 1).flatten(0, 1)
+    assert torch.equal(torch.cat([batch.before for batch in every]), before)
 
 
 def test_memory_is_bounded(trajectories: Trajectories, monkeypatch: pytest.MonkeyPatch):

@@ -86,8 +86,13 @@ def test_only_training_samples_are_turned(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(symmetry, "load_model", lambda *_: Codec(GROUPS).requires_grad_(False))
     run = SimpleNamespace(data_root=None, inputs={"latent_cache": {"codec": {}}})
     z = torch.randn(2, 4, 3)
-    batch = LatentBatch(Domain("burgers_1d", (4,), (True,)), z, z + 1, z[..., :0], torch.zeros(2, 3))
-    seen = symmetry.augmented(lambda model, batch, draw: batch.z, domains((12,), "burgers_1d"), run)
+    batch = LatentBatch(Domain("burgers_1d", (4,), (True,)), z, z + 1, z[..., :0], torch.zeros(2, 3), before=z)
+
+    def loss(model: None, batch: LatentBatch, draw: Draw) -> torch.Tensor:
+        assert torch.equal(batch.z, batch.before)
+        return batch.z
+
+    seen = symmetry.augmented(loss, domains((12,), "burgers_1d"), run)
     draws = [Draw((0, step), 2, slice(0, 2), torch.device("cpu"), step) for step in range(8)]
     assert {torch.equal(seen(None, batch, draw), z) for draw in draws} == {True, False}
     assert all(torch.equal(seen(None, batch, Draw(draw.seed, 2, slice(0, 2), draw.device)), z) for draw in draws)

@@ -63,6 +63,7 @@ class BaselineConfig(TrainingSection):
     model: FNOModel | UNetModel | TransformerModel | LinearModel
     noise: Noise
     symmetries: bool
+    history: bool
     unroll: Unroll
 
     @property
@@ -99,6 +100,7 @@ class BaselinesConfig(Section):
     recipe: BaselineRecipe
     noise: Noise
     symmetries: bool
+    history: list[VariantName]
     unroll: Unroll
     learning_rate: PositiveFloat
     factors: dict[Tuned, Annotated[float, Field(gt=1.0)]]
@@ -172,6 +174,7 @@ class BaselinesConfig(Section):
             model=type(sizes).model_validate(sizes.model_dump() | changed),
             noise=self.noise,
             symmetries=self.symmetries,
+            history=family in self.history,
             unroll=self.unroll,
         )
 

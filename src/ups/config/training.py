@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from ups.config.data import VariantName
 from ups.config.sections import NonNegative, PerDimension, PerDimensionFloat, Section, Seed, Steps, section_of
 from ups.models import sizes
 
@@ -180,12 +181,14 @@ class OperatorConfig(NetworkSection):
 
     `conserve`: no step changes the integral of a field that the PDE conserves under its boundary condition. Predictions
     keep mass, momentum and energy of compressible flow, and incompressible flow between walls has no divergence.
-    `symmetries`: training samples are mirrored and rotated at random, where PDE and domain allow it.
+    `symmetries`: training samples are mirrored and rotated at random, where PDE and domain allow it. `history`: the
+    families whose steps start from two snapshots, see `ups.models.history`.
     """
 
     noise: Noise
     conserve: bool
     symmetries: bool
+    history: list[VariantName]
     unroll: Unroll
     terms: Terms
 

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -51,6 +51,9 @@ class LatentBatch(Batch):
     is (B, K). In a steady family z is zero and z_next the solution. For training on several steps, `window`
     (B, H + 1, N, D) has H + 1 consecutive snapshots of the trajectory: z is the snapshot `offset` (B,), z_next the one
     after it. Windows end at the last snapshot of a trajectory at the latest, so z is not always the first snapshot.
+
+    Where a model needs it, `before` (B, N, D) is the snapshot before z, or z itself where z is the first of its
+    trajectory. Windows then begin with the snapshot before the first of the H + 1.
     """
 
     domain: Domain
@@ -60,18 +63,26 @@ class LatentBatch(Batch):
     condition: Tensor
     window: Tensor | None = None
     offset: Tensor | None = None
+    before: Tensor | None = None
+
+    @property
+    def state(self) -> Tensor:
+        """What a model advances, see `ups.models.history`: z (B, N, D), with `before` (B, N, 2 D)."""
+        return self.z if self.before is None else torch.cat([self.z, self.before], -1)
 
     def states(self, horizon: int) -> tuple[Tensor, ...]:
-        """The h + 1 snapshots z, z_next, ... of the window, each (B, N, D), with h = min(`horizon`, H).
+        """The `state` to start from and the h snapshots (B, N, D) after it in the window, with h = min(`horizon`, H).
 
         Samples in which fewer than h snapshots follow z start at an earlier snapshot, so that all have h + 1.
         """
         if self.window is None or self.offset is None:
-            return self.z, self.z_next
-        h = min(horizon, self.window.shape[1] - 1)
+            return self.state, self.z_next
+        earlier = 0 if self.before is None else 1
+        h = min(horizon, self.window.shape[1] - 1 - earlier)
         first = self.offset.clamp(max=self.window.shape[1] - 1 - h)
         samples, times = (torch.arange(size, device=first.device) for size in (len(first), h + 1))
-        return self.window[samples[:, None], first[:, None] + times].unbind(1)
+        z, *later = self.window[samples[:, None], first[:, None] + times].unbind(1)
+        return torch.cat([z, self.window[samples, first - 1]], -1) if earlier else z, *later
 
 
 class _SampleIndex:
@@ -156,12 +167,13 @@ class LatentSamples(_Samples):
     """Time steps z -> z_next of the latent cache, in windows of up to `horizon` steps; keys are families.
 
     A steady solution is a single step from z = 0. All windows of a family have the same number of steps: `horizon`, or
-    the number of steps of the family's shortest trajectories where these have fewer.
+    the number of steps of the family's shortest trajectories where these have fewer. The samples of the families in
+    `history` have the snapshot before, too.
     """
 
-    def __init__(self, cache: LatentCache, split: str, *, horizon: int = 1) -> None:
+    def __init__(self, cache: LatentCache, split: str, *, horizon: int = 1, history: Container[str] = ()) -> None:
         super().__init__()
-        self.cache = cache
+        self.cache, self.history = cache, history
         self._num_steps: dict[str, int] = {}
         for name, entry in cache.datasets.items():
             family = entry["dataset"]["family"]
@@ -203,30 +215,34 @@ class LatentSamples(_Samples):
 
     def load(self, family: str, samples: np.ndarray) -> LatentBatch:
         """Read the samples with these numbers from the cache, in float32."""
-        num_steps = self._num_steps[family]
+        num_steps, earlier = self._num_steps[family], int(family in self.history)
         windows, offsets, conditions, coefficients = [], [], [], []
         for name, trajectory, time in map(self._index[family].find, samples):
             arrays = self.cache.datasets[name]["arrays"]
             first = min(time, arrays["fields"]["shape"][1] - 1 - num_steps)
-            window = self.cache.read(name, "fields", trajectory, first, first + num_steps + 1)
+            window = self.cache.read(name, "fields", trajectory, max(0, first - earlier), first + num_steps + 1)
+            if first < earlier:
+                window = np.concatenate([window[:1], window])
             windows.append(window)
-            offsets.append(time - first)
+            offsets.append(time - first + earlier)
             conditions.append(self.cache.datasets[name]["condition"])
             given = "coefficients" in arrays
             coefficients.append(self.cache.read(name, "coefficients", trajectory)[0] if given else window[0, :, :0])
         window = torch.from_numpy(np.stack(windows))
         batch = LatentBatch(
             domain=self._domains[family],
-            z=window[:, 0] if num_steps else torch.zeros_like(window[:, 0]),
+            z=window[:, earlier] if num_steps else torch.zeros_like(window[:, 0]),
             z_next=window[:, -1],
             coefficients=torch.from_numpy(np.stack(coefficients)),
             condition=torch.from_numpy(np.array(conditions, np.float32)),
+            before=window[:, 0] if earlier else None,
         )
         if num_steps < 2:
             return batch
         offset, samples = torch.tensor(offsets), torch.arange(len(window))
         z, z_next = window[samples, offset], window[samples, offset + 1]
-        return replace(batch, z=z, z_next=z_next, window=window, offset=offset)
+        before = window[samples, offset - 1] if earlier else None
+        return replace(batch, z=z, z_next=z_next, before=before, window=window, offset=offset)
 
 
 def domains(cache: LatentCache) -> dict[str, Domain]:

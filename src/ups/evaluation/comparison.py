@@ -151,12 +151,12 @@ def _shown(value: float | None) -> str:
 
 
 TRIAL_NOTE = (
-    "Chosen on the validation split by short trainings: up to {max_trials} trials per model, each of {trial_share:.0%} "
-    "of its training time, change {changed} by their factors from the best so far. Values have worse ones on both "
-    "sides; where the number of trials has a *, one may be at the edge of what was tried. Models with 0 trials have the "
-    "values of `baselines.chosen`, which earlier trials found. Our models have no trials here; their values are those of "
-    "the configuration, for all families together. Models named normalized have the normalization, the units and the "
-    "conserved integrals of our operator."
+    "Chosen on the validation split by short trainings: up to {max_trials} trials per model, each of {trial_share:.0%}"
+    " of its training time, change {changed} by their factors from the best so far. Values have worse ones on both "
+    "sides; where the number of trials has a *, one may be at the edge of what was tried. Models with 0 trials have "
+    "the values of `baselines.chosen`, which earlier trials found. Our models have no trials here; their values are "
+    "those of the configuration, for all families together. Models named normalized have the normalization, the units "
+    "and the conserved integrals of our operator."
 )
 
 

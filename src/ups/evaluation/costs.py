@@ -139,7 +139,7 @@ def _rollouts(name: str, surrogate: Surrogate, trajectory_set: TrajectorySet, de
     z_0 = next(batch.slabs(surrogate.encode)).z_ref[:, 0]
 
     def run(stepper: Stepper) -> Tensor:
-        return surrogate.decode(rollout(stepper.start(setting), z_0, num_steps)[:, 1:], setting.family)
+        return surrogate.decode(rollout(stepper.start(setting), z_0, num_steps), setting.family)
 
     normal = independent(torch.Generator(device).manual_seed(0))
     found = steppers(surrogate, setting.family, 1, lambda _: normal)

@@ -18,7 +18,7 @@ from ups.metrics.ensembles import EnsembleErrors, ensemble_errors
 from ups.runs.machine import device as device_of
 from ups.runs.processes import memory_bytes, release_memory
 from ups.surrogate.arrays import find_device
-from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout_steps
+from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, decoded, rollout_steps
 from ups.surrogate.trained import OFF
 
 HORIZONS = ("one_step", "rollout")
@@ -77,7 +77,8 @@ class Slab:
     """Snapshots `target` (B, T, C, *grid) to predict, the T steps after the first `start` ones of their trajectories.
 
     Before them comes the snapshot `last` (B, 1, C, *grid); rollouts start from u_0 (B, C, *grid). A steady family has
-    neither. `z_ref` (B, T + 1, N, D) are the latents of `last` and the targets, where a steady solution starts from 0.
+    neither. `z_ref` (B, T + 1, N, D) are the latents of `last` and the targets, where a steady solution starts from 0;
+    `z_before` (B, 1, N, D) those of the snapshot before `last`, or of `last` where a trajectory begins with it.
     """
 
     start: int
@@ -85,6 +86,14 @@ class Slab:
     u_0: Tensor | None
     last: Tensor | None
     z_ref: Tensor
+    z_before: Tensor
+
+    def state(self, step: int) -> Tensor:
+        """What a model advances by the step after `step` of them: a snapshot and the one before, see `History`."""
+        if self.last is None:
+            return self.z_ref[:, step]
+        before = self.z_ref[:, step - 1] if step else self.z_before[:, 0]
+        return torch.cat([self.z_ref[:, step], before], -1)
 
 
 @dataclass(frozen=True)
@@ -117,15 +126,17 @@ class Batch:
         family, num_times, last = self.setting.family, self.num_times, self.read(0, 1)
         u_0, z_last = last[:, 0], encode(last, family)
         if FAMILIES[family].steady:
-            yield Slab(0, last, None, None, torch.cat([torch.zeros_like(z_last), z_last], 1))
+            yield Slab(0, last, None, None, torch.cat([torch.zeros_like(z_last), z_last], 1), z_last)
             return
+        z_before = z_last
         for start in range(1, num_times, self.num_steps):
             if start > 1:
                 release_memory()  # of the slab before
             target = self.read(start, min(start + self.num_steps, num_times))
             z_ref = torch.cat([z_last, encode(target, family)], 1)
-            yield Slab(start - 1, target, u_0, last, z_ref)
-            last, z_last = target[:, -1:].clone(), z_ref[:, -1:].clone()  # not views, which would keep the slab
+            yield Slab(start - 1, target, u_0, last, z_ref, z_before)
+            # Not views, which would keep the slab.
+            last, z_last, z_before = (each.clone() for each in (target[:, -1:], z_ref[:, -1:], z_ref[:, -2:-1]))
 
 
 @dataclass(frozen=True)
@@ -171,11 +182,11 @@ class Forecast:
         """For each horizon the predicted times of the next slab, and their latents (M, B, T, N, D)."""
         if step := self._steps.get("one_step"):
             times = slice(-slab.start % self.stride, None, self.stride)
-            if before := slab.z_ref[:, :-1][:, times].unbind(1):
-                yield "one_step", times, self._stacked([step(self._members_of(z)) for z in before])
+            if before := range(slab.target.shape[1])[times]:
+                yield "one_step", times, self._stacked([step(self._members_of(slab.state(each))) for each in before])
         if step := self._steps.get("rollout"):
             if slab.start == 0:
-                self._rollout = rollout_steps(step, self._members_of(slab.z_ref[:, 0]))
+                self._rollout = rollout_steps(step, self._members_of(slab.state(0)))
             yield "rollout", slice(None), self._stacked(list(islice(self._rollout, slab.target.shape[1])))
 
     def _members_of(self, z: Tensor) -> Tensor:
@@ -220,15 +231,15 @@ def predict_trivially(surrogate: Surrogate, family: str, slab: Slab) -> Iterator
     `persistence` repeats the snapshot before, in rollouts the initial one; a steady family has none.
     """
 
-    def decoded(rows: slice) -> list[Tensor]:
+    def stored_snapshots(rows: slice) -> list[Tensor]:
         return [surrogate.decode(surrogate.as_stored(slab.z_ref[rows, 1:], family), family)[None]]
 
     def changed_by_rounding(rows: slice) -> list[Tensor]:
-        (stored,), exact = decoded(rows), surrogate.decode(slab.z_ref[rows, 1:], family)
+        (stored,), exact = stored_snapshots(rows), surrogate.decode(slab.z_ref[rows, 1:], family)
         return [target[rows] + (stored - exact)]
 
     every, target, last, u_0 = slice(None), slab.target, slab.last, slab.u_0
-    yield Predicted("codec", HORIZONS, every, decoded)
+    yield Predicted("codec", HORIZONS, every, stored_snapshots)
     if family in surrogate.latent_scales:
         yield Predicted("rounding", ("one_step",), every, changed_by_rounding)
     if last is not None and u_0 is not None:
@@ -282,18 +293,3 @@ def corrected_stepper(
     """The plain step plus residuals sampled by the denoiser (`diffusion`) or by the student (`consistency`)."""
     make = surrogate.diffusion_step if method == "diffusion" else surrogate.consistency_step
     return Stepper(lambda setting: make(setting, correction, normal), num_members)
-
-
-def decoded(surrogate: Surrogate, z: Tensor, family: str, at_once: int) -> Tensor:
-    """Snapshots (M, ..., C, *grid) of latents (M, ..., N, D), `at_once` rows at a time."""
-    parts = z.split(at_once)
-    first = surrogate.decode(parts[0], family)
-    if len(parts) == 1:
-        return first
-    members = first.new_empty(len(z), *first.shape[1:])
-    places = members.split(at_once)
-    places[0].copy_(first)
-    del first  # as large as a member
-    for place, part in zip(places[1:], parts[1:], strict=True):
-        place.copy_(surrogate.decode(part, family))
-    return members

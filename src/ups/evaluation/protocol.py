@@ -22,7 +22,7 @@ from ups.evaluation.predictions import plain_method
 from ups.evaluation.scores import TrajectorySet
 from ups.evaluation.tables import finite, table
 from ups.metrics.pdebench import CompatSuite, MetricSuite, snapshot_errors
-from ups.surrogate.surrogate import Setting, Surrogate
+from ups.surrogate.surrogate import Setting, Surrogate, rollout
 
 log = logging.getLogger(__name__)
 
@@ -132,13 +132,11 @@ def predict_plain(surrogate: Surrogate, u: Tensor, test: TrajectorySet, initial_
             coefficients = torch.from_numpy(reader.read_coefficients(index))[None].to(u.device)
             given = _coefficient_tokens(surrogate, coefficients, test)
             step = surrogate.plain_step(Setting(family, test.domain, given, condition))
-            z = surrogate.encode(u[place : place + 1, initial_step - 1], family)
-            z = torch.zeros_like(z) if FAMILIES[family].steady else surrogate.as_stored(z, family)
-            states = []
-            for _ in range(u.shape[1] - initial_step):
-                z = step(z)
-                states.append(z)
-            predicted.append(surrogate.decode(torch.stack(states, 1), family))
+            given_u = u[place : place + 1, max(0, initial_step - 2) : initial_step].flip(1)
+            z = surrogate.as_stored(surrogate.encode(given_u, family), family)
+            # The last given snapshot, then the one before, if there is one: see `History`.
+            z = torch.zeros_like(z[:, 0]) if FAMILIES[family].steady else torch.cat(z.unbind(1), -1)
+            predicted.append(surrogate.decode(rollout(step, z, u.shape[1] - initial_step), family))
     return torch.cat(predicted)
 
 

@@ -15,12 +15,12 @@ from torch import Tensor
 from ups.config import SelectionConfig
 from ups.data.families import Dataset
 from ups.diffusion import independent
-from ups.evaluation.predictions import Batch, Compute, corrected_stepper, decoded
+from ups.evaluation.predictions import Batch, Compute, corrected_stepper
 from ups.evaluation.violations import PhysicsScore, fit_score, rank_correlation, violations
 from ups.metrics.errors import nRMSE
 from ups.metrics.suite import Timeline, joined
 from ups.runs.processes import now
-from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, rollout_steps
+from ups.surrogate.surrogate import Correction, NoisyStep, Setting, Surrogate, decoded, rollout_steps
 
 DIVERGED = 1e3  # the nRMSE assigned to rollouts above it or not finite, so that means over trajectories stay finite
 StepScore = Callable[[Tensor, Tensor, int], Tensor]
@@ -227,9 +227,11 @@ class DatasetSearch:
         rows = len(u_0) * (size if batch.members_at_once > 1 else 1)
 
         def score_step(z: Tensor, z_next: Tensor, t: int) -> Tensor:
-            decoded_steps = (self.surrogate.decode(part, family) for part in torch.stack((z, z_next), 1).split(rows))
-            start = torch.cat([u_0[:, 0]] * (rows // len(u_0)))
-            return torch.cat([score(violations(self.dataset, u, start), t)[:, 0] for u in decoded_steps])
+            start, scores = torch.cat([u_0[:, 0]] * (rows // len(u_0))), []
+            for pair in zip(z.split(rows), z_next.split(rows), strict=True):
+                u = torch.stack([self.surrogate.decode(each, family) for each in pair], 1)
+                scores.append(score(violations(self.dataset, u, start), t)[:, 0])
+            return torch.cat(scores)
 
         step, z_0 = self._step(batch.setting, size, generator), self._encoded(u_0)
         kept = beam_search(step, score_step, z_0, width=beam.width, num_successors=beam.successors)

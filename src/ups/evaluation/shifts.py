@@ -144,7 +144,7 @@ def errors_of_case(surrogate: Surrogate, case: Case, periodic: tuple[bool, ...],
     step = surrogate.plain_step(Setting(family, domain, coefficients, condition))
     if FAMILIES[family].steady:
         return nRMSE(surrogate.decode(step(torch.zeros_like(z)), family)[:, None], u).mean((1, 2))
-    predicted = rollout(step, z, u.shape[1] - 1)[:, 1:]
+    predicted = rollout(step, z, u.shape[1] - 1)
     return nRMSE(surrogate.decode(predicted, family), u[:, 1:]).mean((1, 2))
 
 

@@ -50,7 +50,8 @@ class Trunk(nn.Module):
 class TokenMixer(nn.Module):
     """Tokens (B, N, in) to tokens (B, N, out): stem of the family, trunk, head of the family (zero at first).
 
-    A token holds `num_states` latents and the coefficients. Blocks are modulated by the condition (B, K) and a summary
+    A token holds `num_states` latents, one more of families with history, and the coefficients. Blocks are
+    modulated by the condition (B, K) and a summary
     of the state (B, S): two numbers per latent channel, or without states one per coefficient channel. With
     `separate_fields` every token of the trunk holds one field, whose number is part of the condition.
     """
@@ -60,12 +61,13 @@ class TokenMixer(nn.Module):
         channels, rows = max(backbone.hidden_channels), range(len(sizes.families))
         latents, coefficients = max(sizes.latent_channels), max(sizes.coefficient_channels)
         summary_channels = 2 * latents if num_states else coefficients
-        self.rows, self.conditioning, self.num_states = sizes.rows, backbone.conditioning, num_states
+        self.rows, self.conditioning = sizes.rows, backbone.conditioning
+        self.num_states = [num_states + (name in sizes.history) for name in sizes.families]
         self.num_fields = tuple(sizes.num_fields) if backbone.separate_fields else None
         if self.num_fields is not None:
             num_conditions += max(self.num_fields)
-        stds = [_num_inputs(sizes, row, num_states, backbone) ** -0.5 for row in rows]
-        self.stem = FamilyLinear(num_states * latents + coefficients, channels, stds)
+        stds = [_num_inputs(sizes, row, self.num_states[row], backbone) ** -0.5 for row in rows]
+        self.stem = FamilyLinear(max(self.num_states) * latents + coefficients, channels, stds)
         self.summary = FamilyLinear(summary_channels, channels, [0.1 for _ in rows])
         axes = sizes.num_axes if backbone.separate_trunks else (max(sizes.num_axes),)
         self.trunks = nn.ModuleList(Trunk(backbone, n, num_conditions) if n else nn.Identity() for n in axes)
@@ -79,12 +81,13 @@ class TokenMixer(nn.Module):
         """Map tokens (B, N, in) to (B, N, out)."""
         if self.num_fields is None:
             return self._mix(tokens, summary, condition, domain, out_channels)
-        num_fields = self.num_fields[row_of(self.rows, domain.family)]
+        row = row_of(self.rows, domain.family)
+        num_fields, num_states = self.num_fields[row], self.num_states[row]
         components = out_channels // num_fields
         number = torch.eye(max(self.num_fields), device=tokens.device)[:num_fields].repeat(tokens.shape[0], 1)
         output = self._mix(
-            split_fields(tokens, self.num_states, num_fields, components),
-            split_fields(summary, 2 if self.num_states else 0, num_fields, components),
+            split_fields(tokens, num_states, num_fields, components),
+            split_fields(summary, 2 if num_states else 0, num_fields, components),
             torch.cat([condition.repeat_interleave(num_fields, 0), number], -1),
             replace(domain, num_fields=num_fields),
             components,

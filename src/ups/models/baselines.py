@@ -4,17 +4,15 @@ They get normalized fields: latents of the identity codec, whose patches are sin
 """
 
 import math
-import warnings
 from collections.abc import Sequence
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from ups.errors import ConfigFault
 from ups.models.conservation import Constraints
+from ups.models.fno import make_fno
+from ups.models.history import History
 from ups.models.sizes import Domain, Sizes
 from ups.models.state_statistics import StateStatistics
 
@@ -32,7 +30,7 @@ class GridModel(nn.Module):
     def __init__(self, network: nn.Module, sizes: Sizes, condition_channels: Sequence[int]) -> None:
         super().__init__()
         self.network, self.condition_channels = network, list(condition_channels)
-        self.statistics = StateStatistics(sizes)
+        self.statistics, self.history = StateStatistics(sizes), History(sizes)
 
     def on_grid(self, inputs: list[Tensor], condition: Tensor, domain: Domain) -> Tensor:
         """F of the tokens `inputs`, each (B, N, any), and of the condition (B, K): (B, N, C)."""
@@ -44,11 +42,13 @@ class GridModel(nn.Module):
 class GridOperator(GridModel):
     """z_next = limit_step(z + step_rms * F(clamp_state(z), coefficients, condition)); see `StateStatistics`."""
 
-    def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
-        """Advance z (B, N, C) by one time step; coefficients (B, N, C_c), condition (B, K)."""
-        step = self.on_grid([self.statistics.clamp_state(z, domain), coefficients], condition, domain)
-        change = self.statistics.of("step_rms", domain, z.shape[-1]) * step
-        return self.statistics.limit_step(z + change, z, domain)
+    def forward(self, state: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
+        """Advance a state (B, N, C), see `History`, by one step; coefficients (B, N, C_c), condition (B, K)."""
+        z, before = self.history.split(state, domain)
+        step_rms, clamped = self.statistics.of("step_rms", domain, z.shape[-1]), self.statistics.clamp_state(z, domain)
+        earlier = [] if before is None else [(clamped - self.statistics.clamp_state(before, domain)) / step_rms]
+        change = step_rms * self.on_grid([clamped, *earlier, coefficients], condition, domain)
+        return self.history.join(self.statistics.limit_step(z + change, z, domain), state, domain)
 
 
 class NormalizedGridOperator(GridModel):
@@ -59,15 +59,18 @@ class NormalizedGridOperator(GridModel):
         self.register_buffer("conserved", torch.zeros(1, max(sizes.latent_channels)))
         self.constraints = Constraints(sizes)
 
-    def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
-        """Advance z (B, N, C) by one time step; coefficients (B, N, C_c), condition (B, K)."""
+    def forward(self, state: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
+        """Advance a state (B, N, C), see `History`, by one step; coefficients (B, N, C_c), condition (B, K)."""
+        z, before = self.history.split(state, domain)
         clamped = self.statistics.clamp_state(z, domain)
         x, summary = self.statistics.standardize(clamped, domain)
-        inputs = [clamped, x, coefficients, summary[:, None].expand(-1, z.shape[1], -1)]
+        earlier = [] if before is None else [self.statistics.last_change(clamped, before, domain)]
+        inputs = [clamped, x, *earlier, coefficients, summary[:, None].expand(-1, z.shape[1], -1)]
         change = self.statistics.expected_change(z, domain) * self.on_grid(inputs, condition, domain)
         change = self.statistics.without_conserved(change, self.conserved, domain)
         z_next = self.statistics.limit_step(z + change, z, domain)
-        return self.constraints(z_next, z, torch.eye(z.shape[-1], dtype=z.dtype, device=z.device), domain)
+        z_next = self.constraints(z_next, z, torch.eye(z.shape[-1], dtype=z.dtype, device=z.device), domain)
+        return self.history.join(z_next, state, domain)
 
 
 class GridSteadyModel(GridModel):
@@ -89,10 +92,12 @@ def grid_model(
     grid: Sequence[int],
     periodic: Sequence[bool],
     condition_channels: Sequence[int],
+    history: bool = False,
     model: dict[str, Any],
 ) -> GridOperator | NormalizedGridOperator | GridSteadyModel:
     """A baseline of one family: kind `fno`, `unet`, `transformer` or `linear` with the sizes `model`."""
-    num_inputs = in_channels + len(condition_channels) + (3 * out_channels if normalized else 0)
+    more = 3 * normalized + history  # states in other units, statistics, and the change before
+    num_inputs = in_channels + len(condition_channels) + more * out_channels
     if kind == "fno":
         network = make_fno(num_inputs, out_channels, grid=grid, periodic=periodic, **model)
     elif kind == "unet":
@@ -101,7 +106,8 @@ def grid_model(
         network = Transformer(num_inputs, out_channels, grid=grid, **model)
     else:
         network = LinearStencil(num_inputs, out_channels, periodic=periodic, **model)
-    sizes = Sizes((family,), (len(grid),), (out_channels,), (out_channels,), (in_channels,), len(condition_channels))
+    counts = (len(grid),), (out_channels,), (out_channels,), (in_channels,), len(condition_channels)
+    sizes = Sizes((family,), *counts, (family,) if history else ())
     model_class = GridSteadyModel if steady else NormalizedGridOperator if normalized else GridOperator
     return model_class(network, sizes, condition_channels)
 
@@ -242,59 +248,3 @@ class Transformer(nn.Module):
         patches = self.patches(u)
         tokens = self.blocks(patches.flatten(2).mT + self.position)
         return self.fields(tokens.mT.unflatten(2, patches.shape[2:]))
-
-
-class _Modes(nn.Module):
-    """Complex weights (in, out, *modes) as real ones (M, 2, in, out), which fused optimizers take."""
-
-    def __init__(self, modes: Sequence[int]) -> None:
-        super().__init__()
-        self.modes = modes
-
-    def forward(self, parts: Tensor) -> Tensor:
-        return torch.complex(*parts.unbind(1)).permute(1, 2, 0).unflatten(2, self.modes)
-
-    def right_inverse(self, value: Tensor) -> tuple[Tensor]:  # a tuple may be of another type
-        return (torch.view_as_real(value.flatten(2)).permute(2, 3, 0, 1).contiguous(),)
-
-
-def make_fno(
-    in_channels: int,
-    out_channels: int,
-    *,
-    hidden_channels: int,
-    num_layers: int,
-    modes: Sequence[int],
-    padding: float,
-    grid: Sequence[int],
-    periodic: Sequence[bool],
-) -> nn.Module:
-    """The FNO of the library neuraloperator on fields (B, C, *grid), with its grid embedding.
-
-    `modes` are the largest frequencies per axis on 1D, 2D and 3D grids; the library counts positive and negative ones,
-    hence twice as many. Non-periodic axes are padded by the fraction `padding` of their length, half of it at each end.
-
-    Raises:
-        ConfigFault: neuraloperator is not installed.
-    """
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            from neuralop.models import FNO
-    except ImportError as error:
-        raise ConfigFault(f"the FNO baseline needs the extra: pip install -e '.[baselines]' ({error})") from error
-    network = FNO(
-        n_modes=tuple(min(2 * modes[len(grid) - 1], n) for n in grid),
-        in_channels=in_channels,
-        out_channels=out_channels,
-        hidden_channels=hidden_channels,
-        n_layers=num_layers,
-        domain_padding=None if all(periodic) else [0.0 if wraps else padding / 2 for wraps in periodic],
-    )
-    # The library's own `state_dict` adds the constructor arguments, functions among them, which cannot be saved.
-    network.state_dict = MethodType(nn.Module.state_dict, network)
-    for convolution in network.fno_blocks.convs:
-        weight = convolution.weight.to_tensor()
-        del convolution.weight
-        convolution.weight = nn.Parameter(weight)
-        parametrize.register_parametrization(convolution, "weight", _Modes(weight.shape[2:]))
-    return network

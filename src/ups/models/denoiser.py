@@ -46,10 +46,15 @@ class PredictedStep:
 
 
 def predict_step(
-    model: Operator | SteadyModel, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain
+    model: Operator | SteadyModel, state: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain
 ) -> PredictedStep:
-    """Advance z (B, N, D) by one step and describe the step; a steady solution is a step from z = 0."""
-    z_pred, statistics = model(z, coefficients, condition, domain), model.statistics
+    """Advance a state (B, N, D) by one step and describe the step; a steady solution is a step from 0.
+
+    Of states of two snapshots (`History`) the description has the later one alone.
+    """
+    statistics = model.statistics
+    channels = statistics.channels[row_of(statistics.rows, domain.family)]
+    z, z_pred = (each[..., :channels] for each in (state, model(state, coefficients, condition, domain)))
     x, summary = statistics.standardize(statistics.clamp_state(z, domain), domain)
     change = z_pred - z
     smallest = SMALLEST_CHANGE * statistics.expected_change(z, domain)

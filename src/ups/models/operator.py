@@ -10,6 +10,7 @@ from ups.models.backbone import TokenMixer
 from ups.models.blocks import constant
 from ups.models.conservation import Constraints
 from ups.models.grid import MAX_POINTS, along_axes, axis_modes, patch_edge, to_grid, to_tokens
+from ups.models.history import History
 from ups.models.sizes import Backbone, Domain, Sizes, row_of
 from ups.models.state_statistics import StateStatistics
 
@@ -98,40 +99,46 @@ def mode_places(grid: Sequence[int], periodic: Sequence[bool], device: torch.dev
 class Operator(nn.Module):
     """z_next = limit_step(z + filter(s * F(z, (z - mean) / (f a), coefficients; mean, log a, condition))).
 
-    F, the token mixer, gets the state as it is and at zero mean and unit amplitude a, with f = `fluctuation_rms`; its
-    output has unit scale, s is the `expected_change` of a step; statistics and limits are those of `StateStatistics`,
-    the filter is `DampedPersistence`, with the latest validation error of the family for the noise of the network.
-    No step changes the integral of a field that the PDE conserves, see `StateStatistics.without_conserved`, and
-    predictions meet the `Constraints` of their equation.
+    F, the token mixer, gets the state as it is and at zero mean and unit amplitude a, with f = `fluctuation_rms`, and
+    of families with a `History` the change since the snapshot before, over s; its output has unit scale, s is the
+    `expected_change` of a step; statistics and limits are those of `StateStatistics`, the filter is
+    `DampedPersistence`, with the latest validation error of the family for the noise of the network. No step changes
+    the integral of a field that the PDE conserves, see `StateStatistics.without_conserved`, and predictions meet the
+    `Constraints` of their equation.
     """
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
         super().__init__()
         self.sizes, self.backbone, self.rows = sizes, backbone, sizes.rows
+        self.history = History(sizes)
         self.statistics = StateStatistics(sizes)
         self.register_buffer("conserved", torch.zeros(len(sizes.families), max(sizes.latent_channels)))
         self.persistence = DampedPersistence(sizes)
         self.constraints = Constraints(sizes)
         self.mixer = TokenMixer(backbone, sizes, num_states=2, num_conditions=sizes.num_conditions)
 
-    def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
-        """Advance z (B, N, D) by one time step; coefficients (B, N, D_c), condition (B, K)."""
+    def forward(self, state: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
+        """Advance a state (B, N, D), see `History`, by one time step; coefficients (B, N, D_c), condition (B, K)."""
+        z, before = self.history.split(state, domain)
         clamped = self.statistics.clamp_state(z, domain)
         x, summary = self.statistics.standardize(clamped, domain)
-        tokens = torch.cat([clamped, x, coefficients], -1)
+        inputs = [clamped, x] if before is None else [clamped, x, self.statistics.last_change(clamped, before, domain)]
+        tokens = torch.cat([*inputs, coefficients], -1)
         step = self.mixer(tokens, summary, self.mixer.visible(condition), domain, z.shape[-1])
         noise = self.statistics.validation_error[row_of(self.rows, domain.family)]
         change = self.persistence(z, self.statistics.expected_change(z, domain) * step, noise, domain)
         change = self.statistics.without_conserved(change, self.conserved, domain)
-        return self.constrained(z + change, z, domain)
+        return self.constrained(z + change, state, domain)
 
-    def constrained(self, z_next: Tensor, z: Tensor, domain: Domain) -> Tensor:
-        """The state z_next (B, N, D), predicted after z (B, N, D), within all limits and moved to the constraints."""
+    def constrained(self, z_next: Tensor, state: Tensor, domain: Domain) -> Tensor:
+        """The state after `state` with the snapshot z_next (B, N, D), within limits and moved to the constraints."""
+        z, _ = self.history.split(state, domain)
         z_next = self.statistics.limit_step(z_next, z, domain)
-        return self.constraints(z_next, z, self.persistence.bases_of(domain, z.shape[-1]), domain)
+        z_next = self.constraints(z_next, z, self.persistence.bases_of(domain, z.shape[-1]), domain)
+        return self.history.join(z_next, state, domain)
 
     def wanted_output(self, z: Tensor, z_next: Tensor, domain: Domain) -> Tensor:
-        """Output (B, N, D) of the mixer with which, where no noise is filtered, a step leads from z to z_next."""
+        """Output (B, N, D) of the mixer with which a step leads from z to z_next (B, N, D), if no noise is filtered."""
         persisting = self.persistence(z, torch.zeros_like(z), z.new_zeros(()), domain)
         return (z_next - z - persisting) / self.statistics.expected_change(z, domain)
 

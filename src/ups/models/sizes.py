@@ -26,7 +26,7 @@ class Sizes:
     """Sizes given by the data: the families of the latent cache by name, and the sizes of each.
 
     `latent_channels` D of the state, `coefficient_channels` D_c of the coefficients; sizes are 0 for a family on which
-    the model is not trained. `num_conditions` is K.
+    the model is not trained. `num_conditions` is K. Steps of the families in `history` start from two snapshots.
     """
 
     families: Sequence[str]
@@ -35,6 +35,7 @@ class Sizes:
     latent_channels: Sequence[int]
     coefficient_channels: Sequence[int]
     num_conditions: int
+    history: Sequence[str] = ()
 
     @cached_property
     def rows(self) -> dict[str, int]:

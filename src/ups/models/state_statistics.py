@@ -46,7 +46,7 @@ class StateStatistics(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         shape = (len(sizes.families), max(sizes.latent_channels))
-        self.rows = sizes.rows
+        self.rows, self.channels = sizes.rows, tuple(sizes.latent_channels)
         for name in ("fluctuation_rms", "step_rms", "max_mean", "max_fluctuation"):
             self.register_buffer(name, torch.ones(shape))
         for name in ("max_growth", "max_rms"):
@@ -80,6 +80,10 @@ class StateStatistics(nn.Module):
         amplitude = self.amplitude(z, domain).square().mean(-1, keepdim=True).sqrt()
         factor, exponent = self.change_law[row_of(self.rows, domain.family)]
         return self.of("step_rms", domain, z.shape[-1]) * factor * amplitude**exponent
+
+    def last_change(self, z: Tensor, before: Tensor, domain: Domain) -> Tensor:
+        """The change (B, N, D) that led from `before` to z, within the limits, in units of the expected change."""
+        return (z - self.clamp_state(before, domain)) / self.expected_change(z, domain)
 
     @torch.no_grad()
     def fit_change_law(self, steps: Iterable[tuple[Tensor, Tensor]], domain: Domain) -> None:

@@ -42,10 +42,11 @@ EXAMPLE_BATCH = 2  # a batch of one would be taken for one that is always one
 class PhysicalModel(nn.Module):
     """The model of one family between physical fields, without corrector: encode, advance or solve, decode.
 
-    Inputs are, in the order of `inputs`: the state `u` (B, C, *grid) unless the family is steady, `coefficients`
-    (B, C_c, *grid) if it has any, and each PDE parameter (B,). The result (B, C, *grid) is the state after a time step,
-    or the steady solution. Since the codec's bases are orthonormal, decoding and encoding again between two steps
-    changes a rollout by rounding alone. Gradients flow to all inputs.
+    Inputs are, in the order of `inputs`: the state `u` (B, C, *grid) unless the family is steady, for one with a
+    `History` the snapshot `u_before` a time step earlier, `coefficients` (B, C_c, *grid) if it has any, and each PDE
+    parameter (B,). The result (B, C, *grid) is the state after a time step, or the steady solution. Since the codec's
+    bases are orthonormal, decoding and encoding again between two steps changes a rollout by rounding alone. Gradients
+    flow to all inputs.
 
     Raises:
         DataFault: the surrogate has no model of this family.
@@ -68,7 +69,10 @@ class PhysicalModel(nn.Module):
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
         """Names of the inputs, with their shapes without the batch axis."""
-        grid, state = self.groups["fields"].grid, {} if self.family.steady else {"u": self.family.fields}
+        grid, names = self.groups["fields"].grid, [] if self.family.steady else ["u"]
+        if self.family.name in self.model.sizes.history:
+            names.append("u_before")
+        state = dict.fromkeys(names, self.family.fields)
         given = {"coefficients": self.family.coefficients} if self.family.coefficients else {}
         arrays = {name: (len(fields), *grid) for name, fields in (state | given).items()}
         return arrays | dict.fromkeys(self.family.parameters, ())
@@ -105,11 +109,13 @@ class PhysicalModel(nn.Module):
         if self.family.steady:
             z = inputs[0].new_zeros(batch_size, group.num_tokens, group.num_channels)
         else:
-            z = encode_fields(named["u"], group, self.fields_bases)
+            snapshots = [named[name] for name in ("u", "u_before") if name in named]
+            z = torch.cat([encode_fields(u, group, self.fields_bases) for u in snapshots], -1)
         coefficients = z[..., :0]
         if self.family.coefficients:
             coefficients = encode_fields(named["coefficients"], self.groups["coefficients"], self.coefficients_bases)
-        return decode_fields(self.model(z, coefficients, condition, self.domain), group, self.fields_bases)
+        z_next = self.model(z, coefficients, condition, self.domain)[..., : group.num_channels]
+        return decode_fields(z_next, group, self.fields_bases)
 
     def _drop_unused_weights(self) -> None:
         """Empty the weights that are of other families alone: those to which the result has no gradient."""

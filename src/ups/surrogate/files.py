@@ -22,8 +22,8 @@ from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
 from ups.surrogate.bundle import models_of
-from ups.surrogate.model import Model, check_members, check_steps
-from ups.surrogate.problem import Problem, find_family
+from ups.surrogate.model import Model
+from ups.surrogate.problem import Problem, check_ensemble, check_steps, find_family
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Job:
             ConfigFault: the request does not suit the model, or a state is not finite.
             DataFault: the file is damaged, or has no initial states of the family.
         """
-        check_members(request.members)
+        check_ensemble(request.members, request.seed)
         if request.family not in map(base_of, model.families):
             find_family(request.family, model.cards, None)
         with _open(source, request.family) as file:

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,13 +13,30 @@ from torch import Tensor
 
 from ups.diffusion import antithetic
 from ups.errors import ConfigFault, DataFault
-from ups.models.codec import FieldGroup, group_name
+from ups.models.codec import group_name
 from ups.models.grid import resampled
 from ups.surrogate import bundle
 from ups.surrogate.arrays import Array, Form, as_given, find_device, labelled
 from ups.surrogate.coverage import Coverage
-from ups.surrogate.problem import FamilyCard, Problem, find_family, pose, why_outside
-from ups.surrogate.results import NO_ENSEMBLES, Description, Ensemble, card_text, describe, stacked
+from ups.surrogate.problem import (
+    FamilyCard,
+    Problem,
+    check_ensemble,
+    check_steps,
+    find_family,
+    is_whole,
+    pose,
+    why_outside,
+)
+from ups.surrogate.results import (
+    NO_ENSEMBLES,
+    Description,
+    Ensemble,
+    card_text,
+    describe,
+    families_with_history,
+    stacked,
+)
 from ups.surrogate.surrogate import NoisyStep, Surrogate, rollout_steps
 
 MAX_TOKENS = 2**15  # that the models take at once: about 800 MB of memory
@@ -69,13 +85,14 @@ class Model:
     def describe(self, family: str) -> Description:
         """Fields, grid, time step, trained parameters and scores of a family."""
         name = find_family(family, self.cards, None)
-        return describe(self.cards[name], self._bundle.card["families"][name], self._corrector(name) is not None)
+        return describe(self.cards[name], self._bundle.card, self._corrector(name) is not None)
 
     def predict(
         self,
         family: str,
         u_0: Array | None = None,
         *,
+        u_before: Array | None = None,
         steps: int | None = None,
         members: int | None = None,
         seed: int = 0,
@@ -89,6 +106,8 @@ class Model:
             family: one of `families`.
             u_0: initial states (C, *grid) or (B, C, *grid); (*grid) if there is one field. None for steady families. On
                 another grid than that of training they are resampled to it, and the result back.
+            u_before: the snapshots one time step of training before `u_0`, in the same shape, for a family whose steps
+                start from two (`describe` says so); None: the initial states are at rest.
             steps: time steps to predict.
             members: size of an ensemble, even; None: one prediction without samples.
             seed: of the ensemble's noise.
@@ -104,11 +123,9 @@ class Model:
         Raises:
             ConfigFault: an argument is missing, unknown or does not suit the models; the message says what is expected.
         """
-        problem = self.pose(family, u_0, dt, parameters)
-        check_members(members)
+        problem = self.pose(family, u_0, dt, parameters, u_before)
+        check_ensemble(members, seed)
         check_steps(problem, steps)
-        if not (_is_whole(seed) and 0 <= seed < 2**63):
-            raise ConfigFault(f"seed must be a whole number of at least 0, not {seed!r}")
         self.warn_outside(problem)
         parts = list(self.advance(problem, 1 if steps is None else steps, members, seed))
         u = parts[0] if problem.u_0 is None else torch.stack(parts, 2)  # (M, B, [T + 1,] C, *grid)
@@ -120,6 +137,7 @@ class Model:
         family: str,
         u_0: Array,
         *,
+        u_before: Array | None = None,
         steps: int,
         dt: float | None = None,
         **parameters: Any,
@@ -128,7 +146,7 @@ class Model:
 
         Arguments are those of `predict`, which returns the same snapshots at once and the initial state before them.
         """
-        problem = self.pose(family, u_0, dt, parameters)
+        problem = self.pose(family, u_0, dt, parameters, u_before)
         if problem.u_0 is None:
             raise ConfigFault(f"{problem.card.name} is steady and has no snapshots: use predict")
         check_steps(problem, steps)
@@ -180,7 +198,7 @@ class Model:
         """
         from ups.training.adapted_model import adapt_bundle  # imports the configuration
 
-        if not (_is_whole(steps) and steps >= 1):
+        if not (is_whole(steps) and steps >= 1):
             raise ConfigFault(f"steps of training must be a whole number of at least 1, not {steps!r}")
         about = {"dt": dt, "lengths": lengths, "arguments": parameters}
         return Model(adapt_bundle(self._bundle, family, u, steps=steps, device=self._device, **about), self._device)
@@ -191,7 +209,14 @@ class Model:
         for u in snapshots:
             yield _result(u[0], problem, None, False)
 
-    def pose(self, family: str, u_0: Array | None, dt: float | None, arguments: dict[str, Any]) -> Problem:
+    def pose(
+        self,
+        family: str,
+        u_0: Array | None,
+        dt: float | None,
+        arguments: dict[str, Any],
+        u_before: Array | None = None,
+    ) -> Problem:
         """What `predict` is asked for, checked; `arguments` are parameters and coefficients by name.
 
         Raises:
@@ -200,6 +225,10 @@ class Model:
         given = u_0 if u_0 is not None else next(iter(arguments.values()), None)
         card = self.cards[find_family(family, self.cards, given)]
         problem = pose(card, u_0, arguments, dt, self._device)
+        if u_before is not None:
+            if card.name not in families_with_history(self._bundle.card):
+                raise ConfigFault(f"steps of {card.name} start from one snapshot: leave out u_before")
+            problem = problem.after(u_before)
         if problem.substeps > 1:
             log.info("%s: dt = %g is %d steps of the operator", card.name, problem.dt, problem.substeps)
         return problem
@@ -219,9 +248,11 @@ class Model:
             z_c = surrogate.encode(resampled(problem.coefficients, grid, boundary), name, "coefficients")
         if problem.u_0 is not None:
             yield problem.u_0.expand(count, *problem.u_0.shape)
-            z = surrogate.encode(resampled(problem.u_0, grid, boundary), name)
+            snapshots = [problem.u_0] if problem.u_before is None else [problem.u_0, problem.u_before]
+            z = torch.cat([surrogate.encode(resampled(u, grid, boundary), name) for u in snapshots], -1)
         else:
-            z = _no_state(surrogate.codec.groups[group_name(name, "fields")], problem)
+            group = surrogate.codec.groups[group_name(name, "fields")]
+            z = problem.condition.new_zeros(problem.batch, group.num_tokens, group.num_channels)
         setting = problem.setting(z_c, z).repeated(count)
         step = surrogate.plain_step(setting) if members is None else self._noisy_step(surrogate, name, setting, seed)
         states = islice(rollout_steps(step, z.repeat(count, 1, 1)), steps * problem.substeps)
@@ -254,30 +285,6 @@ def load(place: str | Path, *, device: str | torch.device | None = None) -> Mode
     read = bundle.read if (place / bundle.CARD).is_file() else bundle.from_data_root
     with torch.inference_mode(False):  # models made within that mode could not be used outside of it
         return Model(read(place, device), device)
-
-
-def _no_state(group: FieldGroup, problem: Problem) -> Tensor:
-    """What a steady model takes for a state: zeros (B, N, D)."""
-    return problem.condition.new_zeros(problem.batch, group.num_tokens, group.num_channels)
-
-
-def check_members(members: int | None) -> None:
-    """Raise `ConfigFault` for a size that an ensemble cannot have."""
-    if members is not None and not (_is_whole(members) and members >= 2 and members % 2 == 0):
-        raise ConfigFault(f"members must be an even number of at least 2, not {members!r}")
-
-
-def check_steps(problem: Problem, steps: int | None) -> None:
-    """Raise `ConfigFault` for a number of steps that does not suit the family."""
-    name = problem.card.name
-    if problem.u_0 is None and steps is not None:
-        raise ConfigFault(f"{name} is steady and has no time steps: leave out steps")
-    if problem.u_0 is not None and not (_is_whole(steps) and steps >= 1):
-        raise ConfigFault(f"steps of {name} must be a whole number of at least 1, not {steps!r}")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _result(u: Tensor, problem: Problem, steps: int | None, labels: bool) -> Array:

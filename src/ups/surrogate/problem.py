@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -73,7 +73,8 @@ class Problem:
     """A batch of B initial-value or steady problems of one family, ready for the models.
 
     `dataset` has the caller's grid and the operator's time step, and else what a dataset of training has; `u_0`
-    (B, C, *grid) is None for steady families, `parameters` are (B,) each. Models predict on the grid of training. One
+    (B, C, *grid) is None for steady families, `u_before` the snapshot before it where that was given, `parameters` are
+    (B,) each. Models predict on the grid of training. One
     step of `dt` is `substeps` steps of the operator. `form` is that of the caller's arrays.
     """
 
@@ -86,10 +87,26 @@ class Problem:
     dt: float
     substeps: int
     form: Form
+    u_before: Tensor | None = None
 
     @property
     def batch(self) -> int:
         return len(self.condition)
+
+    def after(self, u_before: Array) -> "Problem":
+        """The same problem with the snapshots one step of the operator before its initial states, in their shape.
+
+        Raises:
+            ConfigFault: another shape or type, NaN or infinite values, values <= 0 of a positive field.
+        """
+        family = self.card.family
+        try:
+            u, _ = read_state(u_before, family, len(family.fields), self.condition.device)
+        except ConfigFault as fault:
+            raise ConfigFault(str(fault).replace("u_0", "u_before")) from None
+        if self.u_0 is None or u.shape != self.u_0.shape:
+            raise ConfigFault(f"u_before of {self.card.name} must have the shape of u_0")
+        return replace(self, u_before=u)
 
     def setting(self, z_c: Tensor | None, like: Tensor) -> Setting:
         """The setting for states like z (B, N, D); `z_c` (B, N, D_c) are the latents of the coefficients."""
@@ -160,6 +177,28 @@ def why_outside(problem: Problem, covered: Coverage) -> str | None:
         return None
     which = "" if problem.batch == 1 else f", {int(found.warned.sum())} of {problem.batch} states"
     return f"{problem.card.name} outside of training{which}: {'; '.join(found.reasons[:MAX_REASONS])}"
+
+
+def check_ensemble(members: int | None, seed: int) -> None:
+    """Raise `ConfigFault` for a size that an ensemble cannot have, and for no seed."""
+    if members is not None and not (is_whole(members) and members >= 2 and members % 2 == 0):
+        raise ConfigFault(f"members must be an even number of at least 2, not {members!r}")
+    if not (is_whole(seed) and 0 <= seed < 2**63):
+        raise ConfigFault(f"seed must be a whole number of at least 0, not {seed!r}")
+
+
+def check_steps(problem: Problem, steps: int | None) -> None:
+    """Raise `ConfigFault` for a number of steps that does not suit the family."""
+    name = problem.card.name
+    if problem.u_0 is None and steps is not None:
+        raise ConfigFault(f"{name} is steady and has no time steps: leave out steps")
+    if problem.u_0 is not None and not (is_whole(steps) and steps >= 1):
+        raise ConfigFault(f"steps of {name} must be a whole number of at least 1, not {steps!r}")
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value of any type is a whole number."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_arguments(family: Family, arguments: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """What a model returns: descriptions of families with their scores, cards of bundles, ensembles of predictions."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,9 @@ class Description:
 
     `fields` and `coefficients` have meanings by name, `parameters` the trained values, `boundary` one entry per axis;
     `lengths` and `time_steps` are in the units of the PDE; `trajectories` counts those of the splits. `scores` are
-    mean errors in physical units on the test split by (method, metric, horizon); `ensembles` says whether `members` can
-    be predicted, `adapted` from which family's network a model learned, and what that gained.
+    mean errors in physical units on the test split by (method, metric, horizon); `history` says whether steps start
+    from two snapshots, `ensembles` whether `members` can be predicted, `adapted` from which family's network a model
+    learned, and what that gained.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Description:
     time_steps: tuple[float, ...]
     parameters: dict[str, tuple[float, ...]]
     trajectories: dict[str, int]
+    history: bool
     ensembles: bool
     adapted: str | None
     scores: dict[tuple[str, str, str], float | None]
@@ -50,6 +52,7 @@ class Description:
         rows += [("time step", _listed(self.time_steps))] * bool(self.time_steps)
         rows += [(name, f"trained at {_listed(values)}") for name, values in self.parameters.items()]
         rows += [("trajectories", ", ".join(f"{count} {split}" for split, count in self.trajectories.items()))]
+        rows += [("initial state", "u_0, and u_before a time step earlier; without it at rest")] * self.history
         rows += [("ensembles", "yes" if self.ensembles else f"no: {NO_ENSEMBLES}")]
         rows += [("adapted", self.adapted)] * (self.adapted is not None)
         return rows + [(f"nRMSE, {horizon}, {method}", f"{value:.4g}") for method, horizon, value in self._errors()]
@@ -78,21 +81,27 @@ def markdown(description: Description) -> str:
     return "\n".join([f"## {description.name}", "", "| | |", "| --- | --- |", *rows, ""])
 
 
-def describe(card: FamilyCard, entry: dict[str, Any], ensembles: bool) -> Description:
-    """The description of a family from its entry in the card of a model."""
-    family, first = card.family, card.datasets[0]
+def families_with_history(card: dict[str, Any]) -> Collection[str]:
+    """The families whose steps start from two snapshots, from the card of a model; see `ups.models.history`."""
+    return card["settings"].get("operator", {"sizes": {}})["sizes"].get("history", ())
+
+
+def describe(known: FamilyCard, card: dict[str, Any], ensembles: bool) -> Description:
+    """The description of a family that is in the card of a model."""
+    family, first, entry = known.family, known.datasets[0], card["families"][known.name]
     splits = [dataset["split"] for dataset in entry["datasets"]]
     return Description(
-        name=card.name,
+        name=known.name,
         equation=family.equation,
         fields={name: family.meanings.get(name, "") for name in family.fields},
         coefficients={name: family.meanings.get(name, "") for name in family.coefficients},
         grid=first.grid,
         lengths=first.lengths,
         boundary=first.boundary,
-        time_steps=tuple(card.time_steps),
-        parameters={name: tuple(card.values(name)) for name in family.parameters},
+        time_steps=tuple(known.time_steps),
+        parameters={name: tuple(known.values(name)) for name in family.parameters},
         trajectories={name: sum(len(split[name]) for split in splits) for name in splits[0]},
+        history=known.name in families_with_history(card),
         ensembles=ensembles,
         adapted=_gain(entry["adapted"]) if "adapted" in entry else None,
         scores=_scores(entry["scores"]),
@@ -127,7 +136,7 @@ def card_text(card: dict[str, Any], families: Mapping[str, FamilyCard]) -> str:
         "```",
         "",
     ]
-    described = [describe(each, card["families"][name], name in ensembles) for name, each in families.items()]
+    described = [describe(each, card, name in ensembles) for name, each in families.items()]
     return "\n".join([*lines, *map(markdown, described)])
 
 

@@ -50,8 +50,8 @@ def rollout_steps(step: Callable[[Tensor], Tensor], u_0: Tensor) -> Iterator[Ten
 
 
 def rollout(step: Callable[[Tensor], Tensor], u_0: Tensor, num_steps: int) -> Tensor:
-    """Apply `step` repeatedly from u_0 (B, ...); returns u_0 and the predictions, (B, num_steps + 1, ...)."""
-    return torch.stack([u_0, *islice(rollout_steps(step, u_0), num_steps)], 1)
+    """The predictions (B, num_steps, ...) of applying `step` repeatedly from u_0 (B, ...)."""
+    return torch.stack(list(islice(rollout_steps(step, u_0), num_steps)), 1)
 
 
 def condition_of(features: Tensor, parameters: dict[str, Tensor], num_samples: int) -> Tensor:
@@ -147,8 +147,13 @@ class Surrogate:
         return z if scale is None else z.div(scale).round() * scale
 
     def decode(self, z: Tensor, family: str) -> Tensor:
-        """Latents (..., N, D) to snapshots (..., C, *grid)."""
+        """Latents (..., N, D) to snapshots (..., C, *grid); of a state of two snapshots the later one."""
+        z = self.snapshot(z, family)
         return self.codec.decode(z.flatten(0, -3), group_name(family, "fields")).unflatten(0, z.shape[:-2])
+
+    def snapshot(self, state: Tensor, family: str) -> Tensor:
+        """The latents (..., N, D) of the snapshot of a state, which may have those of the one before, see `History`."""
+        return state[..., : self.codec.groups[group_name(family, "fields")].num_channels]
 
     def model(self, family: str) -> Operator | SteadyModel | None:
         """The model of a family without corrector: the operator, or the steady model (one step from z = 0)."""
@@ -201,7 +206,7 @@ class Surrogate:
             return model.constrained(context.z_pred + denoiser.residual_unit(context, domain) * y, z, domain)
 
         def corrected_step(z: Tensor, origins: Tensor | None = None) -> Tensor:
-            noises = step_noise(z, origins)
+            noises = step_noise(self.snapshot(z, setting.family), origins)
             return torch.cat([advance(z[rows], noises[:, rows], setting.of(rows)) for rows in self._rows(z)])
 
         return corrected_step
@@ -210,3 +215,18 @@ class Surrogate:
         """Rows of states z (B, N, D) that the models take at once."""
         size = len(z) if self.max_tokens is None else max(1, self.max_tokens // z.shape[1])
         return [slice(start, start + size) for start in range(0, len(z), size)]
+
+
+def decoded(surrogate: Surrogate, z: Tensor, family: str, at_once: int) -> Tensor:
+    """Snapshots (M, ..., C, *grid) of latents (M, ..., N, D), `at_once` rows at a time."""
+    parts = z.split(at_once)
+    first = surrogate.decode(parts[0], family)
+    if len(parts) == 1:
+        return first
+    members = first.new_empty(len(z), *first.shape[1:])
+    places = members.split(at_once)
+    places[0].copy_(first)
+    del first  # as large as a member
+    for place, part in zip(places[1:], parts[1:], strict=True):
+        place.copy_(surrogate.decode(part, family))
+    return members

@@ -214,7 +214,7 @@ def _of_head(model: Model, batch: LatentBatch) -> tuple[Tensor, Tensor]:
     """Inputs (M, C) of the head for a batch and the outputs (M, K) that it should have, in float64."""
     mixer, inputs = model.mixer, []
     hook = mixer.head.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
-    model(batch.z, batch.coefficients, batch.condition, batch.domain)
+    model(batch.state, batch.coefficients, batch.condition, batch.domain)
     hook.remove()
     y = batch.z_next
     if isinstance(model, Operator):

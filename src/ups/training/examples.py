@@ -125,9 +125,10 @@ class Examples:
             return LatentBatch(self.domain, torch.zeros_like(solution), solution, *known)
         horizon, time = min(horizon, self.num_steps), torch.from_numpy(times)
         first = time.clamp(max=self.num_steps - horizon)
-        window = self.z[rows[:, None], first[:, None] + torch.arange(horizon + 1)]
+        times_of_window = (first[:, None] + torch.arange(-1, horizon + 1)).clamp(min=0)
+        window, before = self.z[rows[:, None], times_of_window], self.z[rows, (time - 1).clamp(min=0)]
         pair = self.z[rows, time], self.z[rows, time + 1]
-        return LatentBatch(self.domain, *pair, *known, window=window, offset=time - first)
+        return LatentBatch(self.domain, *pair, *known, window=window, offset=1 + time - first, before=before)
 
 
 @torch.no_grad()

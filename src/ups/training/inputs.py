@@ -71,7 +71,7 @@ def entries_of(cache: LatentCache, family: str) -> list[dict[str, Any]]:
     return [entry for entry in cache.datasets.values() if entry["dataset"]["family"] == family]
 
 
-def model_settings(cache: LatentCache, model: Backbone) -> dict[str, Any]:
+def model_settings(cache: LatentCache, model: Backbone, history: Sequence[str] = ()) -> dict[str, Any]:
     """Constructor arguments of operator, steady model or denoiser as plain values, as saved with the weights."""
     num_axes: Counter[str] = Counter()  # 0 for families that are not in the cache
     channels: Counter[tuple[str, str]] = Counter()  # 0 also for families without coefficients
@@ -86,6 +86,7 @@ def model_settings(cache: LatentCache, model: Backbone) -> dict[str, Any]:
         "latent_channels": [channels[name, "fields"] for name in cache.families],
         "coefficient_channels": [channels[name, "coefficients"] for name in cache.families],
         "num_conditions": NUM_CONDITIONS,
+        "history": [name for name in cache.families if name in history],
     }
     return {"sizes": sizes, "backbone": model.model_dump()}
 

@@ -59,7 +59,7 @@ def rollout_error(codec: Codec, model: nn.Module, trajectories: Trajectories) ->
     condition = examples.condition.expand(len(examples.z), -1)
     step = surrogate.plain_step(Setting(family.name, examples.domain, examples.coefficients, condition))
     z_0 = torch.zeros_like(examples.z[:, 0]) if family.steady else examples.z[:, 0]
-    u = surrogate.decode(rollout(step, z_0, examples.num_steps)[:, 1:], family.name)
+    u = surrogate.decode(rollout(step, z_0, examples.num_steps), family.name)
     u_ref = trajectories.u if family.steady else trajectories.u[:, 1:]
     error, size = ((values.flatten(3).square().mean(3).sqrt()) for values in (u - u_ref, u_ref))
     return (error / size.clamp_min(EPS)).mean().item()
@@ -184,6 +184,7 @@ def _random(surrogate: Surrogate, codec: Codec, trajectories: Trajectories, seed
         latent_channels=[examples.z.shape[-1]],
         coefficient_channels=[examples.coefficients.shape[-1]],
         num_conditions=len(examples.condition),
+        history=[name for name in like.sizes.history if name == family.name],
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)

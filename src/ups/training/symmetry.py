@@ -72,7 +72,9 @@ class Symmetries:
         family = batch.domain.family
         transform = self.transforms[family][draw.one_of(len(self.transforms[family]))]
         fields, coefficients = group_name(family, "fields"), group_name(family, "coefficients")
-        states = {name: state for name in ("z", "z_next", "window") if (state := getattr(batch, name)) is not None}
+        states = {
+            name: state for name in ("z", "z_next", "before", "window") if (state := getattr(batch, name)) is not None
+        }
         changed = {name: self.transformed(state, fields, transform) for name, state in states.items()}
         return replace(batch, **changed, coefficients=self.transformed(batch.coefficients, coefficients, transform))
 

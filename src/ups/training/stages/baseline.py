@@ -33,6 +33,7 @@ def build(config: BaselineConfig, run: Run) -> Stage:
         "grid": domain.grid,
         "periodic": domain.periodic,
         "condition_channels": _varying_conditions(cache),
+        "history": config.history,
         "model": config.model.model_dump(),
     }
     model = grid_model(**settings)
@@ -43,7 +44,9 @@ def build(config: BaselineConfig, run: Run) -> Stage:
         set_conserved(model, cache, codec)
     loss = steady_loss if family.steady else step_loss(model.statistics, config)
     loss = augmented(loss, cache, run) if config.symmetries else loss
-    train, valid = LatentSamples(cache, "train", horizon=config.unroll.horizon), LatentSamples(cache, "valid")
+    history = [config.family] if config.history else []
+    train = LatentSamples(cache, "train", horizon=config.unroll.horizon, history=history)
+    valid = LatentSamples(cache, "valid", history=history)
     num_tokens, horizon = train.num_tokens, config.unroll.horizon
     sample_bytes = {name: 4 * points * _floats_per_point(settings) * horizon for name, points in num_tokens.items()}
     stage = Stage(model, settings, loss, train, valid, num_tokens, sample_bytes)

@@ -5,7 +5,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from ups.config import ConsistencyConfig
-from ups.data.samples import LatentBatch, LatentSamples
+from ups.data.samples import LatentBatch
 from ups.models.denoiser import Denoiser, consistency_loss, next_sigma
 from ups.models.weights import from_settings, load_model, load_settings
 from ups.runs.run import Run
@@ -34,6 +34,6 @@ def build(config: ConsistencyConfig, run: Run) -> Stage:
         denoise = partial(model, context=context, condition=batch.condition, domain=batch.domain)
         return consistency_loss(denoise, y, noise, sigma, sigma_next) / residual_power(y)
 
-    train, valid = (LatentSamples(residuals.cache, split) for split in ("train", "valid"))
+    train, valid = residuals.samples("train"), residuals.samples("valid")
     sizes = {"num_tokens": train.num_tokens, "sample_bytes": network_bytes(settings, train.num_tokens)}
     return Stage(model=student, settings=settings, loss=loss, train=train, valid=valid, **sizes)

@@ -38,6 +38,11 @@ class Residuals:
         }
         self.cache = open_cache(run, *self.models)
 
+    def samples(self, split: str) -> LatentSamples:
+        """The samples of a split, as the models need them."""
+        operator = self.models.get("transient")
+        return LatentSamples(self.cache, split, history=operator.history.families if operator else ())
+
     @torch.no_grad()
     def standardized(self, batch: LatentBatch, denoiser: Denoiser) -> tuple[Tensor, PredictedStep]:
         """Residual y = (z_next - z_pred) / residual unit of the denoiser, (B, N, D), and the prediction."""
@@ -67,7 +72,7 @@ class Residuals:
     def _predict(self, batch: LatentBatch) -> PredictedStep:
         kind = "steady" if FAMILIES[batch.domain.family].steady else "transient"
         return predict_step(
-            self.models[kind].to(batch.z.device), batch.z, batch.coefficients, batch.condition, batch.domain
+            self.models[kind].to(batch.z.device), batch.state, batch.coefficients, batch.condition, batch.domain
         )
 
 
@@ -75,7 +80,7 @@ def build(config: DiffusionConfig, run: Run) -> Stage:
     """The denoiser, trained on residuals of unit variance at noise levels ln sigma ~ N(P_mean, P_std^2)."""
     residuals = Residuals(run)
     settings = model_settings(residuals.cache, config.model)
-    train, valid = (LatentSamples(residuals.cache, split) for split in ("train", "valid"))
+    train, valid = residuals.samples("train"), residuals.samples("valid")
     denoiser = from_settings(Denoiser)(**settings)
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:

@@ -34,7 +34,7 @@ from ups.training.symmetry import augmented, set_conserved
 def build(config: OperatorConfig, run: Run) -> Stage:
     """The operator for all transient families of the latent cache, trained with `step_loss`."""
     cache = open_cache(run, "transient")
-    settings = model_settings(cache, config.model)
+    settings = model_settings(cache, config.model, config.history)
     operator = from_settings(Operator)(**settings)
     set_statistics(operator.statistics, cache)
     codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
@@ -44,7 +44,8 @@ def build(config: OperatorConfig, run: Run) -> Stage:
     terms = TermSum(config.terms, codec, config.steps)
     loss = step_loss(operator.statistics, config, terms)
     loss = augmented(loss, cache, run) if config.symmetries else loss
-    train, valid = LatentSamples(cache, "train", horizon=config.unroll.horizon), LatentSamples(cache, "valid")
+    train = LatentSamples(cache, "train", horizon=config.unroll.horizon, history=config.history)
+    valid = LatentSamples(cache, "valid", history=config.history)
     num_tokens = train.num_tokens
     sample_bytes = network_bytes(settings, num_tokens, config.unroll.horizon)
     stage = Stage(operator, settings, loss, train, valid, num_tokens, sample_bytes)
@@ -62,27 +63,30 @@ def step_loss(
     """Mean error of a rollout of h steps, relative to the change that is expected in each step.
 
     L = 1/h sum_k RMS((z_k - z_ref_k) / unit(z_ref_(k-1))) with z_k = model(z_(k-1)), RMS over tokens and components,
-    mean over fields; one value per sample, (B,). In training z_0 has noise (`state_noise`), h grows (`horizon_at`) and
+    mean over fields; one value per sample, (B,). In training z_0 has noise (`state_noise`), not so the snapshot before
+    it that some families need: the change between the two is then as wrong as in a rollout. h grows (`horizon_at`) and
     each step adds `terms`. In validation there is no noise, h = 1 and no term, so that its loss can be compared
     between configurations.
     """
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
         horizon = 1 if draw.step is None else horizon_at(draw.step, config.steps, config.unroll)
-        states = batch.states(horizon)
-        units = [statistics.expected_change(state, batch.domain) for state in states[:-1]]
-        z = states[0]
+        channels, (state, *later) = batch.z.shape[-1], batch.states(horizon)
+        snapshots = [state[..., :channels], *later]
+        units = [statistics.expected_change(z, batch.domain) for z in snapshots[:-1]]
         if draw.step is not None:
             error = statistics.validation_error[row_of(statistics.rows, batch.domain.family)]
-            z = z + units[0] * state_noise(config.noise, error, draw, z.shape)
+            noise = units[0] * state_noise(config.noise, error, draw, batch.z.shape)
+            state = state + nn.functional.pad(noise, (0, state.shape[-1] - channels))
         errors = []
-        for before, z_ref, unit in zip(states[:-1], states[1:], units, strict=True):
-            z_pred = model(z, batch.coefficients, batch.condition, batch.domain)
+        for before, z_ref, unit in zip(snapshots[:-1], snapshots[1:], units, strict=True):
+            state = model(state, batch.coefficients, batch.condition, batch.domain)
+            z_pred = state[..., :channels]
             errors.append(field_rms((z_pred - z_ref) / unit, batch.domain.family).mean(1))
             if terms is not None and terms.configs and draw.step is not None:
                 errors[-1] = errors[-1] + terms(Transition(before, z_ref, z_pred, unit, batch, terms.codec), draw)
             # Pushforward: a step learns from the errors of earlier steps, but no gradient flows through them.
-            z = z_pred.detach() if config.unroll.pushforward else z_pred
+            state = state.detach() if config.unroll.pushforward else state
         return torch.stack(errors).mean(0)
 
     return loss
