@@ -63,8 +63,8 @@ def step_loss(
     """Mean error of a rollout of h steps, relative to the change that is expected in each step.
 
     L = 1/h sum_k RMS((z_k - z_ref_k) / unit(z_ref_(k-1))) with z_k = model(z_(k-1)), RMS over tokens and components,
-    mean over fields; one value per sample, (B,). In training z_0 has noise (`state_noise`), not so the snapshot before
-    it that some families need: the change between the two is then as wrong as in a rollout. h grows (`horizon_at`) and
+    mean over fields; one value per sample, (B,). In training z_0 has noise (`state_noise`), as has
+    the snapshot before it that some families need; h grows (`horizon_at`) and
     each step adds `terms`. In validation there is no noise, h = 1 and no term, so that its loss can be compared
     between configurations.
     """
@@ -76,8 +76,8 @@ def step_loss(
         units = [statistics.expected_change(z, batch.domain) for z in snapshots[:-1]]
         if draw.step is not None:
             error = statistics.validation_error[row_of(statistics.rows, batch.domain.family)]
-            noise = units[0] * state_noise(config.noise, error, draw, batch.z.shape)
-            state = state + nn.functional.pad(noise, (0, state.shape[-1] - channels))
+            unit = units[0].repeat(1, 1, state.shape[-1] // channels)
+            state = state + unit * state_noise(config.noise, error, draw, state.shape)
         errors = []
         for before, z_ref, unit in zip(snapshots[:-1], snapshots[1:], units, strict=True):
             state = model(state, batch.coefficients, batch.condition, batch.domain)
