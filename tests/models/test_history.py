@@ -1,6 +1,7 @@
 """States of two snapshots: what models read of them, and a PDE that one snapshot does not determine."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,9 +98,10 @@ def test_a_wave_equation_needs_the_snapshot_before():
     Exact: u(t + dt) = 2 cos(omega dt) u(t) - u(t - dt).
     """
     z, errors = standing_waves(32, 8), []
-    examples = Examples(domain("advection_1d"), z, z.new_zeros(len(z), N, 0), torch.zeros(NUM_CONDITIONS))
+    plain = Examples(domain("advection_1d"), z, z.new_zeros(len(z), N, 0), torch.zeros(NUM_CONDITIONS))
     for history in ((), FAMILIES[:1]):
         torch.manual_seed(0)
+        examples = replace(plain, history=bool(history))
         model = Operator(Sizes(FAMILIES[:1], (1,), (1,), (1,), (0,), NUM_CONDITIONS, history), small(norm=False))
         measure_statistics(model.statistics, examples)
         model.statistics.fit_change_law([(z[:, t], z[:, t + 1]) for t in range(8)], examples.domain)

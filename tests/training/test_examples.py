@@ -111,8 +111,14 @@ def test_mirror_images_are_trajectories_too(trajectories: Trajectories):
 
 
 def test_batches_hold_steps_of_the_trajectories(trajectories: Trajectories):
-    """z_next follows z, a window holds both after the snapshot before; every step occurs in `spread`."""
-    examples = encode(fit_codec(trajectories, patch_size=1, components=1), trajectories)
+    """z_next follows z, a window of h + 1 snapshots holds both; every step occurs in `spread`.
+
+    With history a window begins with the snapshot before.
+    """
+    plain = encode(fit_codec(trajectories, patch_size=1, components=1), trajectories)
+    window = plain.draw(32, 3, np.random.default_rng(0)).window
+    assert window is not None and window.shape[1] == 4
+    examples = replace(plain, history=True)
     batch = examples.draw(32, 3, np.random.default_rng(0))
     assert batch.window is not None and batch.window.shape[1] == 5
     states = batch.states(3)

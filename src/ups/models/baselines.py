@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ups.models.conservation import Constraints
 from ups.models.fno import make_fno
-from ups.models.history import History
 from ups.models.sizes import Domain, Sizes
 from ups.models.state_statistics import StateStatistics
 
@@ -30,7 +29,7 @@ class GridModel(nn.Module):
     def __init__(self, network: nn.Module, sizes: Sizes, condition_channels: Sequence[int]) -> None:
         super().__init__()
         self.network, self.condition_channels = network, list(condition_channels)
-        self.statistics, self.history = StateStatistics(sizes), History(sizes)
+        self.statistics = StateStatistics(sizes)
 
     def on_grid(self, inputs: list[Tensor], condition: Tensor, domain: Domain) -> Tensor:
         """F of the tokens `inputs`, each (B, N, any), and of the condition (B, K): (B, N, C)."""
@@ -44,11 +43,11 @@ class GridOperator(GridModel):
 
     def forward(self, state: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance a state (B, N, C), see `History`, by one step; coefficients (B, N, C_c), condition (B, K)."""
-        z, before = self.history.split(state, domain)
+        z, before = self.statistics.history.split(state, domain)
         step_rms, clamped = self.statistics.of("step_rms", domain, z.shape[-1]), self.statistics.clamp_state(z, domain)
         earlier = [] if before is None else [(clamped - self.statistics.clamp_state(before, domain)) / step_rms]
         change = step_rms * self.on_grid([clamped, *earlier, coefficients], condition, domain)
-        return self.history.join(self.statistics.limit_step(z + change, z, domain), state, domain)
+        return self.statistics.history.join(self.statistics.limit_step(z + change, z, domain), state, domain)
 
 
 class NormalizedGridOperator(GridModel):
@@ -61,7 +60,7 @@ class NormalizedGridOperator(GridModel):
 
     def forward(self, state: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance a state (B, N, C), see `History`, by one step; coefficients (B, N, C_c), condition (B, K)."""
-        z, before = self.history.split(state, domain)
+        z, before = self.statistics.history.split(state, domain)
         clamped = self.statistics.clamp_state(z, domain)
         x, summary = self.statistics.standardize(clamped, domain)
         earlier = [] if before is None else [self.statistics.last_change(clamped, before, domain)]
@@ -70,7 +69,7 @@ class NormalizedGridOperator(GridModel):
         change = self.statistics.without_conserved(change, self.conserved, domain)
         z_next = self.statistics.limit_step(z + change, z, domain)
         z_next = self.constraints(z_next, z, torch.eye(z.shape[-1], dtype=z.dtype, device=z.device), domain)
-        return self.history.join(z_next, state, domain)
+        return self.statistics.history.join(z_next, state, domain)
 
 
 class GridSteadyModel(GridModel):

@@ -52,9 +52,8 @@ def predict_step(
 
     Of states of two snapshots (`History`) the description has the later one alone.
     """
-    statistics = model.statistics
-    channels = statistics.channels[row_of(statistics.rows, domain.family)]
-    z, z_pred = (each[..., :channels] for each in (state, model(state, coefficients, condition, domain)))
+    statistics, state_next = model.statistics, model(state, coefficients, condition, domain)
+    z, z_pred = (statistics.history.split(each, domain)[0] for each in (state, state_next))
     x, summary = statistics.standardize(statistics.clamp_state(z, domain), domain)
     change = z_pred - z
     smallest = SMALLEST_CHANGE * statistics.expected_change(z, domain)

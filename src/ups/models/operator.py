@@ -10,7 +10,6 @@ from ups.models.backbone import TokenMixer
 from ups.models.blocks import constant
 from ups.models.conservation import Constraints
 from ups.models.grid import MAX_POINTS, along_axes, axis_modes, patch_edge, to_grid, to_tokens
-from ups.models.history import History
 from ups.models.sizes import Backbone, Domain, Sizes, row_of
 from ups.models.state_statistics import StateStatistics
 
@@ -110,7 +109,6 @@ class Operator(nn.Module):
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:
         super().__init__()
         self.sizes, self.backbone, self.rows = sizes, backbone, sizes.rows
-        self.history = History(sizes)
         self.statistics = StateStatistics(sizes)
         self.register_buffer("conserved", torch.zeros(len(sizes.families), max(sizes.latent_channels)))
         self.persistence = DampedPersistence(sizes)
@@ -119,7 +117,7 @@ class Operator(nn.Module):
 
     def forward(self, state: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
         """Advance a state (B, N, D), see `History`, by one time step; coefficients (B, N, D_c), condition (B, K)."""
-        z, before = self.history.split(state, domain)
+        z, before = self.statistics.history.split(state, domain)
         clamped = self.statistics.clamp_state(z, domain)
         x, summary = self.statistics.standardize(clamped, domain)
         inputs = [clamped, x] if before is None else [clamped, x, self.statistics.last_change(clamped, before, domain)]
@@ -132,10 +130,10 @@ class Operator(nn.Module):
 
     def constrained(self, z_next: Tensor, state: Tensor, domain: Domain) -> Tensor:
         """The state after `state` with the snapshot z_next (B, N, D), within limits and moved to the constraints."""
-        z, _ = self.history.split(state, domain)
+        z, _ = self.statistics.history.split(state, domain)
         z_next = self.statistics.limit_step(z_next, z, domain)
         z_next = self.constraints(z_next, z, self.persistence.bases_of(domain, z.shape[-1]), domain)
-        return self.history.join(z_next, state, domain)
+        return self.statistics.history.join(z_next, state, domain)
 
     def wanted_output(self, z: Tensor, z_next: Tensor, domain: Domain) -> Tensor:
         """Output (B, N, D) of the mixer with which a step leads from z to z_next (B, N, D), if no noise is filtered."""

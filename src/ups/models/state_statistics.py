@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from ups.models.history import History
 from ups.models.sizes import Domain, Sizes, row_of
 
 SMALLEST, LARGEST = 0.2, 20.0  # amplitudes
@@ -34,6 +35,8 @@ class StateStatistics(nn.Module):
     clamped to [0.2, 20]. Divided by it, decaying and rescaled solutions look alike to a network (reversible instance
     normalization as in McCabe et al. 2023, arXiv:2310.02994, section 4.1).
 
+    `history` says of which families a state is two snapshots; all functions here take the latents of one.
+
     `limited` (3,), None except while predictions are scored, counts the predicted states, those that a limit has
     changed, and the changed values, as a sum over the states of their share. Changes below a hundredth of
     `fluctuation_rms` do not count: a wave whose RMS stays the same is rescaled by a little in every step.
@@ -46,7 +49,7 @@ class StateStatistics(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         shape = (len(sizes.families), max(sizes.latent_channels))
-        self.rows, self.channels = sizes.rows, tuple(sizes.latent_channels)
+        self.rows, self.history = sizes.rows, History(sizes)
         for name in ("fluctuation_rms", "step_rms", "max_mean", "max_fluctuation"):
             self.register_buffer(name, torch.ones(shape))
         for name in ("max_growth", "max_rms"):

@@ -7,7 +7,7 @@ learning rate, and whether it is worth while; the training then uses all of them
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,9 @@ def before_training(
 ) -> tuple[nn.Module, Examples]:
     """A copy of the model of a start, with its head solved if the start says so, and the examples to train it on."""
     shown = trajectories.mirrored() if config.symmetries else trajectories
-    model, examples = copy.deepcopy(start.model).eval(), encode(start.codec, shown)
+    model = copy.deepcopy(start.model).eval()
+    history = model.statistics.history.has(trajectories.family.name)
+    examples = replace(encode(start.codec, shown), history=history)
     if start.solves_head:
         solve_head(model, examples)
     _measure_error((model,), examples, section)

@@ -86,13 +86,14 @@ def read_trajectories(folder: Path, dataset: Dataset, indices: Sequence[int], de
 class Examples:
     """Latents z (B, T, N, D) of trajectories, their coefficients (B, N, D_c) and the condition (K,) of all of them.
 
-    A steady family has T = 1, the solution.
+    A steady family has T = 1, the solution. With `history` batches have the snapshot before each state, too.
     """
 
     domain: Domain
     z: Tensor
     coefficients: Tensor
     condition: Tensor
+    history: bool = False
 
     @property
     def is_steady(self) -> bool:
@@ -125,10 +126,10 @@ class Examples:
             return LatentBatch(self.domain, torch.zeros_like(solution), solution, *known)
         horizon, time = min(horizon, self.num_steps), torch.from_numpy(times)
         first = time.clamp(max=self.num_steps - horizon)
-        times_of_window = (first[:, None] + torch.arange(-1, horizon + 1)).clamp(min=0)
-        window, before = self.z[rows[:, None], times_of_window], self.z[rows, (time - 1).clamp(min=0)]
-        pair = self.z[rows, time], self.z[rows, time + 1]
-        return LatentBatch(self.domain, *pair, *known, window=window, offset=1 + time - first, before=before)
+        earlier, pair = int(self.history), (self.z[rows, time], self.z[rows, time + 1])
+        window = self.z[rows[:, None], (first[:, None] + torch.arange(-earlier, horizon + 1)).clamp(min=0)]
+        before = self.z[rows, (time - 1).clamp(min=0)] if earlier else None
+        return LatentBatch(self.domain, *pair, *known, window=window, offset=time - first + earlier, before=before)
 
 
 @torch.no_grad()

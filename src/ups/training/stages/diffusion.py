@@ -41,7 +41,7 @@ class Residuals:
     def samples(self, split: str) -> LatentSamples:
         """The samples of a split, as the models need them."""
         operator = self.models.get("transient")
-        return LatentSamples(self.cache, split, history=operator.history.families if operator else ())
+        return LatentSamples(self.cache, split, history=operator.statistics.history.families if operator else ())
 
     @torch.no_grad()
     def standardized(self, batch: LatentBatch, denoiser: Denoiser) -> tuple[Tensor, PredictedStep]:

@@ -63,10 +63,9 @@ def step_loss(
     """Mean error of a rollout of h steps, relative to the change that is expected in each step.
 
     L = 1/h sum_k RMS((z_k - z_ref_k) / unit(z_ref_(k-1))) with z_k = model(z_(k-1)), RMS over tokens and components,
-    mean over fields; one value per sample, (B,). In training z_0 has noise (`state_noise`), as has
-    the snapshot before it that some families need; h grows (`horizon_at`) and
-    each step adds `terms`. In validation there is no noise, h = 1 and no term, so that its loss can be compared
-    between configurations.
+    mean over fields; one value per sample, (B,). In training z_0 has noise (`state_noise`), as has the snapshot before
+    it where a state is two; h grows (`horizon_at`) and each step adds `terms`. In validation there is no noise, h = 1
+    and no term, so that its loss can be compared between configurations.
     """
 
     def loss(model: nn.Module, batch: LatentBatch, draw: Draw) -> Tensor:
