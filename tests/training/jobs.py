@@ -100,7 +100,7 @@ CONFIGS: dict[str, tuple[type[TrainingSection], dict[str, Any]]] = {
             "noise": noisy(0.05, own_error=1.0),
             "conserve": True,
             "symmetries": True,
-            "history": ["diffusion_reaction_2d"],
+            "history": ["diffusion_reaction_2d", "compressible_ns_1d"],
             "unroll": ONE_STEP,
             "terms": NO_TERMS,
         },
