@@ -28,7 +28,7 @@ SourceName = Literal[(*FAMILIES, *ALIASES)]  # type: ignore[valid-type]
 
 def _expect_family(name: str) -> str:
     if families.base_of(name) not in FAMILIES:
-        raise ValueError(f"{name!r} is no family; families: {', '.join(FAMILIES)}")
+        raise ValueError(f"{name!r} is no family: {', '.join(FAMILIES)} (others are defined in families.yml)")
     return name
 
 

@@ -50,10 +50,10 @@ class Trunk(nn.Module):
 class TokenMixer(nn.Module):
     """Tokens (B, N, in) to tokens (B, N, out): stem of the family, trunk, head of the family (zero at first).
 
-    A token holds `num_states` latents, one more of families with history, and the coefficients. Blocks are
-    modulated by the condition (B, K) and a summary
-    of the state (B, S): two numbers per latent channel, or without states one per coefficient channel. With
-    `separate_fields` every token of the trunk holds one field, whose number is part of the condition.
+    A token holds `num_states` latents, one more of families with history, and the coefficients. Blocks are modulated by
+    the condition (B, K) and a summary of the state (B, S): two numbers per latent channel, or without states one per
+    coefficient channel. With `separate_fields` every token of the trunk holds one field, whose number is part of the
+    condition.
     """
 
     def __init__(self, backbone: Backbone, sizes: Sizes, num_states: int, num_conditions: int) -> None:
