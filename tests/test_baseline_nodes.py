@@ -88,6 +88,40 @@ def test_a_learning_rate_that_diverges_is_not_chosen(
     assert trained["rate"] == trained["values"]["learning_rate"] == chosen
 
 
+def test_values_that_were_chosen_before_have_no_trials(
+    launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Their model alone is timed, and is trained once; other families and kinds have trials."""
+    values = {"learning_rate": 0.03, "hidden_channels": 16, "modes": (32, 16, 8)}
+    config = BaselinesConfig.model_validate(CONFIG.model_dump() | {"chosen": {"fno": {"burgers_1d": values}}})
+    monkeypatch.setattr(pace, "seconds_per_step", lambda step, stages, *rest: stages)
+    fields = {"transient": ["advection_1d", "burgers_1d"], "steady": []}
+    timed = baselines.measure_pace(fields, config, launch, tmp_path, tmp_path)
+    assert [name for name in timed if "fno/burgers" in name] == ["fno/burgers_1d"]
+    assert (
+        len([name for name in timed if "fno/advection" in name]) == len([n for n in timed if "unet/burgers" in n]) + 2
+    )
+    assert timed["fno/burgers_1d"]["config"]["model"]["modes"] == [32, 16, 8]
+    trained = []
+    monkeypatch.setattr(baselines, "train_stage", lambda stage, section, *rest: trained.append(section) or {})
+    speed = {"seconds_per_step": {"fno/burgers_1d": 0.1}}
+    train = baselines.baseline_trainer("fno")
+    alone = {"transient": ["burgers_1d"], "steady": []}
+    receipts = train(alone, speed, {"burgers_1d": 20.0}, config, launch, tmp_path)
+    (section,) = trained
+    assert (section.steps, section.learning_rate, section.model.hidden_channels) == (200, 0.03, 16)
+    assert receipts == {"burgers_1d": {"values": values, "trials": 0, "settled": True}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"), [("unet", {"modes": (8, 8, 8)}), ("fno", {"modes": 8}), ("fno", {"hidden_channels": 0.5})]
+)
+def test_impossible_values_are_refused(kind: str, values: dict):
+    """A size that the kind has not, or of another type."""
+    with pytest.raises(ValueError, match=next(iter(values))):
+        BaselinesConfig.model_validate(CONFIG.model_dump() | {"chosen": {kind: {"burgers_1d": values}}})
+
+
 @pytest.mark.parametrize(("optimum", "tried"), [((0, 0), 5), ((0, 1), 6), ((2, -1), 8), ((90, 0), 9)])
 def test_trials_go_on_until_the_best_is_inside(optimum: tuple[int, int], tried: int):
     """Losses grow with the distance from the optimum: all neighbours of known pace are tried, or as many as allowed."""
