@@ -39,7 +39,8 @@ def test_residuals_complete_what_a_familys_own_model_says(run: Run, family: str)
     name, kind = MODELS[family]
     model = load_model(from_settings(kind), run.data_root, run.inputs[name])
     with torch.no_grad():
-        z_pred = model(batch.z, batch.coefficients, batch.condition, batch.domain)
+        state = model(batch.state, batch.coefficients, batch.condition, batch.domain)
+    z_pred = state[..., : batch.z.shape[-1]]
     y, context = Residuals(run).standardized(batch, stage.model)
     completed = z_pred + y * stage.model.residual_unit(context, batch.domain)
     torch.testing.assert_close(completed, batch.z_next, rtol=1e-4, atol=1e-4)
