@@ -78,7 +78,8 @@ class Slab:
 
     Before them comes the snapshot `last` (B, 1, C, *grid); rollouts start from u_0 (B, C, *grid). A steady family has
     neither. `z_ref` (B, T + 1, N, D) are the latents of `last` and the targets, where a steady solution starts from 0;
-    `z_before` (B, 1, N, D) those of the snapshot before `last`, or of `last` where a trajectory begins with it.
+    `z_before` (B, 1, N, D) those of the snapshot before `last`, or of `last` where a trajectory begins with it; None
+    where steps start from one snapshot.
     """
 
     start: int
@@ -86,11 +87,11 @@ class Slab:
     u_0: Tensor | None
     last: Tensor | None
     z_ref: Tensor
-    z_before: Tensor
+    z_before: Tensor | None
 
     def state(self, step: int) -> Tensor:
-        """What a model advances by the step after `step` of them: a snapshot and the one before, see `History`."""
-        if self.last is None:
+        """What a model advances by the step after `step` of them: a snapshot, or it and the one before (`History`)."""
+        if self.z_before is None:
             return self.z_ref[:, step]
         before = self.z_ref[:, step - 1] if step else self.z_before[:, 0]
         return torch.cat([self.z_ref[:, step], before], -1)
@@ -100,7 +101,8 @@ class Slab:
 class Batch:
     """B trajectories that are predicted together, of which `num_steps` snapshots are read at once.
 
-    `rows` are the trajectories that are decoded and scored at once, `members_at_once` the members of an ensemble.
+    `rows` are the trajectories that are decoded and scored at once, `members_at_once` the members of an ensemble; with
+    `history` steps start from two snapshots.
     """
 
     reader: TrajectoryReader
@@ -110,6 +112,7 @@ class Batch:
     num_steps: int
     rows: list[slice]
     members_at_once: int
+    history: bool = False
 
     @property
     def num_times(self) -> int:
@@ -126,9 +129,9 @@ class Batch:
         family, num_times, last = self.setting.family, self.num_times, self.read(0, 1)
         u_0, z_last = last[:, 0], encode(last, family)
         if FAMILIES[family].steady:
-            yield Slab(0, last, None, None, torch.cat([torch.zeros_like(z_last), z_last], 1), z_last)
+            yield Slab(0, last, None, None, torch.cat([torch.zeros_like(z_last), z_last], 1), None)
             return
-        z_before = z_last
+        z_before = z_last if self.history else None
         for start in range(1, num_times, self.num_steps):
             if start > 1:
                 release_memory()  # of the slab before
@@ -136,7 +139,8 @@ class Batch:
             z_ref = torch.cat([z_last, encode(target, family)], 1)
             yield Slab(start - 1, target, u_0, last, z_ref, z_before)
             # Not views, which would keep the slab.
-            last, z_last, z_before = (each.clone() for each in (target[:, -1:], z_ref[:, -1:], z_ref[:, -2:-1]))
+            last, z_last = target[:, -1:].clone(), z_ref[:, -1:].clone()
+            z_before = z_ref[:, -2:-1].clone() if self.history else None
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,8 @@ def batches(
     snapshot_bytes = 4 * len(family.fields) * math.prod(dataset.grid)
     fitting = compute.num_snapshots(snapshot_bytes, num_members)
     num_rows, members_at_once = min(max(1, fitting), size), num_members if fitting else 1
+    model = surrogate.model(family.name)
+    history = model is not None and model.statistics.history.has(family.name)
     with TrajectoryReader(trajectory_set.folder, dataset) as reader:
         for start in range(0, len(trajectory_set.indices), size):
             indices = trajectory_set.indices[start : start + size]
@@ -231,7 +233,9 @@ def batches(
                 coefficients = surrogate.encode(given.to(compute.device), family.name, "coefficients")
             setting = Setting(family.name, trajectory_set.domain, coefficients, condition)
             rows = [slice(first, first + num_rows) for first in range(0, len(indices), num_rows)]
-            yield Batch(reader, indices, setting, compute.device, max(1, fitting // size), rows, members_at_once)
+            yield Batch(
+                reader, indices, setting, compute.device, max(1, fitting // size), rows, members_at_once, history
+            )
 
 
 def suite_of(dataset: Dataset, seed: int) -> ScoreSuite:
