@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,13 +152,46 @@ def test_utilization(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     update, share = toy_update(tmp_path, section()), toy_batches(tmp_path).read(0)
     timer = StepTimer(2.0, CPU, peak_rate=1000.0)
     timer.count(share, update, world_size=2)
+    timer.wait_for(lambda: share)
+    ready = timer.started[1] + timer.left_out[1]
     timer.count(share, update, world_size=2)
-    monkeypatch.setattr("ups.training.history.time.monotonic", lambda: timer.started + 4.0)
+    timer.count(share, update, world_size=2)
+    monkeypatch.setattr("ups.training.history.time.monotonic", lambda: ready + 4.0)
     metrics = timer.metrics()
-    assert metrics["flops_per_second"] == update.flops_per_sample(share) * share.size / 4.0
+    assert metrics["flops_per_second"] == pytest.approx(update.flops_per_sample(share) * share.size / 4.0)
     assert metrics["flops_utilization"] == metrics["flops_per_second"] / 1000.0
     assert 0.1 < metrics["peak_memory_gigabytes"] < 100.0
     assert timer.flops == 0.0
+
+
+@pytest.mark.parametrize(("num_steps", "rate", "cores"), [(1, 1 / 50.0, 0.9), (4, 1 / 2.0, 0.5)])
+def test_a_first_step_is_left_out(num_steps: int, rate: float, cores: float, monkeypatch: pytest.MonkeyPatch):
+    """The first takes 50 seconds, of which 45 of the CPU, others 2 and 1; where it is the only one it is counted."""
+    clock = {"monotonic": 0.0, "process_time": 0.0}
+    for name in clock:
+        monkeypatch.setattr(f"ups.training.history.time.{name}", lambda name=name: clock[name])
+    update = SimpleNamespace(stage=SimpleNamespace(phase=None), flops_per_sample=lambda share: 8.0)
+    timer, share = StepTimer(2.0, CPU, peak_rate=1.0), SimpleNamespace(key="family", step=0, size=3)
+    for step in range(num_steps):
+        timer.count(timer.wait_for(lambda: share), update, world_size=1)
+        clock["monotonic"] += 2.0 if step else 50.0
+        clock["process_time"] += 1.0 if step else 45.0
+    metrics = timer.metrics()
+    assert metrics["steps_per_second"] == rate
+    assert metrics["cpu_cores"] == cores
+    assert metrics["flops_per_second"] == rate * 24.0
+
+
+def test_a_first_step_before_a_restart_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+    """A validation between a first step and the next line ends its time."""
+    clock = iter(float(second) for second in range(100))
+    monkeypatch.setattr("ups.training.history.time.monotonic", lambda: next(clock))
+    update = SimpleNamespace(stage=SimpleNamespace(phase=None), flops_per_sample=lambda share: 8.0)
+    timer, share = StepTimer(2.0, CPU, peak_rate=1.0), SimpleNamespace(key="family", step=0, size=3)
+    timer.count(share, update, world_size=1)
+    timer.restart()
+    timer.wait_for(lambda: share)
+    assert not timer.left_out.any()
 
 
 def test_energy_counts_from_the_start_of_the_job(monkeypatch: pytest.MonkeyPatch):

@@ -261,9 +261,8 @@ def compare(
         f"Training time of a baseline: that of our codec and of our operator or steady model, each divided by its "
         f"number of families, {min(seconds.values()):.0f} to {max(seconds.values()):.0f} s (linear: a fraction). It "
         f"sets the number of steps by the seconds per step, measured alternately for all models on one machine, without"
-        f" trials and compilation of our models. Logged for all families, with compilation, "
-        f"without trials: {logged}; other programs slow down the seconds on the clock more than those of the CPU. "
-        f"Error: mean nRMSE over test trajectories and times."
+        f" trials and compilation of our models. Logged for all families, without both: {logged}; other programs slow "
+        f"down the seconds on the clock more than those of the CPU. Error: mean nRMSE over test trajectories and times."
     )
     text = comparison.comparison_text(errors, costs, note)
     intervals = comparison.intervals_text(metrics, baseline_metrics)

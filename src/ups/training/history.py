@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,7 +110,9 @@ class TrainingHistory:
 class StepTimer:
     """Time and operations of steps, and waiting for data, since the last `restart`; time since the last checkpoint.
 
-    `peak_rate`: operations per second that this rank's device reaches in a matrix product.
+    The first step of a key, and of each phase of the loss, is left out where there are others: it may compile the
+    model, and its operations are counted by a pass of their own. `peak_rate`: operations per second that this rank's
+    device reaches in a matrix product.
     """
 
     def __init__(self, checkpoint_minutes: float, device: torch.device, peak_rate: float) -> None:
@@ -121,24 +124,28 @@ class StepTimer:
 
     def restart(self) -> None:
         """Set all counters to zero."""
-        self.started, self.cpu_started = time.monotonic(), time.process_time()
         self.waited, self.num_steps, self.flops = 0.0, 0, 0.0
+        self.first_began: np.ndarray | None = None
+        self.started, self.left_out = self._counters(), np.zeros(4)
 
     def wait_for(self, get: Callable[[], Share]) -> Share:
         """Call `get` at the start of a step and return its result; its time counts as waiting for data."""
+        self._end_first_step()
         begin = time.monotonic()
         share = get()
-        self.waited, self.num_steps = self.waited + time.monotonic() - begin, self.num_steps + 1
+        self.waited += time.monotonic() - begin
         return share
 
     def count(self, share: Share, update: Update, world_size: int) -> None:
-        """Add the floating-point operations of a step of this rank.
+        """Add a step of this rank and its floating-point operations.
 
         They are counted for one sample when a key first appears, and anew in every phase of the loss.
         """
         kind = share.key, update.stage.phase and update.stage.phase(share.step)
         if kind not in self.flops_per_sample:
+            self.first_began = self._counters()
             self.flops_per_sample[kind] = update.flops_per_sample(share)
+        self.num_steps += 1
         self.flops += self.flops_per_sample[kind] * share.size / world_size
 
     def metrics(self) -> dict[str, float]:
@@ -147,17 +154,30 @@ class StepTimer:
         Steps per second, share of time spent waiting for data, busy cores, floating-point operations per second and
         their share of what a matrix product reaches on this device, peak memory, energy of its GPU since the start.
         """
-        seconds = time.monotonic() - self.started
-        measured = {"steps_per_second": self.num_steps / seconds, "data_wait_fraction": self.waited / seconds}
-        measured["cpu_cores"] = (time.process_time() - self.cpu_started) / seconds
-        measured["flops_per_second"] = self.flops / seconds
-        measured["flops_utilization"] = self.flops / seconds / self.peak_rate
+        self._end_first_step()
+        passed = self._counters() - self.started
+        if passed[0] > self.left_out[0]:
+            passed -= self.left_out
+        num_steps, seconds, cpu_seconds, flops = passed.tolist()
+        measured = {"steps_per_second": num_steps / seconds, "data_wait_fraction": self.waited / seconds}
+        measured["cpu_cores"] = cpu_seconds / seconds
+        measured["flops_per_second"] = flops / seconds
+        measured["flops_utilization"] = flops / seconds / self.peak_rate
         measured["peak_memory_gigabytes"] = peak_memory_gigabytes(self.device)
         energy = energy_kilojoules(self.device)
         if energy is not None and self.energy_started is not None:
             measured["energy_kilojoules"] = energy - self.energy_started
         self.restart()
         return measured
+
+    def _counters(self) -> np.ndarray:
+        """Steps, seconds on the clock and of the CPU, floating-point operations."""
+        return np.array([self.num_steps, time.monotonic(), time.process_time(), self.flops])
+
+    def _end_first_step(self) -> None:
+        if self.first_began is not None:
+            self.left_out += self._counters() - self.first_began
+            self.first_began = None
 
     def save_is_due(self) -> bool:
         """Whether the last checkpoint is older than `checkpoint_minutes`."""
