@@ -41,9 +41,9 @@ def test_a_corrector_that_is_off_is_called_off():
 
 
 def test_the_table_fits_into_80_columns():
-    """With five methods, the longest name and a grade no line is cut or longer, and every number is in its column."""
+    """With six methods, the longest name and a grade no line is cut or longer, and every number is in its column."""
     name = "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train"
-    methods = ("persistence", "operator", "diffusion", "consistency")
+    methods = ("persistence", "operator", "diffusion", "consistency", "selected")
     records = [record(method, horizon, 1.2345e-05, name) for method in methods for horizon in ("one_step", "rollout")]
     records += [record("steady", "one_step", None, "darcy", family="darcy_2d")]
     grades = {name: {"grade": "good"}, "darcy": {"grade": "unusable"}}

@@ -14,7 +14,8 @@
 - `coverage`, `shifts`: what the training split covers, and whether being outside foretells errors
 - `studies`: tables of the ablation and of several seeds
 - `violations`: violations of physics by predictions, and a score fitted on them
-- `search`, `selection`: choice among ensemble members by that score, its cost, and whether it lowers the error
+- `search`, `selection`, `selected`: choice among ensemble members by that score, its cost, whether it lowers the error,
+  and where it does the method `selected`
 - `figures`, `styles`, `tables`: plots and their style, Markdown and console tables
 - `report`, `report_tables`: one HTML page with all tables, figures and animations of a run
 """

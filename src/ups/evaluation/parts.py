@@ -26,6 +26,7 @@ from ups.errors import DataFault
 from ups.evaluation.examples import Arrays
 from ups.evaluation.predictions import Compute
 from ups.evaluation.scores import Part, TrajectorySet, held_out, score_part
+from ups.evaluation.selected import Choice
 from ups.files import open_plain, publish, read_json, remove_leftovers, storage_faults, write_json
 from ups.runs.progress import ProgressBar
 from ups.runs.run import REQUEST, RESULT, Run
@@ -42,10 +43,16 @@ RECORDS = "records"  # array of a part: its records as JSON
 Records = list[dict[str, Any]]
 
 
-def held_out_sets(trained: Trained, raw: Path, num_trajectories: int | None) -> list[TrajectorySet]:
-    """The first `num_trajectories` of the test split of each dataset; None: all of them."""
+def held_out_sets(
+    trained: Trained, raw: Path, num_trajectories: int | None, choices: dict[str, dict[str, Any]]
+) -> list[TrajectorySet]:
+    """The first `num_trajectories` of the test split of each dataset, None: all of them.
+
+    `choices` are the values of a `Choice` for the datasets that have one.
+    """
+    found = {name: Choice.from_json(values) for name, values in choices.items()}
     sets = held_out(trained.cache(), raw, "test")
-    return [replace(each, indices=each.indices[:num_trajectories]) for each in sets]
+    return [replace(e, indices=e.indices[:num_trajectories], choice=found.get(e.dataset.name)) for e in sets]
 
 
 def score_sets(
@@ -95,7 +102,7 @@ def score_on_rank(run: Run, ranks: Ranks) -> None:
     trained, surrogate, compute = models_of(run, ranks)
     config, alive = EvaluationConfig(**run.config), run.alive(ranks.rank)
     assert run.raw is not None
-    sets = held_out_sets(trained, run.raw, read_json(run.folder / REQUEST)["num_trajectories"])
+    sets = held_out_sets(trained, run.raw, **read_json(run.folder / REQUEST))
     parts = make_parts(surrogate, sets, config, ranks.world_size)
 
     def score(part: Part) -> None:

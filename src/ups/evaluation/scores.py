@@ -40,6 +40,7 @@ from ups.evaluation.predictions import (
     trained_correctors,
 )
 from ups.evaluation.records import LimitCount, Suites, records_of
+from ups.evaluation.selected import ROLLOUT, SELECTED, Choice
 from ups.evaluation.violations import conserved_channels, non_negative_channels
 from ups.metrics.errors import EPS
 from ups.metrics.suite import OF_ROLLOUTS, Reductions, ScoreSuite, Timeline, Truth, joined
@@ -56,7 +57,8 @@ Predictor = Callable[[Slab], Iterable[Predicted]]
 class TrajectorySet:
     """Trajectories to score, the `indices` of a dataset in `folder`, and what the models need besides the fields.
 
-    `condition` are the features of the PDE's parameters, `domain` the family with its grid of tokens.
+    `condition` are the features of the PDE's parameters, `domain` the family with its grid of tokens, `choice` how the
+    method `selected` chooses its rollouts; None: this method is not scored.
     """
 
     folder: Path
@@ -64,6 +66,7 @@ class TrajectorySet:
     indices: tuple[int, ...]
     condition: list[float]
     domain: Domain
+    choice: Choice | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -98,6 +101,8 @@ class Part:
         keys = product(trained_correctors(surrogate), HORIZONS)
         found = {(m, h): surrogate.corrections.get((m, scored.dataset.family)) for m, h in keys}
         evaluations = {key: config.ensemble_size * (1 + how.num_steps) for key, how in found.items() if how is not None}
+        if scored.choice is not None:
+            evaluations[SELECTED, ROLLOUT] = scored.choice.evaluations(surrogate, scored.dataset)
         return cls(scored, f"{scored.dataset.name}.all", True, evaluations)
 
     def split(self) -> list["Part"]:
@@ -142,6 +147,12 @@ def score_part(
         h: steppers(on_grid, family, config.ensemble_size, partial(_normal, part, config, compute, h)) for h in HORIZONS
     }
     num_members = max((stepper.num_members for stepper in known["rollout"].values()), default=1)
+    choose: Callable[[Batch], Predictor] | None = None
+    if scored.choice is not None:
+        num_members = max(num_members, scored.choice.num_sampled)
+        if part.has(SELECTED, ROLLOUT):
+            noise = _generator(part, config, compute, ROLLOUT, SELECTED)
+            choose = partial(scored.choice.predictor, scored.choice.search(on_grid, dataset, compute), noise)
     keys = [(m, h) for m in known["rollout"] for h in HORIZONS if part.has(m, h)]
     limited = {key: LimitCount(on_grid, family, compute.device) for key in keys}
     counted: dict[str, dict[str, Stepper]] = defaultdict(dict)
@@ -152,6 +163,7 @@ def score_part(
     with Keeper(folder, dataset, scored.indices, surrogate, config) as keeper:
         for batch in batches(on_grid, scored, config.batch_tokens, compute, num_members):
             predictors = [*trivial, partial(predict, on_grid, batch, forecasts(counted, batch))]
+            predictors += [choose(batch)] if choose else []
             score_batch(on_grid.encode, batch, predictors, suites, keeper)
             advance(len(batch.indices))
     if part.plain and (clamped := suites["codec", "rollout"].metrics.clamped):
@@ -168,10 +180,14 @@ def score_part(
     return records_of(surrogate, dataset, suites, limited), arrays
 
 
-def _normal(part: Part, config: EvaluationConfig, compute: Compute, horizon: str, method: str) -> Normal:
+def _generator(part: Part, config: EvaluationConfig, compute: Compute, horizon: str, method: str) -> torch.Generator:
     """The noise of a method at one horizon; its samples depend neither on other datasets or methods nor on the rank."""
     seed = config.seed + zlib.crc32(f"{part.scored.dataset.name}/{horizon}/{method}".encode())
-    return antithetic(torch.Generator(compute.device).manual_seed(seed))
+    return torch.Generator(compute.device).manual_seed(seed)
+
+
+def _normal(part: Part, config: EvaluationConfig, compute: Compute, horizon: str, method: str) -> Normal:
+    return antithetic(_generator(part, config, compute, horizon, method))
 
 
 def _scores_of(

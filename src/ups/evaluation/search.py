@@ -100,6 +100,14 @@ class DatasetSearch:
     config: SelectionConfig
     compute: Compute
 
+    @classmethod
+    def of(cls, surrogate: Surrogate, dataset: Dataset, config: SelectionConfig, compute: Compute) -> "DatasetSearch":
+        """Members are sampled with the family's correction, or as configured if the corrector is off."""
+        start = config.if_corrector_off
+        otherwise = Correction("sample", start.sigma, config.sigma_min, start.num_steps, 1.0, 0.0)
+        correction = surrogate.corrections.get((config.sampler, dataset.family), otherwise)
+        return cls(surrogate, dataset, correction, config, compute)
+
     @property
     def num_members(self) -> int:
         """Members of the largest ensemble; smaller ones are its first members."""
@@ -115,11 +123,11 @@ class DatasetSearch:
         u_0 = batch.read(0, 1)
         z_0, step = self._encoded(u_0), self._step(batch.setting, self.num_members, generator)
         states = rollout_steps(step, z_0.repeat(self.num_members, 1, 1))
-        before = self._decoded(z_0[:, None], batch).expand(self.num_members, *u_0.shape)
+        before = self.decoded(z_0[:, None], batch).expand(self.num_members, *u_0.shape)
         for start, u_ref in _slabs(batch):
             started = now(self.compute.device)
             z = torch.stack(list(islice(states, u_ref.shape[1] - 1)), 1)
-            u = self._decoded(z, batch).unflatten(0, (self.num_members, -1))
+            u = self.decoded(z, batch).unflatten(0, (self.num_members, -1))
             yield Members(start, before, u, u_ref, u_0[:, 0], now(self.compute.device) - started)
             before = u[:, :, -1:]
 
@@ -160,7 +168,7 @@ class DatasetSearch:
     def _encoded(self, u_0: Tensor) -> Tensor:
         return self.surrogate.encode(u_0[:, 0], self.dataset.family)
 
-    def _decoded(self, z: Tensor, batch: Batch) -> Tensor:
+    def decoded(self, z: Tensor, batch: Batch) -> Tensor:
         """Snapshots of states (R, ..., N, D), as many rows at once as fit into memory."""
         at_once = len(z) if batch.members_at_once > 1 else 1
         return decoded(self.surrogate, z, self.dataset.family, at_once)
@@ -179,7 +187,7 @@ class DatasetSearch:
         errors, seconds = [], 0.0
         for _, u_ref in _slabs(batch):
             started = now(self.compute.device)
-            u = self._decoded(torch.stack(list(islice(states, u_ref.shape[1] - 1)), 1), batch)
+            u = self.decoded(torch.stack(list(islice(states, u_ref.shape[1] - 1)), 1), batch)
             seconds += now(self.compute.device) - started
             errors.append(step_errors(u, u_ref[:, 1:]))
         results.add(("operator", 1), trajectory_error(torch.cat(errors, -1)), seconds)
@@ -220,10 +228,10 @@ class DatasetSearch:
             timeline.append({size: step_errors(u, members.targets) for size, u in means.items()})
         return {size: trajectory_error(timeline.whole[str(size)]) for size in self.sizes}
 
-    def _run_beam(self, results: SearchResults, batch: Batch, score: PhysicsScore, generator: torch.Generator) -> None:
+    def beam(self, batch: Batch, score: PhysicsScore, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """States and parents that `beam_search` keeps at every step of a batch."""
         beam, family, u_0 = self.config.beam, self.dataset.family, batch.read(0, 1)
         size = beam.width * beam.successors
-
         rows = len(u_0) * (size if batch.members_at_once > 1 else 1)
 
         def score_step(z: Tensor, z_next: Tensor, t: int) -> Tensor:
@@ -233,9 +241,12 @@ class DatasetSearch:
                 scores.append(score(violations(self.dataset, u, start), t)[:, 0])
             return torch.cat(scores)
 
-        step, z_0 = self._step(batch.setting, size, generator), self._encoded(u_0)
-        kept = beam_search(step, score_step, z_0, width=beam.width, num_successors=beam.successors)
-        sums, seconds = torch.zeros(beam.width, len(z_0), device=z_0.device), 0.0
+        step = self._step(batch.setting, size, generator)
+        return beam_search(step, score_step, self._encoded(u_0), width=beam.width, num_successors=beam.successors)
+
+    def _run_beam(self, results: SearchResults, batch: Batch, score: PhysicsScore, generator: torch.Generator) -> None:
+        beam, family, kept = self.config.beam, self.dataset.family, self.beam(batch, score, generator)
+        sums, seconds = torch.zeros(beam.width, len(batch.setting.condition), device=self.compute.device), 0.0
         for _, u_ref in _slabs(batch):
             for u_next in u_ref[:, 1:].unbind(1):
                 started = now(self.compute.device)
@@ -243,7 +254,8 @@ class DatasetSearch:
                 seconds += now(self.compute.device) - started
                 found = [step_errors(self.surrogate.decode(z[:, None], family), u_next[:, None])[:, 0] for z in states]
                 sums = sums.gather(0, parents) + torch.stack(found)
-        results.add(("beam", size), trajectory_error(sums[0][:, None] / (batch.num_times - 1)), seconds)
+        key = "beam", beam.width * beam.successors
+        results.add(key, trajectory_error(sums[0][:, None] / (batch.num_times - 1)), seconds)
 
 
 @dataclass(frozen=True)

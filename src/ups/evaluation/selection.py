@@ -21,6 +21,7 @@ from ups.data.trajectories import TrajectoryReader
 from ups.evaluation.predictions import Batch, Compute, corrector_mode
 from ups.evaluation.scores import TrajectorySet, batches, held_out
 from ups.evaluation.search import DatasetSearch, Key, SearchResults
+from ups.evaluation.selected import Choice
 from ups.evaluation.styles import common_legend, panel_grid
 from ups.evaluation.tables import number, table
 from ups.evaluation.violations import PhysicsScore
@@ -28,7 +29,6 @@ from ups.metrics.bootstrap import MIN_TRAJECTORIES, bootstrap_interval
 from ups.metrics.errors import EPS
 from ups.runs.progress import ProgressBar
 from ups.solvers import SIMULATED_FAMILIES
-from ups.surrogate.surrogate import Correction, Surrogate
 from ups.surrogate.trained import Trained
 
 SEARCH_METHODS = ("best", "weighted", "beam")
@@ -45,7 +45,8 @@ def select_all(trained: Trained, config: SelectionConfig, launch: LaunchConfig, 
     which the sampler was not trained.
 
     Returns:
-        {"families": {family: decision}, "datasets": {dataset: quality of the score}, "records": [...]}
+        {"families": {family: decision}, "datasets": {dataset: quality of the score}, "records": [...],
+        "choices": {dataset: `Choice` of a family whose decision is to search}}
     """
     compute, cache = Compute.of(launch), trained.cache()
     surrogate = compute.limited(trained.surrogate(compute.device))
@@ -53,10 +54,11 @@ def select_all(trained: Trained, config: SelectionConfig, launch: LaunchConfig, 
     known = set(sampler.rows) if sampler is not None else set()
     valid, test = (_searched(held_out(cache, raw, split), config, known) for split in ("valid", "test"))
     errors, test_errors = defaultdict(list), defaultdict(list)
-    scores, datasets, records = {}, {}, []
+    scores, datasets, choices, records = {}, {}, {}, []
     with ProgressBar("select", len(valid) + len(test), "datasets") as bar:
         for each in valid:
-            name, family, search = each.dataset.name, each.dataset.family, _search(each, surrogate, config, compute)
+            name, family = each.dataset.name, each.dataset.family
+            search = DatasetSearch.of(surrogate, each.dataset, config, compute)
             scores[name], ratios = search.fit(_batches(each, search))
             results = search.run(_batches(each, search), scores[name])
             errors[family].append((initial_conditions(each), results.errors))
@@ -66,8 +68,10 @@ def select_all(trained: Trained, config: SelectionConfig, launch: LaunchConfig, 
             bar.advance(1)
         families = {family: decide(by_initial_condition(some), config.seed) for family, some in errors.items()}
         for each in test:
-            name, family, search = each.dataset.name, each.dataset.family, _search(each, surrogate, config, compute)
+            name, family = each.dataset.name, each.dataset.family
+            search = DatasetSearch.of(surrogate, each.dataset, config, compute)
             if families[family]["is_on"]:
+                choices[name] = Choice.of(config, families[family], scores[name])
                 results = search.run(_batches(each, search), scores[name])
                 test_errors[family].append((initial_conditions(each), results.errors))
                 # Of the test split only the chosen method and its rivals are reported: nothing is chosen on it.
@@ -80,7 +84,7 @@ def select_all(trained: Trained, config: SelectionConfig, launch: LaunchConfig, 
         means, decision = by_initial_condition(some), families[family]
         decision["test_gains"] = _gains(means, (decision["method"], decision["num_members"]), config.seed)
         decision["test_num_initial_conditions"] = len(means["single", 1])
-    return {"families": families, "datasets": datasets, "records": records}
+    return {"families": families, "datasets": datasets, "records": records, "choices": choices}
 
 
 def decide(errors: dict[Key, Tensor], seed: int) -> dict[str, Any]:
@@ -155,16 +159,6 @@ def _searched(sets: list[TrajectorySet], config: SelectionConfig, known: set[str
     transient = [each for each in sets if not FAMILIES[each.dataset.family].steady and each.dataset.family in known]
     chosen = [each for each in transient if base_of(each.dataset.family) in SIMULATED_FAMILIES]
     return [replace(each, indices=each.indices[: config.max_trajectories]) for each in chosen]
-
-
-def _search(
-    trajectory_set: TrajectorySet, surrogate: Surrogate, config: SelectionConfig, compute: Compute
-) -> DatasetSearch:
-    """A search whose members are sampled with the family's correction, or as configured if the corrector is off."""
-    start = config.if_corrector_off
-    otherwise = Correction("sample", start.sigma, config.sigma_min, start.num_steps, 1.0, 0.0)
-    correction = surrogate.corrections.get((config.sampler, trajectory_set.dataset.family), otherwise)
-    return DatasetSearch(surrogate, trajectory_set.dataset, correction, config, compute)
 
 
 def _batches(trajectory_set: TrajectorySet, search: DatasetSearch) -> Iterator[Batch]:

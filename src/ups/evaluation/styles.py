@@ -27,6 +27,7 @@ COLOURS = {
     "operator": "#0072b2",
     "diffusion": "#e69f00",
     "consistency": "#cc79a7",
+    "selected": "#661100",
     "steady": "#d55e00",
 }
 OTHER_COLOUR = "#8c564b"
@@ -37,6 +38,7 @@ DASHES = {  # on and off, in line widths; methods without an entry have a solid 
     "unet": (6, 1, 1, 1),
     "diffusion": (5, 2),
     "consistency": (2, 2),
+    "selected": (3, 1, 1, 1),
 }
 GRID = "#80808050"
 SMALL, NORMAL = 8, 9  # font sizes in points

@@ -54,14 +54,14 @@ def geometric_mean(values: Sequence[float | None]) -> float | None:
     return exp(fmean(log(value) for value in values)) if values and all(values) else None
 
 
-METHODS = ("persistence", "operator", "diffusion", "consistency", "steady")
+METHODS = ("persistence", "operator", "diffusion", "consistency", "selected", "steady")
 WITHOUT_SAMPLING = ("operator", "steady")  # ours, without corrector
 STRONG = ("unet", "fno")  # the baselines that ours are compared with
 LABELS = {"one_step": "one step", "rollout": "rollout"}
 STEADY_LABEL = "solution"
 GRADES = {"good": "green", "weak": "yellow", "unusable": "red"}  # best first, with their colours
 LEGEND, OFF_LEGEND = "*: best, 1: as good as predicting zero", ", off: the corrector is off"
-LABEL_WIDTH, COLUMN_WIDTH = 12, 13  # of at most five methods in 80 columns
+LABEL_WIDTH, COLUMN_WIDTH = 9, 12  # of at most six methods in 80 columns
 
 
 def score_table(
@@ -84,7 +84,7 @@ def score_table(
             shown.append(": ").append(grade, style=GRADES[grade])
         for _, label, cells in of_dataset:
             numbers = (f"{cell if cell.endswith('*') else cell + ' ':>{COLUMN_WIDTH}}" for cell in cells)
-            shown.append(f"\n  {label:<{LABEL_WIDTH - 2}}{''.join(numbers).rstrip()}", style="")
+            shown.append(f"\n {label:<{LABEL_WIDTH - 1}}{''.join(numbers).rstrip()}", style="")
         shown.append("\n")
     shown.no_wrap, shown.overflow = True, "ignore"
     return shown

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline
 
-from ups.config import CorrectorConfig, EvaluationConfig, JudgeConfig, LaunchConfig, ProtocolConfig, SubsampleConfig
+from ups.config import (
+    CorrectorConfig,
+    EvaluationConfig,
+    JudgeConfig,
+    LaunchConfig,
+    ProtocolConfig,
+    SelectionConfig,
+    SubsampleConfig,
+)
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import find_families, list_files
 from ups.files import place_of
@@ -23,7 +31,9 @@ if TYPE_CHECKING:
     from ups.surrogate.trained import Trained
 
 TRAINED = STAGES | {"latent_cache": "latent_cache"}
+OF_CORRECTOR = TRAINED | {"config": "params:corrector"}
 SURROGATE = TRAINED | {"corrector": "corrector"}
+SELECTION = {"selection": "selection_if_any", "selection_config": "params:selection"}
 WITHOUT_CORRECTOR = ("codec", "operator", "steady")
 PLAIN = {name: TRAINED[name] for name in ("latent_cache", *WITHOUT_CORRECTOR)}
 
@@ -32,13 +42,8 @@ def create_pipeline() -> Pipeline:
     """Coverage, corrector and scores, then the steps of `reporting`."""
     steps = [
         step(measure_coverage, PLAIN | {"config": "params:evaluation"}, "coverage"),
-        step(
-            choose_corrector,
-            TRAINED | {"config": "params:corrector"},
-            ["corrector", "corrector_report"],
-            tags=["diffusion", "consistency"],
-        ),
-        step(evaluate, SURROGATE | {"config": "params:evaluation"}, ["metrics", "rollouts"]),
+        step(choose_corrector, OF_CORRECTOR, ["corrector", "corrector_report"], tags=["diffusion", "consistency"]),
+        step(evaluate, SURROGATE | SELECTION | {"config": "params:evaluation"}, ["metrics", "rollouts"]),
         step(
             evaluate_external,
             SURROGATE | {"config": "params:evaluation", "subsample": "params:subsample", "limits": "params:judge"},
@@ -145,15 +150,25 @@ def choose_on_valid_split(
 
 
 def evaluate(
-    latent_cache: Receipt, config: EvaluationConfig, launch: LaunchConfig, raw: Path, data_root: Path, **stages: Receipt
+    latent_cache: Receipt,
+    config: EvaluationConfig,
+    selection: dict[str, Any] | None,
+    selection_config: SelectionConfig,
+    launch: LaunchConfig,
+    raw: Path,
+    data_root: Path,
+    **stages: Receipt,
 ) -> tuple[list[dict[str, Any]], Receipt]:
-    """Score every method on the test split, in physical units."""
+    """Score every method on the test split, in physical units, `selected` where `--pipeline selection` is for it."""
     from ups.evaluation.entries import with_digests
+    from ups.evaluation.selected import valid_choices
 
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
+    choices = valid_choices(selection, selection_config, inputs)
+    inputs |= {"choices": choices} if choices else {}
     scored = cached("evaluate", data_root, "07_model_output/evaluate", "ups.evaluation.parts", config, inputs)
-    receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw))
+    receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw, choices=choices))
     records = with_digests(receipt["records"], trained.cache())
     return records, {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
 
@@ -165,6 +180,7 @@ def score_test_split(
     launch: LaunchConfig,
     raw: Path,
     num_trajectories: int | None = None,
+    choices: dict[str, dict[str, Any]] | None = None,
 ) -> Receipt:
     """Records of the trained models on the test split; arrays for the figures are written into `folder`.
 
@@ -177,14 +193,15 @@ def score_test_split(
     from ups.evaluation.parts import MODULE, held_out_sets, joined, make_parts, path_of, score_sets
     from ups.evaluation.predictions import Compute
 
-    sets = held_out_sets(trained, raw, num_trajectories)
+    request = {"num_trajectories": num_trajectories, "choices": choices or {}}
+    sets = held_out_sets(trained, raw, **request)
     shared = launch.num_processes > 1
     parts = make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes) if shared else []
     if len(parts) > 1:
         # `model_dump` leaves out what does not change the test scores
         run = _shared_run(folder, "evaluate", dict(config), trained, launch, raw)
         costs = {path_of(folder, part): part.cost for part in parts}
-        _on_ranks(MODULE, run, {"num_trajectories": num_trajectories}, costs, "parts")
+        _on_ranks(MODULE, run, request, costs, "parts")
         records = joined(folder, parts)
     else:
         compute = Compute.of(launch)

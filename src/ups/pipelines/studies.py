@@ -58,7 +58,7 @@ def create_compression() -> Pipeline:
 
 
 def create_selection() -> Pipeline:
-    """Choose a way to select members on validation data, confirm it on test data; `evaluate` ignores the result."""
+    """Choose a way to select members on validation data, confirm it on test data; the next `evaluate` applies it."""
     steps = [
         step(select, SURROGATE | {"config": "params:selection"}, "selection"),
         step(report_selection, ["selection", "datasets"], ["selection_text", "selection_figure"]),
@@ -182,13 +182,14 @@ def select(
     latent_cache: Receipt, config: SelectionConfig, launch: LaunchConfig, raw: Path, data_root: Path, **stages: Receipt
 ) -> dict[str, Any]:
     """Score every way to select among members on validation data, choose one per family, confirm it on test data."""
+    from ups.evaluation.selected import SELECTION
     from ups.evaluation.selection import select_all
 
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
-    selected = cached("select", data_root, "07_model_output", "ups.evaluation.selection", config, inputs)
+    selected = cached("select", data_root, "07_model_output", SELECTION, config, inputs)
     receipt = selected(lambda _: select_all(trained, config, launch, raw))
-    return {name: receipt[name] for name in ("families", "datasets", "records")}
+    return {name: receipt[name] for name in ("families", "datasets", "records", "choices", "fingerprint")}
 
 
 def report_selection(selection: dict[str, Any], datasets: Receipt) -> tuple[str, Any]:

@@ -1,0 +1,118 @@
+"""The method `selected` predicts what the decision says, and is scored like every other method."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.evaluation.test_parts import CONFIG as EVALUATION
+from tests.evaluation.test_parts import CPU, alone, models, sets_of  # noqa: F401
+from tests.evaluation.test_selection import CONFIG, Shifts, Waves, search_with, truth
+from tests.training.jobs import launched
+from ups.evaluation import selection
+from ups.evaluation.parts import held_out_sets, make_parts
+from ups.evaluation.predictions import Slab
+from ups.evaluation.search import step_errors, trajectory_error
+from ups.evaluation.selected import ROLLOUT, SELECTED, Choice, valid_choices
+from ups.evaluation.selection import select_all
+from ups.pipelines.evaluation import score_test_split
+from ups.runs.stage_cache import fingerprint
+from ups.surrogate.trained import Trained
+
+STEPS = len(truth()[0]) - 1
+
+
+def noise() -> torch.Generator:
+    """That of the members in `DatasetSearch.run`."""
+    return torch.Generator().manual_seed(2 * CONFIG.seed + 1)
+
+
+def chosen(method: str, num_members: int, waves: Waves, generator: torch.Generator) -> torch.Tensor:
+    """Errors (B,) of the chosen rollouts of noisy shifts, predicted a slab at a time."""
+    search = search_with(Shifts())
+    score, _ = search.fit([Waves()])
+    values = json.loads(json.dumps(Choice.of(CONFIG, {"method": method, "num_members": num_members}, score)))
+    predict = Choice.from_json(values).predictor(search, generator, waves)
+    errors = []
+    for start in range(0, STEPS, waves.num_steps):
+        u_ref = truth()[:, start + 1 : start + 1 + waves.num_steps]
+        (predicted,) = predict(Slab(start, u_ref, None, None, u_ref, None))
+        assert (predicted.method, predicted.horizons, predicted.times) == (SELECTED, (ROLLOUT,), slice(None))
+        halves = [torch.cat(list(predicted.members(rows)), 1)[0] for rows in (slice(0, 4), slice(4, 10))]
+        errors.append(step_errors(torch.cat(halves), u_ref))
+    return trajectory_error(torch.cat(errors, 1))
+
+
+@pytest.mark.parametrize("waves", [Waves(), Waves(num_steps=1, members_at_once=1)])
+@pytest.mark.parametrize(("method", "num_members"), [("best", 4), ("weighted", 4), ("best", 2), ("beam", 4)])
+def test_rollouts_are_those_of_the_search(method: str, num_members: int, waves: Waves):
+    """From the same noise they have the errors that the decision was made with, however many steps are read at once."""
+    search, generator = search_with(Shifts()), noise()
+    expected = search.run([Waves()], search.fit([Waves()])[0]).errors[method, num_members]
+    if method == "beam":  # its noise follows that of the members
+        list(search.members(Waves(), generator))
+    assert torch.allclose(chosen(method, num_members, waves, generator).double(), expected, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def choices(models: Trained) -> dict[str, dict[str, Any]]:  # noqa: F811
+    """Those of a selection that is on wherever it can be, by another method for every family."""
+    methods: Iterator[str] = iter(("best", "weighted", "beam") * 8)
+
+    def decide(errors: dict, seed: int) -> dict[str, Any]:
+        return {"is_on": True, "method": next(methods), "num_members": 4, "num_initial_conditions": 1}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "decide", decide)
+        found = select_all(models, CONFIG, launched(), models.data_root / "01_raw")
+    assert {choice["method"] for choice in found["choices"].values()} == {"best", "weighted", "beam"}
+    return json.loads(json.dumps(found["choices"]))
+
+
+def test_evaluation_scores_what_selection_has_chosen(
+    choices: dict[str, Any],
+    models: Trained,  # noqa: F811
+    tmp_path: Path,
+    alone: None,  # noqa: F811
+):
+    """Chosen datasets have all scores of rollouts, others none, and no other score changes; so it is in parts."""
+    raw, found = models.data_root / "01_raw", []
+    for num_processes, given in ((1, {}), (1, choices), (1000, choices)):
+        launch = launched(num_processes=num_processes, memory_gigabytes=2.0 * num_processes)
+        place = tmp_path / str(len(found))
+        found.append(score_test_split(place, models, EVALUATION, launch, raw, choices=given)["records"])
+    plain, whole, split = found
+    own = [record for record in whole if record["method"] == SELECTED]
+    assert [record for record in whole if record["method"] != SELECTED] == plain
+    assert split == whole
+    assert {record["dataset"] for record in own} == set(choices) and {record["horizon"] for record in own} == {ROLLOUT}
+    metrics = {
+        record["metric"] for record in plain if (record["method"], record["horizon"]) == ("persistence", ROLLOUT)
+    }
+    assert {record["metric"] for record in own} == metrics
+
+
+def test_what_is_chosen_costs_its_samples(choices: dict[str, Any], models: Trained):  # noqa: F811
+    """Members are sampled twice, and those of a beam once."""
+    raw, surrogate = models.data_root / "01_raw", models.surrogate("cpu")
+    parts = make_parts(surrogate, held_out_sets(models, raw, None, choices), EVALUATION, num_processes=1)
+    costs = {part.scored.dataset.name: part.corrected.get((SELECTED, ROLLOUT)) for part in parts}
+    for name, choice in choices.items():
+        (family,) = (each.dataset.family for each in sets_of(models) if each.dataset.name == name)
+        steps = 1 + surrogate.corrections[CONFIG.sampler, family].num_steps
+        assert costs[name] == (4 if choice["method"] == "beam" else 8) * steps
+    assert all(costs[name] is None for name in costs.keys() - choices.keys())
+
+
+def test_choices_hold_for_the_models_they_were_made_for(caplog: pytest.LogCaptureFixture):
+    """Other inputs or parameters make them void, with a line; without a selection there are none, and no line."""
+    inputs = {"operator": {"weights": "a"}}
+    made = {"choices": {"waves": {}}, "fingerprint": fingerprint("ups.evaluation.selection", CONFIG, inputs)}
+    assert valid_choices(made, CONFIG, inputs) == made["choices"]
+    assert valid_choices(None, CONFIG, inputs) == {} and not caplog.records
+    assert valid_choices(made, CONFIG, {"operator": {"weights": "b"}}) == {}
+    assert valid_choices(made, CONFIG.model_copy(update={"seed": 1}), inputs) == {}
+    assert [record.getMessage()[:14] for record in caplog.records] == ["selection.json"] * 2
