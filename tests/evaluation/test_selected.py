@@ -34,7 +34,8 @@ def chosen(method: str, num_members: int, waves: Waves, generator: torch.Generat
     """Errors (B,) of the chosen rollouts of noisy shifts, predicted a slab at a time."""
     search = search_with(Shifts())
     score, _ = search.fit([Waves()])
-    values = json.loads(json.dumps(Choice.of(CONFIG, {"method": method, "num_members": num_members}, score)))
+    choice = Choice.of(CONFIG, {"method": method, "num_members": num_members}, score)
+    values = json.loads(json.dumps(choice.to_json()))
     predict = Choice.from_json(values).predictor(search, generator, waves)
     errors = []
     for start in range(0, STEPS, waves.num_steps):
@@ -115,4 +116,5 @@ def test_choices_hold_for_the_models_they_were_made_for(caplog: pytest.LogCaptur
     assert valid_choices(None, CONFIG, inputs) == {} and not caplog.records
     assert valid_choices(made, CONFIG, {"operator": {"weights": "b"}}) == {}
     assert valid_choices(made, CONFIG.model_copy(update={"seed": 1}), inputs) == {}
-    assert [record.getMessage()[:14] for record in caplog.records] == ["selection.json"] * 2
+    assert valid_choices({"families": {}}, CONFIG, inputs) == {}  # of a version before there were choices
+    assert [record.getMessage()[:14] for record in caplog.records] == ["selection.json"] * 3

@@ -31,29 +31,29 @@ log = logging.getLogger(__name__)
 class Choice:
     """How to choose along one dataset: by search method `method` among `num_members`, with a fitted score.
 
-    `score` has the `reference` and the `weights` of a `PhysicsScore`, as lists and numbers.
+    `reference` and `weights` are those of the `PhysicsScore`, as lists and numbers.
     """
 
     config: SelectionConfig
     method: str
     num_members: int
-    score: dict[str, Any]
+    reference: dict[str, list]
+    weights: dict[str, float]
 
     @classmethod
-    def of(cls, config: SelectionConfig, decision: dict[str, Any], score: PhysicsScore) -> dict[str, Any]:
-        """The choice of a family's decision for one of its datasets, as plain values for `from_json`."""
+    def of(cls, config: SelectionConfig, decision: dict[str, Any], score: PhysicsScore) -> "Choice":
+        """The choice of a family's decision for one of its datasets."""
         reference = {name: values.tolist() for name, values in score.reference.items()}
-        how = {name: decision[name] for name in ("method", "num_members")}
-        return {
-            "config": config.model_dump(mode="json"),
-            **how,
-            "score": {"reference": reference, "weights": score.weights},
-        }
+        return cls(config, decision["method"], decision["num_members"], reference, score.weights)
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Choice":
-        """The choice whose values `of` returned."""
+        """The choice whose values `to_json` returned."""
         return cls(**content | {"config": SelectionConfig.model_validate(content["config"])})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return vars(self) | {"config": self.config.model_dump(mode="json")}
 
     @property
     def num_sampled(self) -> int:
@@ -87,8 +87,8 @@ class Choice:
         return predict
 
     def _score(self, device: torch.device) -> PhysicsScore:
-        reference = {name: torch.tensor(values, device=device) for name, values in self.score["reference"].items()}
-        return PhysicsScore(reference, self.score["weights"])
+        reference = {name: torch.tensor(values, device=device) for name, values in self.reference.items()}
+        return PhysicsScore(reference, self.weights)
 
     def _of_members(
         self, search: DatasetSearch, batch: Batch, score: PhysicsScore, generator: torch.Generator
@@ -109,7 +109,7 @@ def valid_choices(
     """The choices by dataset that `--pipeline selection` has made for these models; none if it was for others."""
     if selection is None:
         return {}
-    if selection["fingerprint"] != fingerprint(SELECTION, config, inputs):
+    if selection.get("fingerprint") != fingerprint(SELECTION, config, inputs):
         log.warning("selection.json is of other models, parameters or code and is not used: run `--pipeline selection`")
         return {}
     return selection["choices"]

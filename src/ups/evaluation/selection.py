@@ -71,7 +71,7 @@ def select_all(trained: Trained, config: SelectionConfig, launch: LaunchConfig, 
             name, family = each.dataset.name, each.dataset.family
             search = DatasetSearch.of(surrogate, each.dataset, config, compute)
             if families[family]["is_on"]:
-                choices[name] = Choice.of(config, families[family], scores[name])
+                choices[name] = Choice.of(config, families[family], scores[name]).to_json()
                 results = search.run(_batches(each, search), scores[name])
                 test_errors[family].append((initial_conditions(each), results.errors))
                 # Of the test split only the chosen method and its rivals are reported: nothing is chosen on it.
