@@ -63,6 +63,16 @@ def test_ours_is_the_operator_beside_the_fno_and_the_better_of_both():
     assert sum(line.startswith("| geometric mean") and line.endswith("| 0.5 | 1 |") for line in lines) == 2
 
 
+def test_ours_is_compared_with_the_best_of_further_baselines_too():
+    """0.1 / 0.05 where the transformer is best, 0.1 / 0.2 where it has no score; without it there is no such column."""
+    found = records("a", ERRORS | {"transformer": 0.05}) + records("b", ERRORS)
+    lines = unpadded(comparison_text(errors_of(found, []), COSTS, "note"))
+    assert sum(line.endswith("| ours / best baseline |") for line in lines) == 2
+    assert sum(line.startswith("| a ") and line.endswith("| 0.25 | 0.5 | 2 |") for line in lines) == 2
+    assert sum(line.startswith("| b ") and line.endswith("| 0.25 | 0.5 | 0.5 |") for line in lines) == 2
+    assert "best baseline" not in comparison_text(errors_of(records("a", ERRORS), []), COSTS, "note")
+
+
 def test_a_model_on_its_limits_is_shown_without_them():
     """One row for the model whose rollouts touch a limit, with both errors, of which one is not finite."""
     found = records("a", {"fno": 0.4, "unet": 0.2})

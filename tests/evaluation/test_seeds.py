@@ -42,6 +42,34 @@ def test_seeds_are_beside_each_other(tmp_path: Path):
     assert found == 2 * [flow, ["geometric mean", "", "", "", "0.5", "2", "1"]]
 
 
+def test_further_baselines_have_tables_of_their_own(tmp_path: Path):
+    """Beside them ours is compared with the best of all: 0.1 / 0.05, and 0.1 / 0.2 where the transformer is worse."""
+    roots = report(tmp_path / "0", 0.1, transformer=0.05), report(tmp_path / "1", 0.11, transformer=0.9)
+    text = compare_seeds(SeedsConfig(data_roots=list(roots)))[0]
+    assert "## Rollout, all baselines" in text and "normalized_unet" not in text
+    found = [[row[0], *row[1:][-4:]] for row in rows(*roots) if row[0] == "flow"]
+    assert found[2:] == 2 * [["flow", "0.475 ± 0.6", "2", "0.55", "1.05"]]
+
+
+def test_a_baseline_that_not_every_root_has_is_in_no_table(tmp_path: Path):
+    """Ratios over other baselines in each root would not be comparable."""
+    roots = report(tmp_path / "0", 0.1, transformer=0.05), report(tmp_path / "1", 0.11)
+    assert "all baselines" not in compare_seeds(SeedsConfig(data_roots=list(roots)))[0]
+
+
+def test_a_steady_dataset_without_a_further_baseline_has_an_empty_cell(tmp_path: Path):
+    """Models of normalized states are for transient families alone."""
+    roots = []
+    for name, error in (("0", 0.1), ("1", 0.11)):
+        roots.append(report(tmp_path / name, error, normalized_fno=0.2))
+        steady = records("darcy", {"steady": error}, "darcy_2d"), records("darcy", BASELINES, "darcy_2d")
+        for file, more in zip(("metrics", "baseline_metrics"), steady, strict=True):
+            path = tmp_path / name / "08_reporting" / f"{file}.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) + more))
+    darcy = [row for row in rows(*roots) if row[0] == "darcy"]
+    assert darcy[2:] == 2 * [["darcy", "", "0.5", "0.55", "0.524"]]
+
+
 def test_a_seed_that_diverged_is_in_no_mean(tmp_path: Path):
     """Its ratio is not finite, nor is any mean over it."""
     found = rows(report(tmp_path / "0", 0.1), report(tmp_path / "1", None))

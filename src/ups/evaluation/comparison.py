@@ -66,11 +66,12 @@ def errors_of(metrics: Records, baseline_metrics: Records) -> Errors:
 
 def comparison_text(errors: Errors, costs: dict[str, Any], note: str) -> str:
     """Markdown: a table of errors per horizon, then two of costs; `ours` is the operator or the steady model."""
-    methods = _methods(errors)
-    sides = ["ours / fno", "ours / better of fno, unet"]
+    methods, further = _methods(errors), further_baselines(errors)
+    sides: dict[str, Sequence[str]] = {"ours / fno": ("fno",), "ours / better of fno, unet": STRONG}
+    sides |= {"ours / best baseline": (*STRONG, *further)} if further else {}
     lines = ["# Comparison", "", note, ""]
     for horizon, title in HORIZON_TITLES.items():
-        rows = _error_rows(errors, methods, horizon)
+        rows = _error_rows(errors, methods, list(sides.values()), horizon)
         lines += [f"## {title}: nRMSE on the test split", "", table(["dataset", *methods, *sides], rows), ""]
     cost_note = f"{COST_NOTE} {COMPILED_NOTE if costs['compiled'] else 'No model was compiled.'}"
     cost_rows = [[method, *(_shown(cost[column]) for column in COSTS)] for method, cost in costs["methods"].items()]
@@ -91,14 +92,21 @@ def _methods(errors: Errors) -> list[str]:
     return [m for m in (*BASELINES, *FURTHER, *OURS) if any(m == method for _, method, _ in errors)]
 
 
-def _error_rows(errors: Errors, methods: Sequence[str], horizon: str) -> Iterator[list[str]]:
+def further_baselines(errors: Errors) -> list[str]:
+    """The further baselines that have scores."""
+    return [method for method in _methods(errors) if method in FURTHER]
+
+
+def _error_rows(
+    errors: Errors, methods: Sequence[str], sides: Sequence[Sequence[str]], horizon: str
+) -> Iterator[list[str]]:
     ratios = []
     for dataset in sorted({dataset for dataset, _, _ in errors}):
         values = {method: errors.get((dataset, method, horizon), _ABSENT) for method in methods}
         ours = best(values, WITHOUT_SAMPLING)
-        ratios.append([ratio(ours, best(values, names)) for names in (("fno",), STRONG)])
+        ratios.append([ratio(ours, best(values, names)) for names in sides])
         yield [dataset, *map(_shown, values.values()), *map(_shown, ratios[-1])]
-    means = [geometric_mean([pair[side] for pair in ratios]) for side in (0, 1)]
+    means = map(geometric_mean, map(list, zip(*ratios, strict=True)))
     yield ["geometric mean", *[""] * len(methods), *map(_shown, means)]
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import inf
 from pathlib import Path
@@ -21,7 +21,7 @@ from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
-from ups.evaluation.comparison import HORIZON_TITLES, Errors, best, errors_of
+from ups.evaluation.comparison import FURTHER, HORIZON_TITLES, Errors, best, errors_of, further_baselines
 from ups.evaluation.parts import score_sets
 from ups.evaluation.predictions import HORIZONS, Compute, plain_method
 from ups.evaluation.scores import held_out
@@ -182,6 +182,7 @@ SEEDS_NOTE = (
     "nRMSE on the test split, mean ± standard deviation over seeds; then ours over the better of FNO and U-Net for "
     "each data root, and the geometric mean. `ours` is the operator, or the steady model."
 )
+FURTHER_NOTE = "Below, ours is compared with the best of all baselines: FNO, U-Net and those whose errors are shown."
 
 
 def errors_in(root: Path) -> Errors:
@@ -215,32 +216,49 @@ def seeds_text(runs: dict[str, Errors]) -> str:
         if ours[one] == ours[other]:
             raise DataFault(f"{one} and {other} have the same errors: run one of them anew with --params seed=N")
     lines = [f"# Comparison over {len(runs)} seeds", "", SEEDS_NOTE, ""]
-    for horizon, title in HORIZON_TITLES.items():
-        columns = ["dataset", *STRONG, "ours", *runs, "geometric mean"]
-        lines += [f"## {title}", "", table(columns, _seed_rows(list(runs.values()), horizon)), ""]
+    own = {method: (method,) for method in STRONG} | {"ours": WITHOUT_SAMPLING}
+    lines += _seed_tables(runs, "", STRONG, own)
+    if further := [method for method in FURTHER if all(method in further_baselines(each) for each in runs.values())]:
+        shown = {method: (method,) for method in further}
+        lines += [FURTHER_NOTE, "", *_seed_tables(runs, ", all baselines", (*STRONG, *further), shown)]
     return "\n".join(lines)
 
 
-def _seed_rows(runs: list[Errors], horizon: str) -> Iterator[list[str]]:
-    ratios_of = {name: [*ratios, geometric_mean(ratios)] for name, ratios in seed_ratios(runs, horizon).items()}
+def _seed_tables(
+    runs: dict[str, Errors], suffix: str, rivals: Sequence[str], shown: dict[str, Sequence[str]]
+) -> list[str]:
+    """Lines of a table per horizon."""
+    columns, lines = ["dataset", *shown, *runs, "geometric mean"], []
+    for horizon, title in HORIZON_TITLES.items():
+        rows = _seed_rows(list(runs.values()), horizon, rivals, shown)
+        lines += [f"## {title}{suffix}", "", table(columns, rows), ""]
+    return lines
+
+
+def _seed_rows(
+    runs: list[Errors], horizon: str, rivals: Sequence[str], shown: dict[str, Sequence[str]]
+) -> Iterator[list[str]]:
+    """Cells of each dataset: the mean errors of the methods in `shown`, ratios of ours to the best of `rivals`."""
+    found = seed_ratios(runs, horizon, rivals)
+    ratios_of = {name: [*ratios, geometric_mean(ratios)] for name, ratios in found.items()}
     for dataset, ratios in ratios_of.items():
         values = [_values(errors, dataset, horizon) for errors in runs]
-        strong = [_mean_and_std([each[method] for each in values]) for method in STRONG]
-        ours = _mean_and_std([best(each, WITHOUT_SAMPLING) for each in values])
-        yield [dataset, *strong, ours, *map(number, ratios)]
+        of_methods = ([best(each, names) for each in values if each.keys() & names] for names in shown.values())
+        yield [dataset, *(_mean_and_std(errors) if errors else "" for errors in of_methods), *map(number, ratios)]
     means = [geometric_mean(column) for column in zip(*ratios_of.values(), strict=True)]
-    yield ["geometric mean", "", "", "", *map(number, means)]
+    yield ["geometric mean", *[""] * len(shown), *map(number, means)]
 
 
 def _values(errors: Errors, dataset: str, horizon: str) -> dict[str, float | None]:
-    return {method: errors.get((dataset, method, horizon)) for method in (*STRONG, *WITHOUT_SAMPLING)}
+    methods = (*STRONG, *FURTHER, *WITHOUT_SAMPLING)
+    return {method: errors[key] for method in methods if (key := (dataset, method, horizon)) in errors}
 
 
-def seed_ratios(runs: list[Errors], horizon: str) -> dict[str, list[float | None]]:
-    """For each dataset and run, our error over that of the better of FNO and U-Net."""
+def seed_ratios(runs: list[Errors], horizon: str, rivals: Sequence[str] = STRONG) -> dict[str, list[float | None]]:
+    """For each dataset and run, our error over that of the best of `rivals`."""
     return {
         dataset: [
-            ratio(best(values, WITHOUT_SAMPLING), best(values, STRONG))
+            ratio(best(values, WITHOUT_SAMPLING), best(values, rivals))
             for values in (_values(errors, dataset, horizon) for errors in runs)
         ]
         for dataset in sorted({dataset for dataset, _, _ in runs[0]})
