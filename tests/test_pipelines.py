@@ -607,6 +607,8 @@ def test_selection_runs_and_is_off_without_proof(again: tuple[Path, Completed]):
     assert (data_root / "08_reporting/selection/selection.png").stat().st_size > 0
     assert all(family in (data_root / "08_reporting/selection.md").read_text() for family in transient)
     assert _ran(_kedro_run(data_root, "--pipeline", "selection", "--env", "smoke")) == set()
+    evaluated = _kedro_run(data_root, "--from-nodes", "evaluate", "--env", "smoke")
+    assert evaluated.returncode == 0 and "selection.json is of other" not in evaluated.stderr + evaluated.stdout
 
 
 def test_shifts_are_scored(data_root: Path):

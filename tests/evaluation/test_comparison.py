@@ -67,10 +67,10 @@ def test_ours_is_compared_with_the_best_of_further_baselines_too():
     """0.1 / 0.05 where the transformer is best, 0.1 / 0.2 where it has no score; without it there is no such column."""
     found = records("a", ERRORS | {"transformer": 0.05}) + records("b", ERRORS)
     lines = unpadded(comparison_text(errors_of(found, []), COSTS, "note"))
-    assert sum(line.endswith("| ours / best baseline |") for line in lines) == 2
+    assert sum(line.endswith("| ours / best network |") for line in lines) == 2
     assert sum(line.startswith("| a ") and line.endswith("| 0.25 | 0.5 | 2 |") for line in lines) == 2
     assert sum(line.startswith("| b ") and line.endswith("| 0.25 | 0.5 | 0.5 |") for line in lines) == 2
-    assert "best baseline" not in comparison_text(errors_of(records("a", ERRORS), []), COSTS, "note")
+    assert "best network" not in comparison_text(errors_of(records("a", ERRORS), []), COSTS, "note")
 
 
 def test_a_model_on_its_limits_is_shown_without_them():

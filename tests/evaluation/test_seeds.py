@@ -46,7 +46,7 @@ def test_further_baselines_have_tables_of_their_own(tmp_path: Path):
     """Beside them ours is compared with the best of all: 0.1 / 0.05, and 0.1 / 0.2 where the transformer is worse."""
     roots = report(tmp_path / "0", 0.1, transformer=0.05), report(tmp_path / "1", 0.11, transformer=0.9)
     text = compare_seeds(SeedsConfig(data_roots=list(roots)))[0]
-    assert "## Rollout, all baselines" in text and "normalized_unet" not in text
+    assert "## Rollout, all networks" in text and "normalized_unet" not in text
     found = [[row[0], *row[1:][-4:]] for row in rows(*roots) if row[0] == "flow"]
     assert found[2:] == 2 * [["flow", "0.475 ± 0.6", "2", "0.55", "1.05"]]
 
@@ -54,7 +54,7 @@ def test_further_baselines_have_tables_of_their_own(tmp_path: Path):
 def test_a_baseline_that_not_every_root_has_is_in_no_table(tmp_path: Path):
     """Ratios over other baselines in each root would not be comparable."""
     roots = report(tmp_path / "0", 0.1, transformer=0.05), report(tmp_path / "1", 0.11)
-    assert "all baselines" not in compare_seeds(SeedsConfig(data_roots=list(roots)))[0]
+    assert "all networks" not in compare_seeds(SeedsConfig(data_roots=list(roots)))[0]
 
 
 def test_a_steady_dataset_without_a_further_baseline_has_an_empty_cell(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from tests.training.jobs import launched
 from ups.evaluation import selection
 from ups.evaluation.parts import held_out_sets, make_parts
 from ups.evaluation.predictions import Slab
-from ups.evaluation.search import step_errors, trajectory_error
-from ups.evaluation.selected import ROLLOUT, SELECTED, Choice, valid_choices
+from ups.evaluation.search import DatasetSearch, step_errors, trajectory_error
+from ups.evaluation.selected import ROLLOUT, SearchChoice, valid_choices
 from ups.evaluation.selection import select_all
+from ups.evaluation.tables import SELECTED
+from ups.pipelines import evaluation, studies
 from ups.pipelines.evaluation import score_test_split
 from ups.runs.stage_cache import fingerprint
 from ups.surrogate.trained import Trained
@@ -30,13 +33,18 @@ def noise() -> torch.Generator:
     return torch.Generator().manual_seed(2 * CONFIG.seed + 1)
 
 
+def search_among(num_members: int) -> DatasetSearch:
+    """Noisy shifts of which so many are sampled."""
+    return replace(search_with(Shifts()), config=CONFIG.model_copy(update={"sizes": [num_members]}))
+
+
 def chosen(method: str, num_members: int, waves: Waves, generator: torch.Generator) -> torch.Tensor:
     """Errors (B,) of the chosen rollouts of noisy shifts, predicted a slab at a time."""
-    search = search_with(Shifts())
+    search = search_among(num_members)
     score, _ = search.fit([Waves()])
-    choice = Choice.of(CONFIG, {"method": method, "num_members": num_members}, score)
+    choice = SearchChoice.of(CONFIG, {"method": method, "num_members": num_members}, score)
     values = json.loads(json.dumps(choice.to_json()))
-    predict = Choice.from_json(values).predictor(search, generator, waves)
+    predict = SearchChoice.from_json(values).predictor(search, generator, waves)
     errors = []
     for start in range(0, STEPS, waves.num_steps):
         u_ref = truth()[:, start + 1 : start + 1 + waves.num_steps]
@@ -51,7 +59,7 @@ def chosen(method: str, num_members: int, waves: Waves, generator: torch.Generat
 @pytest.mark.parametrize(("method", "num_members"), [("best", 4), ("weighted", 4), ("best", 2), ("beam", 4)])
 def test_rollouts_are_those_of_the_search(method: str, num_members: int, waves: Waves):
     """From the same noise they have the errors that the decision was made with, however many steps are read at once."""
-    search, generator = search_with(Shifts()), noise()
+    search, generator = search_among(num_members), noise()
     expected = search.run([Waves()], search.fit([Waves()])[0]).errors[method, num_members]
     if method == "beam":  # its noise follows that of the members
         list(search.members(Waves(), generator))
@@ -64,7 +72,9 @@ def choices(models: Trained) -> dict[str, dict[str, Any]]:  # noqa: F811
     methods: Iterator[str] = iter(("best", "weighted", "beam") * 8)
 
     def decide(errors: dict, seed: int) -> dict[str, Any]:
-        return {"is_on": True, "method": next(methods), "num_members": 4, "num_initial_conditions": 1}
+        method = next(methods)
+        num_members = 2 if method == "best" else 4
+        return {"is_on": True, "method": method, "num_members": num_members, "num_initial_conditions": 1}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "decide", decide)
@@ -97,14 +107,14 @@ def test_evaluation_scores_what_selection_has_chosen(
 
 
 def test_what_is_chosen_costs_its_samples(choices: dict[str, Any], models: Trained):  # noqa: F811
-    """Members are sampled twice, and those of a beam once."""
+    """Members are sampled to choose and to predict."""
     raw, surrogate = models.data_root / "01_raw", models.surrogate("cpu")
     parts = make_parts(surrogate, held_out_sets(models, raw, None, choices), EVALUATION, num_processes=1)
     costs = {part.scored.dataset.name: part.corrected.get((SELECTED, ROLLOUT)) for part in parts}
     for name, choice in choices.items():
         (family,) = (each.dataset.family for each in sets_of(models) if each.dataset.name == name)
         steps = 1 + surrogate.corrections[CONFIG.sampler, family].num_steps
-        assert costs[name] == (4 if choice["method"] == "beam" else 8) * steps
+        assert costs[name] == 2 * choice["num_members"] * steps
     assert all(costs[name] is None for name in costs.keys() - choices.keys())
 
 
@@ -118,3 +128,11 @@ def test_choices_hold_for_the_models_they_were_made_for(caplog: pytest.LogCaptur
     assert valid_choices(made, CONFIG.model_copy(update={"seed": 1}), inputs) == {}
     assert valid_choices({"families": {}}, CONFIG, inputs) == {}  # of a version before there were choices
     assert [record.getMessage()[:14] for record in caplog.records] == ["selection.json"] * 3
+
+
+def test_evaluation_recomputes_the_fingerprint_of_the_selection():
+    """Both nodes have the same models and the same parameters of the search."""
+    nodes = {
+        node.name: node for each in (evaluation.create_pipeline(), studies.create_selection()) for node in each.nodes
+    }
+    assert set(nodes["evaluate"].inputs) - {"params:evaluation", "selection_if_any"} == set(nodes["select"].inputs)

@@ -18,7 +18,7 @@ from ups.evaluation.costs import OURS, PER_SNAPSHOT
 from ups.evaluation.predictions import HORIZONS, plain_method
 from ups.evaluation.records import WITHOUT_LIMITS
 from ups.evaluation.styles import NORMAL, SMALL, colour_of, common_legend, log_axes, new_figure, tidy, wrapped
-from ups.evaluation.tables import STRONG, WITHOUT_SAMPLING, geometric_mean, number, ratio, table
+from ups.evaluation.tables import SELECTED, STRONG, WITHOUT_SAMPLING, geometric_mean, number, ratio, table
 from ups.metrics.bootstrap import bootstrap_interval, ratio_of_means
 from ups.surrogate.trained import OFF
 
@@ -68,7 +68,7 @@ def comparison_text(errors: Errors, costs: dict[str, Any], note: str) -> str:
     """Markdown: a table of errors per horizon, then two of costs; `ours` is the operator or the steady model."""
     methods, further = _methods(errors), further_baselines(errors)
     sides: dict[str, Sequence[str]] = {"ours / fno": ("fno",), "ours / better of fno, unet": STRONG}
-    sides |= {"ours / best baseline": (*STRONG, *further)} if further else {}
+    sides |= {"ours / best network": (*STRONG, *further)} if further else {}
     lines = ["# Comparison", "", note, ""]
     for horizon, title in HORIZON_TITLES.items():
         rows = _error_rows(errors, methods, list(sides.values()), horizon)
@@ -89,7 +89,7 @@ def training_time_text(training: dict[str, dict[str, float]]) -> str:
 
 def _methods(errors: Errors) -> list[str]:
     """The methods that have scores, baselines first."""
-    return [m for m in (*BASELINES, *FURTHER, *OURS) if any(m == method for _, method, _ in errors)]
+    return [m for m in (*BASELINES, *FURTHER, *OURS, SELECTED) if any(m == method for _, method, _ in errors)]
 
 
 def further_baselines(errors: Errors) -> list[str]:

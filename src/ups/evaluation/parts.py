@@ -26,7 +26,7 @@ from ups.errors import DataFault
 from ups.evaluation.examples import Arrays
 from ups.evaluation.predictions import Compute
 from ups.evaluation.scores import Part, TrajectorySet, held_out, score_part
-from ups.evaluation.selected import Choice
+from ups.evaluation.selected import SearchChoice
 from ups.files import open_plain, publish, read_json, remove_leftovers, storage_faults, write_json
 from ups.runs.progress import ProgressBar
 from ups.runs.run import REQUEST, RESULT, Run
@@ -48,11 +48,12 @@ def held_out_sets(
 ) -> list[TrajectorySet]:
     """The first `num_trajectories` of the test split of each dataset, None: all of them.
 
-    `choices` are the values of a `Choice` for the datasets that have one.
+    `choices` are the values of a `SearchChoice` for the datasets that have one.
     """
-    found = {name: Choice.from_json(values) for name, values in choices.items()}
+    found = {name: SearchChoice.from_json(values) for name, values in choices.items()}
     sets = held_out(trained.cache(), raw, "test")
-    return [replace(e, indices=e.indices[:num_trajectories], choice=found.get(e.dataset.name)) for e in sets]
+    chosen = [replace(each, choice=found.get(each.dataset.name)) for each in sets]
+    return [replace(each, indices=each.indices[:num_trajectories]) for each in chosen]
 
 
 def score_sets(

@@ -40,7 +40,8 @@ from ups.evaluation.predictions import (
     trained_correctors,
 )
 from ups.evaluation.records import LimitCount, Suites, records_of
-from ups.evaluation.selected import ROLLOUT, SELECTED, Choice
+from ups.evaluation.selected import ROLLOUT, SearchChoice
+from ups.evaluation.tables import SELECTED
 from ups.evaluation.violations import conserved_channels, non_negative_channels
 from ups.metrics.errors import EPS
 from ups.metrics.suite import OF_ROLLOUTS, Reductions, ScoreSuite, Timeline, Truth, joined
@@ -66,7 +67,7 @@ class TrajectorySet:
     indices: tuple[int, ...]
     condition: list[float]
     domain: Domain
-    choice: Choice | None = None
+    choice: SearchChoice | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -149,7 +150,7 @@ def score_part(
     num_members = max((stepper.num_members for stepper in known["rollout"].values()), default=1)
     choose: Callable[[Batch], Predictor] | None = None
     if scored.choice is not None:
-        num_members = max(num_members, scored.choice.num_sampled)
+        num_members = max(num_members, scored.choice.num_members)
         if part.has(SELECTED, ROLLOUT):
             noise = _generator(part, config, compute, ROLLOUT, SELECTED)
             choose = partial(scored.choice.predictor, scored.choice.search(on_grid, dataset, compute), noise)

@@ -21,7 +21,7 @@ from ups.data.trajectories import TrajectoryReader
 from ups.evaluation.predictions import Batch, Compute, corrector_mode
 from ups.evaluation.scores import TrajectorySet, batches, held_out
 from ups.evaluation.search import DatasetSearch, Key, SearchResults
-from ups.evaluation.selected import Choice
+from ups.evaluation.selected import SearchChoice
 from ups.evaluation.styles import common_legend, panel_grid
 from ups.evaluation.tables import number, table
 from ups.evaluation.violations import PhysicsScore
@@ -46,7 +46,7 @@ def select_all(trained: Trained, config: SelectionConfig, launch: LaunchConfig, 
 
     Returns:
         {"families": {family: decision}, "datasets": {dataset: quality of the score}, "records": [...],
-        "choices": {dataset: `Choice` of a family whose decision is to search}}
+        "choices": {dataset: `SearchChoice` of a family whose decision is to search}}
     """
     compute, cache = Compute.of(launch), trained.cache()
     surrogate = compute.limited(trained.surrogate(compute.device))
@@ -71,7 +71,7 @@ def select_all(trained: Trained, config: SelectionConfig, launch: LaunchConfig, 
             name, family = each.dataset.name, each.dataset.family
             search = DatasetSearch.of(surrogate, each.dataset, config, compute)
             if families[family]["is_on"]:
-                choices[name] = Choice.of(config, families[family], scores[name]).to_json()
+                choices[name] = SearchChoice.of(config, families[family], scores[name]).to_json()
                 results = search.run(_batches(each, search), scores[name])
                 test_errors[family].append((initial_conditions(each), results.errors))
                 # Of the test split only the chosen method and its rivals are reported: nothing is chosen on it.

@@ -182,7 +182,7 @@ SEEDS_NOTE = (
     "nRMSE on the test split, mean ± standard deviation over seeds; then ours over the better of FNO and U-Net for "
     "each data root, and the geometric mean. `ours` is the operator, or the steady model."
 )
-FURTHER_NOTE = "Below, ours is compared with the best of all baselines: FNO, U-Net and those whose errors are shown."
+FURTHER_NOTE = "Below, ours is compared with the best of all networks: FNO, U-Net and those whose errors are shown."
 
 
 def errors_in(root: Path) -> Errors:
@@ -220,7 +220,7 @@ def seeds_text(runs: dict[str, Errors]) -> str:
     lines += _seed_tables(runs, "", STRONG, own)
     if further := [method for method in FURTHER if all(method in further_baselines(each) for each in runs.values())]:
         shown = {method: (method,) for method in further}
-        lines += [FURTHER_NOTE, "", *_seed_tables(runs, ", all baselines", (*STRONG, *further), shown)]
+        lines += [FURTHER_NOTE, "", *_seed_tables(runs, ", all networks", (*STRONG, *further), shown)]
     return "\n".join(lines)
 
 

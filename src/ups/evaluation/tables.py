@@ -5,6 +5,7 @@ from itertools import groupby
 from math import exp, isfinite, log
 from operator import itemgetter
 from statistics import fmean
+from textwrap import wrap
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -54,13 +55,15 @@ def geometric_mean(values: Sequence[float | None]) -> float | None:
     return exp(fmean(log(value) for value in values)) if values and all(values) else None
 
 
-METHODS = ("persistence", "operator", "diffusion", "consistency", "selected", "steady")
+SELECTED = "selected"  # rollouts of ensemble members that physics chooses, where validation says that it helps
+METHODS = ("persistence", "operator", "diffusion", "consistency", SELECTED, "steady")
 WITHOUT_SAMPLING = ("operator", "steady")  # ours, without corrector
 STRONG = ("unet", "fno")  # the baselines that ours are compared with
 LABELS = {"one_step": "one step", "rollout": "rollout"}
 STEADY_LABEL = "solution"
 GRADES = {"good": "green", "weak": "yellow", "unusable": "red"}  # best first, with their colours
 LEGEND, OFF_LEGEND = "*: best, 1: as good as predicting zero", ", off: the corrector is off"
+SELECTED_LEGEND = ", selected: of members that fit the PDE best"
 LABEL_WIDTH, COLUMN_WIDTH = 9, 12  # of at most six methods in 80 columns
 
 
@@ -75,7 +78,8 @@ def score_table(
     methods, rows = _score_rows(records, metric)
     is_off = any(OFF in cells for *_, cells in rows)
     shown = Text().append(f"{metric} on {scored}\n", style="bold")
-    shown.append(f"{LEGEND}{OFF_LEGEND if is_off else ''}\n", style="dim")
+    legend = f"{LEGEND}{OFF_LEGEND if is_off else ''}{SELECTED_LEGEND if SELECTED in methods else ''}"
+    shown.append("\n".join(wrap(legend, 80)) + "\n", style="dim")
     shown.append(" " * LABEL_WIDTH + "".join(f"{method:>{COLUMN_WIDTH - 1}} " for method in methods).rstrip() + "\n")
     for dataset, of_dataset in groupby(rows, key=itemgetter(0)):
         shown.append(dataset)

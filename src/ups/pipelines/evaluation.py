@@ -159,7 +159,7 @@ def evaluate(
     data_root: Path,
     **stages: Receipt,
 ) -> tuple[list[dict[str, Any]], Receipt]:
-    """Score every method on the test split, in physical units, `selected` where `--pipeline selection` is for it."""
+    """Score every method on the test split, in physical units, `selected` where `--pipeline selection` chose it."""
     from ups.evaluation.entries import with_digests
     from ups.evaluation.selected import valid_choices
 

@@ -182,12 +182,12 @@ def select(
     latent_cache: Receipt, config: SelectionConfig, launch: LaunchConfig, raw: Path, data_root: Path, **stages: Receipt
 ) -> dict[str, Any]:
     """Score every way to select among members on validation data, choose one per family, confirm it on test data."""
-    from ups.evaluation.selected import SELECTION
+    from ups.evaluation.selected import SELECTION_MODULE
     from ups.evaluation.selection import select_all
 
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
-    selected = cached("select", data_root, "07_model_output", SELECTION, config, inputs)
+    selected = cached("select", data_root, "07_model_output", SELECTION_MODULE, config, inputs)
     receipt = selected(lambda _: select_all(trained, config, launch, raw))
     return {name: receipt[name] for name in ("families", "datasets", "records", "choices", "fingerprint")}
 

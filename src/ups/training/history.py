@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ups.config.training import TrainingSection
 from ups.errors import Diverged
-from ups.runs.processes import energy_kilojoules, peak_memory_gigabytes
+from ups.runs.processes import energy_kilojoules, now, peak_memory_gigabytes
 from ups.training.batches import Share
 from ups.training.distributed import Ranks
 from ups.training.parallel import full_state
@@ -172,7 +172,7 @@ class StepTimer:
 
     def _counters(self) -> np.ndarray:
         """Steps, seconds on the clock and of the CPU, floating-point operations."""
-        return np.array([self.num_steps, time.monotonic(), time.process_time(), self.flops])
+        return np.array([self.num_steps, now(self.device), time.process_time(), self.flops])
 
     def _end_first_step(self) -> None:
         if self.first_began is not None:
