@@ -113,6 +113,30 @@ def test_values_that_were_chosen_before_have_no_trials(
     assert receipts == {"burgers_1d": {"values": values, "trials": 0, "settled": True}}
 
 
+@pytest.mark.parametrize(("diverging", "rate"), [([0.03], 0.01), ([0.03, 0.01], 0.0033), ([0.03, 0.01, 0.0033], None)])
+def test_a_smaller_rate_is_taken_where_a_chosen_one_diverges(
+    launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, diverging: list[float], rate: float | None
+):
+    """A third of it, then a ninth, with the chosen sizes; then the kind and the family are named."""
+    values = {"learning_rate": 0.03, "hidden_channels": 16}
+
+    def train_stage(stage: str, section, *rest) -> dict:
+        if section.learning_rate in diverging:
+            raise Diverged("loss nan")
+        return {"steps": section.steps, "sizes": section.model.hidden_channels}
+
+    monkeypatch.setattr(baselines, "train_stage", train_stage)
+    config = BaselinesConfig.model_validate(CONFIG.model_dump() | {"chosen": {"fno": {"burgers_1d": values}}})
+    pace, fields = {"seconds_per_step": {"fno/burgers_1d": 0.1}}, {"transient": ["burgers_1d"], "steady": []}
+    train = partial(baselines.baseline_trainer("fno"), fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)
+    if rate is None:
+        with pytest.raises(Diverged, match="fno of burgers_1d: every training diverged; lower baselines.learning_rate"):
+            train()
+        return
+    found = {"values": values | {"learning_rate": rate}, "trials": 0, "settled": False}
+    assert train() == {"burgers_1d": {"steps": 200, "sizes": 16} | found}
+
+
 @pytest.mark.parametrize(
     ("kind", "values"), [("unet", {"modes": (8, 8, 8)}), ("fno", {"modes": 8}), ("fno", {"hidden_channels": 0.5})]
 )

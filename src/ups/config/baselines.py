@@ -88,7 +88,8 @@ class BaselinesConfig(Section):
       both ways, so that the best one in the end has worse ones on all sides, or `max_trials` have been made; every kind
       and family has this number. A trial has the fraction `trial_share` of the training time, which does not count as
       training time; a size that takes more time per step gets fewer steps. The lowest validation loss is the best
-    - `chosen`: values of a kind and family that earlier trials found; such a model has no trials
+    - `chosen`: values of a kind and family that earlier trials found; such a model has no trials, and where it diverges
+      smaller learning rates
     - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
     - `validate_share`: fraction of the steps between two validations, unless `recipe.validate_every` is less; also
       short trainings need several, because the noise of `noise.own_error` is scaled by the latest validation error
@@ -151,9 +152,9 @@ class BaselinesConfig(Section):
 
     def values(self, kind: Kind, family: VariantName, candidate: Candidate) -> dict[str, Any]:
         """The learning rate and sizes of a candidate, e.g. {"learning_rate": 0.003, "modes": (32, 16, 8)}."""
-        configured = {"learning_rate": self.learning_rate} | self.sizes(kind).model_dump()
-        tried = {name: _scaled(configured[name], self.factors[name] ** power) for name, power in candidate.items()}
-        return self.chosen.get(kind, {}).get(family, {}) | tried
+        chosen = self.chosen.get(kind, {}).get(family, {})
+        known = {"learning_rate": self.learning_rate} | self.sizes(kind).model_dump() | chosen
+        return chosen | {name: _scaled(known[name], self.factors[name] ** power) for name, power in candidate.items()}
 
     def section(self, kind: Kind, family: VariantName, steps: int, candidate: Candidate) -> BaselineConfig:
         """The section of a baseline that is trained for `steps` steps, at least one."""

@@ -57,6 +57,7 @@ def create_pipeline() -> Pipeline:
 
 log = logging.getLogger(__name__)
 
+LOWER_RATES: list[Candidate] = [{}, {"learning_rate": -1}, {"learning_rate": -2}]  # instead of chosen ones that diverge
 # Steps assumed for a baseline before its budget is known: unrolled steps get slower in the course of the training.
 PACED_STEPS = 1000
 
@@ -132,7 +133,7 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
                 trials.append((candidate, _validated(short, inputs, launch, data_root)))
                 log.info("%s of %s: validation loss %.3g in trial %d", kind, family, trials[-1][1], len(trials))
             ranked = [each for each, loss in sorted(trials, key=itemgetter(1)) if math.isfinite(loss)]
-            for best in ranked if start else [start]:  # a rate that was best in a short trial may diverge later
+            for best in ranked if start else LOWER_RATES:  # a rate that was best in a short trial may diverge later
                 section = config.section(kind, family, round(num_steps[pace_name(kind, family, best)]), best)
                 if (trained := _attempted(section, inputs, launch, data_root)) is not None:
                     break
