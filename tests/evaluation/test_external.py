@@ -13,6 +13,7 @@ import pytest
 
 from tests.data.conftest import write_file
 from tests.evaluation.conftest import TRAINED
+from tests.test_parameters import typed
 from tests.training.jobs import PROJECT, launched
 from tests.untrained import STAGE_NAMES, copy_some, receipt
 from ups.config import WHOLE, EvaluationConfig, JudgeConfig, SubsampleConfig
@@ -30,6 +31,7 @@ EVERY_SECOND = {"every_point": 2, "every_snapshot": 2, "first_trajectories": 3}
 ALL_DATA = WHOLE.of(FAMILIES)
 EVALUATION = {"folder_correctors": True, "seed": 0, "batch_tokens": 64, "ensemble_size": 4, "keep_predictions": []}
 LAUNCH = launched(num_processes=1)
+NOTHING_CHOSEN = None, typed().selection  # by `--pipeline selection`
 LIMITS = JudgeConfig.model_validate({"first_trajectories": 1, "gates": []})
 HOW = {
     "mode": "sample",
@@ -83,7 +85,7 @@ def test_the_test_split_as_a_folder_has_the_scores_of_the_test_split(trained: Pa
     """Every record of a folder that holds exactly the test trajectories is that of the normal evaluation."""
     cache = receipt(trained, "latent_cache")
     given = stages(trained) | {"corrector": CORRECTOR}
-    records, _ = evaluate(cache, config(None), LAUNCH, trained / "01_raw", trained, **given)
+    records, _ = evaluate(cache, config(None), *NOTHING_CHOSEN, LAUNCH, trained / "01_raw", trained, **given)
     assert [record | {"digest": records[i]["digest"]} for i, record in enumerate(score(trained, held_out()))] == records
     assert {record["family"] for record in records} == set(TRAINED)
     assert {r["method"] for r in records if r["family"] == "advection_1d"} == TRANSIENT
@@ -105,7 +107,9 @@ def test_figures_leave_out_what_is_off(trained: Path):
     """A corrector that is on is drawn; one that is off, whose scores are the operator's, would only hide that."""
     cache, given = receipt(trained, "latent_cache"), stages(trained)
     on = {"families": {name: {"diffusion": HOW, "consistency": {"mode": "off"}} for name in TRAINED}}
-    records, arrays = evaluate(cache, config(None), LAUNCH, trained / "01_raw", trained, **given, corrector=on)
+    records, arrays = evaluate(
+        cache, config(None), *NOTHING_CHOSEN, LAUNCH, trained / "01_raw", trained, **given, corrector=on
+    )
     assert {r["method"] for r in records if r["family"] == "advection_1d"} == TRANSIENT
     for dataset, family in arrays["datasets"].items():
         with np.load(trained / arrays["path"] / f"{dataset}.npz") as found:

@@ -10,7 +10,7 @@ import torch
 import zarr
 
 from tests.data.conftest import write_file
-from tests.evaluation.test_external import CORRECTOR, LAUNCH, config, stages
+from tests.evaluation.test_external import CORRECTOR, LAUNCH, NOTHING_CHOSEN, config, stages
 from tests.untrained import receipt
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader, inspect_file
@@ -28,7 +28,9 @@ def evaluated(trained: Path) -> tuple[list[dict[str, Any]], Path]:
     """Records of an evaluation that keeps the rollouts of some methods, and the folder where they are."""
     how = config(None).model_copy(update={"keep_predictions": KEPT})
     given = stages(trained) | {"corrector": CORRECTOR}
-    records, rollouts = evaluate(receipt(trained, "latent_cache"), how, LAUNCH, trained / "01_raw", trained, **given)
+    records, rollouts = evaluate(
+        receipt(trained, "latent_cache"), how, *NOTHING_CHOSEN, LAUNCH, trained / "01_raw", trained, **given
+    )
     return records, trained / rollouts["path"]
 
 
