@@ -52,8 +52,9 @@ def held_out_sets(
     """
     found = {name: SearchChoice.from_json(values) for name, values in choices.items()}
     sets = held_out(trained.cache(), raw, "test")
-    chosen = [replace(each, choice=found.get(each.dataset.name)) for each in sets]
-    return [replace(each, indices=each.indices[:num_trajectories]) for each in chosen]
+    return [
+        replace(each, indices=each.indices[:num_trajectories], choice=found.get(each.dataset.name)) for each in sets
+    ]
 
 
 def score_sets(

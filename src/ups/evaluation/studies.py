@@ -243,8 +243,9 @@ def _seed_rows(
     ratios_of = {name: [*ratios, geometric_mean(ratios)] for name, ratios in found.items()}
     for dataset, ratios in ratios_of.items():
         values = [_values(errors, dataset, horizon) for errors in runs]
-        of_methods = ([best(each, names) for each in values if each.keys() & names] for names in shown.values())
-        yield [dataset, *(_mean_and_std(errors) if errors else "" for errors in of_methods), *map(number, ratios)]
+        errors_of_all = [[best(each, names) for each in values if each.keys() & names] for names in shown.values()]
+        means = [_mean_and_std(errors) if len(errors) == len(runs) else "" for errors in errors_of_all]
+        yield [dataset, *means, *map(number, ratios)]
     means = [geometric_mean(column) for column in zip(*ratios_of.values(), strict=True)]
     yield ["geometric mean", *[""] * len(shown), *map(number, means)]
 

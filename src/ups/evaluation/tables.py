@@ -63,8 +63,8 @@ LABELS = {"one_step": "one step", "rollout": "rollout"}
 STEADY_LABEL = "solution"
 GRADES = {"good": "green", "weak": "yellow", "unusable": "red"}  # best first, with their colours
 LEGEND, OFF_LEGEND = "*: best, 1: as good as predicting zero", ", off: the corrector is off"
-SELECTED_LEGEND = ", selected: of members that fit the PDE best"
-LABEL_WIDTH, COLUMN_WIDTH = 9, 12  # of at most six methods in 80 columns
+SELECTED_LEGEND = ", selected: members that fit the PDE"
+LABEL_WIDTH, COLUMN_WIDTH = 8, 12  # of at most six methods in 80 columns
 
 
 def score_table(
@@ -88,7 +88,8 @@ def score_table(
             shown.append(": ").append(grade, style=GRADES[grade])
         for _, label, cells in of_dataset:
             numbers = (f"{cell if cell.endswith('*') else cell + ' ':>{COLUMN_WIDTH}}" for cell in cells)
-            shown.append(f"\n {label:<{LABEL_WIDTH - 1}}{''.join(numbers).rstrip()}", style="")
+            row = " " * LABEL_WIDTH + "".join(numbers)  # of which the label may cover a little more than its width
+            shown.append(f"\n {label}{row[len(label) + 1 :].rstrip()}", style="")
         shown.append("\n")
     shown.no_wrap, shown.overflow = True, "ignore"
     return shown
