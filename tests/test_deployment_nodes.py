@@ -113,6 +113,7 @@ def test_mlflow_predicts_the_same(served: Any, model: Model):
         ({"family": "advection_1d", "u_0": U_0, "steps": 0}, "must be a whole number of at least 1, not 0"),
         ({"family": "advection_1d", "u_0": [[1.0], [2.0, 3.0]], "steps": 1}, "rows of different lengths"),
         ({"family": "advection_1d", "u_0": "u", "steps": 1}, "must hold real numbers"),
+        ({"family": "advection_1d", "u_0": U_0, "u_before": U_0, "steps": 1}, "start from one snapshot"),
         ({"family": "advection_1d", "u_0": U_0, "steps": 1, "nu": 1.0}, "nu"),
         (
             {"family": "advection_1d", "u_0": U_0, "steps": 1, "parameters": {"steps": 2}},

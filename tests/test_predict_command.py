@@ -138,10 +138,10 @@ def test_wrong_files_end_in_one_line(root: Path, tmp_path: Path, name: str, cont
 
 def test_the_pipeline_does_what_the_command_does(root: Path, source: Path, tmp_path: Path):
     """The node writes the same file, below the data root if no other place is named; without an input it refuses."""
-    given = {"input": str(source), "family": "advection_1d", "steps": 3, "members": None, "seed": 0, "dt": None}
-    config = PredictConfig(**given, output=str(tmp_path / "node.npz"), parameters={"beta": 0.3})
+    given = {"input": str(source), "family": "advection_1d", "start": 2, "steps": 3, "members": None, "seed": 0}
+    config = PredictConfig(**given, dt=None, output=str(tmp_path / "node.npz"), parameters={"beta": 0.3})
     receipt = predict(config, launched(num_processes=1), root)
-    asked = ("--family", "advection_1d", "--steps", 3, "--beta", 0.3)
+    asked = ("--family", "advection_1d", "--start", 2, "--steps", 3, "--beta", 0.3)
     ups("predict", source, tmp_path / "command.npz", "--model", root, *asked)
     assert receipt["trajectories"] == 5
     node, command = (np.load(tmp_path / f"{name}.npz")["u"] for name in ("node", "command"))

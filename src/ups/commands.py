@@ -63,6 +63,7 @@ def main() -> None:
 @click.option("--model", "place", default="data", show_default=True, help="Data root or bundle with the models.")
 @click.option("--family", required=True, help="For example burgers_1d; `ups info` lists them.")
 @click.option("--steps", type=int, help="Time steps; not for steady families.")
+@click.option("--start", type=int, default=0, show_default=True, help="Index of the initial snapshot; -1 is the last.")
 @click.option("--members", type=int, help="Size of an ensemble, even.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the ensemble's noise.")
 @click.option("--dt", type=float, help="Time between snapshots, a multiple of the trained one, which is the default.")
@@ -73,9 +74,10 @@ def predict(context: click.Context, source: Path, target: Path, place: str, devi
 
     Parameters of the PDE are further options, `--nu 0.01`, and override those that IN states.
 
-    IN is npz, npy, zarr, HDF5 or NetCDF: an array (N, *grid) per field, or a single one (N, C, *grid); of trajectories
-    the first snapshot is taken. Coefficient fields and parameters are arrays of their names. OUT is zarr, NetCDF or npz
-    with an array per field, or HDF5 in PDEBench's layout. The same command goes on where a killed one has ended.
+    IN is npz, npy, zarr, HDF5 or NetCDF: an array (N, *grid) per field, or a single one (N, C, *grid). Of trajectories
+    (N, T, *grid) the snapshot `--start` is taken, and the one before it too where steps start from two. Coefficient
+    fields and parameters are arrays of their names. OUT is zarr, NetCDF or npz with an array per field, or HDF5 in
+    PDEBench's layout. The same command goes on where a killed one has ended.
     """
     parameters = _parameters(context.args)
     import ups

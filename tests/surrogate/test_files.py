@@ -46,7 +46,8 @@ def request(family: str, **changed: Any) -> Request:
     """Three steps of a family."""
     steps = None if FAMILIES[family].steady else 3
     return Request(
-        **{"steps": steps, "members": None, "seed": 0, "dt": None, "parameters": {}} | changed, family=family
+        **{"start": 0, "steps": steps, "members": None, "seed": 0, "dt": None, "parameters": {}} | changed,
+        family=family,
     )
 
 
@@ -67,7 +68,7 @@ def direct(model: Model, source: Path, family: str) -> np.ndarray:
     """What `Model.predict` gives, (N, T, C, *grid)."""
     with open_fields(source, FAMILIES[family]) as file:
         given = file.read_coefficients(range(5))
-        u_0 = None if FAMILIES[family].steady else file.initial_states(range(5))
+        u_0 = None if FAMILIES[family].steady else file.states(range(5), 0)
     u = model.predict(family, u_0, steps=request(family).steps, **given)
     return u[:, None, None] if FAMILIES[family].steady else u
 
@@ -245,6 +246,44 @@ def test_wrong_requests_are_refused(root: Path, model: Model, tmp_path: Path, ch
     with pytest.raises(ConfigFault, match=problem) as fault:
         Job.of(model, raw_file(root, "advection_1d"), tmp_path / "out.npz", request("advection_1d", **changed))
     assert "\n" not in str(fault.value) and not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("family", "start"), [("advection_1d", 1), ("diffusion_reaction_2d", -1)])
+def test_a_prediction_starts_from_any_snapshot(root: Path, model: Model, tmp_path: Path, family: str, start: int):
+    """Where steps start from two snapshots, with the one before it in the file."""
+    source = raw_file(root, family)
+    with open_fields(source, FAMILIES[family]) as file:
+        time = start % file.first.times
+        u_0, before = file.states(range(5), time), file.states(range(5), time - 1)
+    history = {"u_before": before} if model.describe(family).history else {}
+    Job.of(model, source, tmp_path / "out.zarr", request(family, start=start)).run(lambda count: None)
+    expected = model.predict(family, u_0, steps=3, **history)
+    np.testing.assert_allclose(read(tmp_path / "out.zarr", family), expected, rtol=1e-5, atol=1e-6)
+    assert bool(history) == (family == "diffusion_reaction_2d")
+
+
+def test_a_start_outside_of_the_file_is_refused(root: Path, model: Model, tmp_path: Path):
+    """The line says which snapshots there are; a file of initial states has one."""
+    np.save(tmp_path / "in.npy", _states((3, *model.describe("advection_1d").grid)))
+    for source, last in ((raw_file(root, "advection_1d"), 4), (tmp_path / "in.npy", 0)):
+        Job.of(model, source, tmp_path / "out.npz", request("advection_1d", start=last))
+        for start in (last + 1, -last - 2):
+            with pytest.raises(
+                ConfigFault, match=f"{last + 1} snapshots per trajectory: start is -{last + 1} to {last}"
+            ):
+                Job.of(model, source, tmp_path / "out.npz", request("advection_1d", start=start))
+
+
+def test_two_snapshots_of_another_time_step_are_refused(root: Path, model: Model, tmp_path: Path):
+    """Steps that start from two snapshots know their change in one time step of training alone."""
+    source = tmp_path / raw_file(root, "diffusion_reaction_2d").name
+    source.write_bytes(raw_file(root, "diffusion_reaction_2d").read_bytes())
+    with h5py.File(source, "r+") as file:
+        for group in file.values():
+            group["grid/t"][:] *= 2
+    Job.of(model, source, tmp_path / "out.npz", request("diffusion_reaction_2d"))
+    with pytest.raises(ConfigFault, match="start from two snapshots, .* apart, those of the file are"):
+        Job.of(model, source, tmp_path / "out.npz", request("diffusion_reaction_2d", start=1))
 
 
 def test_a_state_that_is_not_finite_is_found_before_the_first_step(model: Model, tmp_path: Path):

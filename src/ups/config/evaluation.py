@@ -105,14 +105,16 @@ class EvaluationConfig(Section):
 class PredictConfig(Section):
     """`--pipeline predict`: from all initial states in the file `input` to trajectories in the file `output`.
 
-    `output` None: `07_model_output/predictions/<input>.zarr`. The others are arguments of `Model.predict`: `steps` None
-    for steady families, `members` None without an ensemble, `dt` None for that of training; `parameters` of the PDE
-    override those that the file states.
+    `output` None: `07_model_output/predictions/<input>.zarr`. Of trajectories the snapshot with index `start` is the
+    initial state, -1 is the last one. The others are arguments of `Model.predict`: `steps` None for steady families,
+    `members` None without an ensemble, `dt` None for that of training; `parameters` of the PDE override those that the
+    file states.
     """
 
     input: Annotated[str, Field(min_length=1)] | None
     output: Annotated[str, Field(min_length=1)] | None
     family: str | None
+    start: int
     steps: Steps | None
     members: Annotated[int, Field(ge=2, multiple_of=2)] | None
     seed: Seed

@@ -47,3 +47,11 @@ def expect_order(path: Path | str, name: str, axes: tuple[str, ...] | None, fami
     found = [axis for axis in axes or () if axis in position]
     if found != (ordered := sorted(found, key=position.__getitem__)):
         raise file_fault(path, f"{name!r} has the axes {', '.join(axes or ())}", f"arrange {', '.join(ordered)} so")
+
+
+def expect_grid_last(path: Path, name: str, axes: tuple[str, ...] | None, family: Family) -> None:
+    """Refuse axes of an array of trajectories with names of the family, unless time and then its grid come last."""
+    lead, last = (axes or ())[: -len(family.axes)], (axes or ())[-len(family.axes) :]
+    if set(axes or ()) & set(family.axes) and (last != family.axes or TIMES & {*lead[:1], *lead[:-1]}):
+        expected = ", ".join(("trajectory", "time", *family.axes))
+        raise file_fault(path, f"{name!r} has the axes {', '.join(axes or ())}", f"arrange them as {expected}")

@@ -22,7 +22,7 @@ import numpy as np
 
 from ups.data import zarr_stores
 from ups.data.arrays import DAMAGE, open_data
-from ups.data.axes import TIMES, axes_of, expect_order
+from ups.data.axes import TIMES, axes_of, expect_grid_last, expect_order
 from ups.data.families import Family
 from ups.data.hdf5 import corruption_faults, file_fault, kind_of, list_names, open_dataset, read_array
 from ups.data.trajectories import parameter_in_name
@@ -60,15 +60,16 @@ class Field:
 
 @dataclass(frozen=True)
 class FieldFile:
-    """An open file: `fields` by name and `coefficients` of its trajectories, `parameters` (N,) that it states.
+    """An open file: `fields` and `coefficients` of its trajectories by name, `parameters` (N,) and `times` it states.
 
-    A file of initial states of a steady family has coefficients alone.
+    A file of initial states of a steady family has coefficients alone. `times` (T,) are those of the first trajectory.
     """
 
     path: Path
     fields: dict[str, Field]
     coefficients: dict[str, Field]
     parameters: dict[str, np.ndarray]
+    times: np.ndarray | None
     attributes: Mapping[str, Any]
 
     @property
@@ -80,9 +81,9 @@ class FieldFile:
         """Snapshots of one trajectory, float32 (T, C, *grid)."""
         return np.stack([field.read(row, member, times) for field in self.fields.values()], 1)
 
-    def initial_states(self, rows: range) -> np.ndarray | None:
-        """The first snapshots (B, C, *grid); None where there are coefficients alone."""
-        return np.concatenate([self.read(row, 0, slice(0, 1)) for row in rows]) if self.fields else None
+    def states(self, rows: range, time: int) -> np.ndarray | None:
+        """The snapshots (B, C, *grid) at an index of time >= 0; None where there are coefficients alone."""
+        return np.concatenate([self.read(row, 0, slice(time, time + 1)) for row in rows]) if self.fields else None
 
     def read_coefficients(self, rows: range) -> dict[str, np.ndarray]:
         """Coefficient fields (B, *grid) by name."""
@@ -110,7 +111,7 @@ def open_fields(path: Path, family: Family) -> Iterator[FieldFile]:
             found = ", ".join(f"{name} {each.sizes}" for name, each in (fields | coefficients).items())
             raise file_fault(path, f"fields have different shapes, or none: {found}", REMEDY)
         parameters = dict(_parameters(path, arrays, attributes, family, counts.pop()))
-        yield FieldFile(path, fields, coefficients, parameters, attributes)
+        yield FieldFile(path, fields, coefficients, parameters, _times(arrays), attributes)
 
 
 @contextmanager
@@ -146,6 +147,8 @@ def _of_hdf5(file: h5py.File) -> dict[str, Stored]:
             if "scale_factor" in dataset.attrs or "add_offset" in dataset.attrs:
                 raise file_fault(file.filename, f"{path!r} is packed", "store floating-point numbers")
             arrays[path] = Stored(dataset.shape, partial(read, path), axes_of(dataset))
+        if is_group and "t" not in arrays and f"{name}/grid/t" in file:
+            arrays["t"] = Stored(open_dataset(file, f"{name}/grid/t").shape, partial(read, f"{name}/grid/t"))
     return arrays
 
 
@@ -243,7 +246,7 @@ def _grouped(path: Path, groups: list[Stored], family: Family) -> dict[str, Fiel
 def _field(path: Path, name: str, stored: Stored, family: Family) -> Field:
     """An array of one field, with the axes of trajectories, members and times before those of the grid."""
     rank = len(stored.shape) - len(family.axes)
-    _expect_order(path, name, stored, family)
+    expect_grid_last(path, name, stored.axes, family)
     if not 0 <= rank <= 3:
         what = f"{name!r} has shape {stored.shape}, expected {len(family.axes)} axes of the grid, up to 3 before them"
         raise file_fault(path, what, REMEDY)
@@ -260,15 +263,6 @@ def _field(path: Path, name: str, stored: Stored, family: Family) -> Field:
     return Field(lead[0] if lead else 1, members, num_times, grid, read)
 
 
-def _expect_order(path: Path, name: str, stored: Stored, family: Family) -> None:
-    """Refuse named axes in another order than that in which they are read."""
-    axes = stored.axes or ()
-    lead, last = axes[: -len(family.axes)], axes[-len(family.axes) :]
-    if set(axes) & set(family.axes) and (last != family.axes or TIMES & {*lead[:1], *lead[:-1]}):
-        expected = ", ".join(("trajectory", "time", *family.axes))
-        raise file_fault(path, f"{name!r} has the axes {', '.join(axes)}", f"arrange them as {expected}")
-
-
 def _stacked(path: Path, stored: Stored, family: Family) -> dict[str, Field]:
     """The fields in a single array, with an axis of fields before the grid; without it if there is one field."""
     num_fields, rank = len(family.fields), len(stored.shape) - len(family.axes)
@@ -281,6 +275,11 @@ def _stacked(path: Path, stored: Stored, family: Family) -> dict[str, Field]:
         expected = f"(N, {num_fields}, {grid}) or (N, T, {num_fields}, {grid})"
         raise file_fault(path, f"its array has shape {stored.shape}, expected {expected}", REMEDY)
     return {name: _field(path, name, each, family) for name, each in named.items()}
+
+
+def _times(arrays: dict[str, Stored]) -> np.ndarray | None:
+    stated = next((stored.read(()) for name, stored in arrays.items() if name in (*TIMES, "t-coordinate")), None)
+    return None if stated is None or stated.ndim == 0 else stated.reshape(-1, stated.shape[-1])[0]
 
 
 def _parameters(

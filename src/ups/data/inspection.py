@@ -175,14 +175,16 @@ def check(folder: str, dataset: dict[str, Any]) -> None:
     check_values(Path(folder), Dataset.from_json(dataset), lambda count: _say(advance=count))
 
 
-def fields(path: str, family: str) -> None:
-    """Read the first snapshot of every trajectory of a file of initial states or predictions."""
+def fields(path: str, family: str, start: int) -> None:
+    """Read what predictions from the snapshot `start` need of every trajectory of a file: it, and the one before."""
     from ups.data.field_files import open_fields
     from ups.data.pdebench import FAMILIES
 
     with open_fields(Path(path), FAMILIES[family]) as file:
+        time = start % (file.first.times or 1)
         for row in range(file.first.count):
-            file.initial_states(range(row, row + 1))
+            for each in {time, max(time - 1, 0)}:
+                file.states(range(row, row + 1), each)
             file.read_coefficients(range(row, row + 1))
 
 

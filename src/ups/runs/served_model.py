@@ -21,13 +21,14 @@ warnings.filterwarnings("ignore", ".*Any type hint is inferred as AnyType")  # a
 
 
 class Request(BaseModel, extra="forbid"):
-    """Arguments of `Model.predict`: `u_0` as nested lists or an array, `parameters` of the PDE by name.
+    """Arguments of `Model.predict`: `u_0` and `u_before` as nested lists or arrays, `parameters` of the PDE by name.
 
     Coefficient fields, such as the permeability of Darcy flow, are among the parameters. What is None is left out.
     """
 
     family: str
     u_0: Any = None
+    u_before: Any = None
     steps: int | None = None
     members: int | None = None
     seed: int | None = None

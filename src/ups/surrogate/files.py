@@ -33,9 +33,13 @@ PIECE_BYTES = 2**25  # of predictions that are kept before they are written
 
 @dataclass(frozen=True)
 class Request:
-    """What to predict, as the arguments of `Model.predict`; the numbers `parameters` override those of the file."""
+    """What to predict, as the arguments of `Model.predict`; the numbers `parameters` override those of the file.
+
+    Predictions start from the snapshot with the index `start` of each trajectory, of which the last one has -1.
+    """
 
     family: str
+    start: int
     steps: int | None
     members: int | None
     seed: int
@@ -70,7 +74,7 @@ class Job:
         check_ensemble(request.members, request.seed)
         if request.family not in map(base_of, model.families):
             find_family(request.family, model.cards, None)
-        with _open(source, request.family) as file:
+        with _open(source, request) as file:
             count = file.first.count
             first = _pose(model, request, file, range(0, 1))
             check_steps(first, request.steps)
@@ -101,7 +105,7 @@ class Job:
             log.info("%s is complete", self.target)
             return
         with (
-            _open(self.source, self.request.family) as file,
+            _open(self.source, self.request) as file,
             resumable(self.target, self._content(file), digest) as output,
             torch.inference_mode(),
         ):
@@ -167,10 +171,10 @@ class Job:
 
 
 @contextmanager
-def _open(source: Path, family: str) -> Iterator[FieldFile]:
+def _open(source: Path, request: Request) -> Iterator[FieldFile]:
     if source.suffix in (".h5", ".hdf5", ".nc"):
-        inspect("fields", path=source, family=family)
-    with open_fields(source, FAMILIES[family]) as file:
+        inspect("fields", path=source, family=request.family, start=request.start)
+    with open_fields(source, FAMILIES[request.family]) as file:
         yield file
 
 
@@ -183,12 +187,35 @@ def _arguments(file: FieldFile, request: Request, rows: range) -> dict[str, Any]
     return {name: values[rows.start : rows.stop] for name, values in file.parameters.items()} | request.parameters
 
 
+def _start(file: FieldFile, request: Request) -> int:
+    """The index of the initial states among the snapshots of the file, counted from its beginning."""
+    count = file.first.times or 1
+    if not -count <= request.start < count:
+        raise ConfigFault(f"{file.path} has {count} snapshots per trajectory: start is {-count} to {count - 1}")
+    return request.start % count
+
+
+def _expect_step(file: FieldFile, time: int, problem: Problem) -> None:
+    """Refuse two snapshots that are not one time step of training apart, where the file states its times."""
+    if file.times is None or time >= len(file.times):
+        return
+    stated, dt = float(file.times[time] - file.times[time - 1]), problem.dt / problem.substeps
+    if not math.isclose(stated, dt, rel_tol=1e-3):
+        what = f"steps of {problem.card.name} start from two snapshots, {dt:g} apart, those of the file are {stated:g}"
+        raise ConfigFault(f"{what}; choose start=0, or keep snapshots at the time step of training")
+
+
 def _pose(model: Model, request: Request, file: FieldFile, rows: range) -> Problem:
     """The problem of some trajectories; a fault names the file."""
     arguments = file.read_coefficients(rows) | _arguments(file, request, rows)
-    u_0 = None if FAMILIES[request.family].steady else file.initial_states(rows)
+    time = _start(file, request)
+    u_0 = None if FAMILIES[request.family].steady else file.states(rows, time)
     try:
-        return model.pose(request.family, u_0, request.dt, arguments)
+        problem = model.pose(request.family, u_0, request.dt, arguments)
+        if time == 0 or not model.has_history(problem.card.name):
+            return problem
+        _expect_step(file, time, problem)
+        return problem.after(file.states(rows, time - 1))
     except ConfigFault as fault:
         place = f", trajectories {rows.start} to {rows.stop - 1}" * (len(rows) > 1)
         raise ConfigFault(f"{file.path}{place}: {fault}") from None

@@ -210,12 +210,7 @@ class Model:
             yield _result(u[0], problem, None, False)
 
     def pose(
-        self,
-        family: str,
-        u_0: Array | None,
-        dt: float | None,
-        arguments: dict[str, Any],
-        u_before: Array | None = None,
+        self, family: str, u_0: Array | None, dt: float | None, arguments: dict[str, Any], u_before: Array | None = None
     ) -> Problem:
         """What `predict` is asked for, checked; `arguments` are parameters and coefficients by name.
 
@@ -225,13 +220,17 @@ class Model:
         given = u_0 if u_0 is not None else next(iter(arguments.values()), None)
         card = self.cards[find_family(family, self.cards, given)]
         problem = pose(card, u_0, arguments, dt, self._device)
+        if u_before is not None and not self.has_history(card.name):
+            raise ConfigFault(f"steps of {card.name} start from one snapshot: leave out u_before")
         if u_before is not None:
-            if card.name not in families_with_history(self._bundle.card):
-                raise ConfigFault(f"steps of {card.name} start from one snapshot: leave out u_before")
             problem = problem.after(u_before)
         if problem.substeps > 1:
             log.info("%s: dt = %g is %d steps of the operator", card.name, problem.dt, problem.substeps)
         return problem
+
+    def has_history(self, name: str) -> bool:
+        """Whether steps of a family, with its full name, start from two snapshots."""
+        return name in families_with_history(self._bundle.card)
 
     def warn_outside(self, problem: Problem) -> None:
         """Warn with `OutsideTraining` where a problem lies outside of what training covered, if that was measured."""
