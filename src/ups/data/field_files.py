@@ -279,7 +279,7 @@ def _stacked(path: Path, stored: Stored, family: Family) -> dict[str, Field]:
 
 def _times(arrays: dict[str, Stored]) -> np.ndarray | None:
     stated = next((stored.read(()) for name, stored in arrays.items() if name in (*TIMES, "t-coordinate")), None)
-    return None if stated is None or stated.ndim == 0 else stated.reshape(-1, stated.shape[-1])[0]
+    return None if stated is None or stated.size < 2 else stated.reshape(-1, stated.shape[-1])[0]
 
 
 def _parameters(
