@@ -27,7 +27,7 @@ test-extras: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/training/test_lightning.py tests/training/test_float8.py tests/data/test_remote.py tests/runs/test_submission.py
 
 # Faults, bit-exact resume on 1, 2 and 3 ranks, tuning and benchmark in miniature. Fewer kills per resumed job than
-# `pytest -m slow` makes, so that it ends within half an hour on two cores.
+# `pytest -m slow` makes, so that it ends within an hour on two cores.
 proof: $(VENV)/installed
 	UPS_KILLS=3 $(BIN)/python -m pytest -m "faults or slow" --durations=20
 
