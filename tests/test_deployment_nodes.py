@@ -119,6 +119,13 @@ def test_mlflow_predicts_the_same(served: Any, model: Model):
             {"family": "advection_1d", "u_0": U_0, "steps": 1, "parameters": {"steps": 2}},
             "steps: no parameter of a PDE",
         ),
+        *(
+            (
+                {"family": "advection_1d", "u_0": U_0, "steps": 1, "parameters": {name: 2}},
+                f"{name}: no parameter of a PDE",
+            )
+            for name in ("members", "labels", "self")
+        ),
         ({"u_0": U_0}, "family"),
     ],
 )

@@ -274,6 +274,13 @@ def test_a_start_outside_of_the_file_is_refused(root: Path, model: Model, tmp_pa
                 Job.of(model, source, tmp_path / "out.npz", request("advection_1d", start=start))
 
 
+def test_an_ensemble_is_no_initial_state(model: Model, tmp_path: Path):
+    """All members but one would be left out."""
+    np.savez(tmp_path / "in.npz", u=_states((2, 4, 3, *model.describe("advection_1d").grid)))
+    with pytest.raises(ConfigFault, match="has 4 members: keep one of them"):
+        Job.of(model, tmp_path / "in.npz", tmp_path / "out.npz", request("advection_1d"))
+
+
 def test_two_snapshots_of_another_time_step_are_refused(root: Path, model: Model, tmp_path: Path):
     """Steps that start from two snapshots know their change in one time step of training alone."""
     source = tmp_path / raw_file(root, "diffusion_reaction_2d").name

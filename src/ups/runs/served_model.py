@@ -54,8 +54,10 @@ class ServedModel(PythonModel):
     def _answer(self, request: Request) -> dict[str, Any]:
         given = {name: value for name, value in request.model_dump().items() if value is not None}
         parameters = given.pop("parameters", {})
-        if both := given.keys() & parameters.keys():
-            raise MlflowException.invalid_parameter_value(f"{', '.join(both)}: no parameter of a PDE, give it outside")
+        if wrong := parameters.keys() & {*Request.model_fields, "labels", "self"}:
+            raise MlflowException.invalid_parameter_value(
+                f"{', '.join(sorted(wrong))}: no parameter of a PDE, give it outside"
+            )
         try:
             u = self.model.predict(**given, **parameters)
         except Fault as fault:

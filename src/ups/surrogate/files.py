@@ -175,6 +175,8 @@ def _open(source: Path, request: Request) -> Iterator[FieldFile]:
     if source.suffix in (".h5", ".hdf5", ".nc"):
         inspect("fields", path=source, family=request.family, start=request.start)
     with open_fields(source, FAMILIES[request.family]) as file:
+        if file.fields and file.first.members is not None and not FAMILIES[request.family].steady:
+            raise ConfigFault(f"{source} has {file.first.members} members: keep one of them, or their mean")
         yield file
 
 
