@@ -90,6 +90,8 @@ def test_a_killed_command_goes_on(root: Path, source: Path, tmp_path: Path):
 def test_info_and_export(root: Path, tmp_path: Path):
     """A bundle has the families and the description of the data root."""
     assert ups("export", root, tmp_path / "bundle").exit_code == 0
+    refused = ups("export", root, tmp_path / "some", "--family", "advection_1d")
+    assert refused.exit_code == 2 and "all families" in refused.output and not (tmp_path / "some").exists()
     for arguments in ((), ("advection_1d",)):
         shown = ups("info", tmp_path / "bundle", *arguments)
         assert shown.exit_code == 0 and shown.output == ups("info", root, *arguments).output

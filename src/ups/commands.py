@@ -138,6 +138,8 @@ def export(place: Path, target: Path, form: str, family: str | None) -> None:
     import ups
 
     model = ups.load(place, device="cpu")
+    if form == "bundle" and family is not None:
+        raise ConfigFault("a bundle holds the models of all families: leave out --family, or choose another --format")
     if form == "bundle":
         model.save(target)
     elif family is None:

@@ -3,6 +3,7 @@
 import gc
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,15 @@ def test_an_ensemble_is_no_initial_state(model: Model, tmp_path: Path):
     np.savez(tmp_path / "in.npz", u=_states((2, 4, 3, *model.describe("advection_1d").grid)))
     with pytest.raises(ConfigFault, match="has 4 members: keep one of them"):
         Job.of(model, tmp_path / "in.npz", tmp_path / "out.npz", request("advection_1d"))
+
+
+def test_solutions_are_no_coefficients(model: Model, tmp_path: Path):
+    """A file of a steady family that has its solutions alone lacks what they are predicted from."""
+    u = _states((2, *model.describe("darcy_2d").grid))
+    for name, is_known in (("u", False), ("tensor", False), ("permeability", True)):
+        np.savez(tmp_path / "in.npz", **{name: abs(u) + 0.1})
+        with nullcontext() if is_known else pytest.raises((ConfigFault, DataFault), match="nu"):
+            Job.of(model, tmp_path / "in.npz", tmp_path / "out.npz", request("darcy_2d"))
 
 
 def test_two_snapshots_of_another_time_step_are_refused(root: Path, model: Model, tmp_path: Path):

@@ -200,7 +200,8 @@ def _coefficients(path: Path, arrays: dict[str, Stored], family: Family) -> dict
     named = dict(arrays)
     if family.layout == "batch" and "force" in arrays:
         named |= _channels(arrays["force"], family.coefficients)
-    if family.steady and len(family.coefficients) == 1 and (single := _single(arrays, family)) is not None:
+    unnamed = {name: stored for name, stored in arrays.items() if name not in (*family.fields, "tensor")}  # solutions
+    if family.steady and len(family.coefficients) == 1 and (single := _single(unnamed, family)) is not None:
         named.setdefault(family.coefficients[0], single)
     return {name: _field(path, name, named[name], family) for name in family.coefficients if name in named}
 
