@@ -16,7 +16,7 @@ import ups
 from tests.data.own import DT, KDV, X, solve_kdv
 
 PROJECT = Path(__file__).parents[1]
-SECONDS_PER_RUN = 600
+SECONDS_PER_RUN = 300
 DELTAS = (0.05, 0.1)
 WAVE = {
     "equation": "u_tt = c^2 lap u in a channel",

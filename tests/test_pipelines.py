@@ -26,7 +26,7 @@ from ups.pipelines import baselines
 from ups.training.stages import STAGES as STAGE_TABLE
 
 PROJECT = Path(__file__).parents[1]
-SECONDS_PER_RUN = 600
+SECONDS_PER_RUN = 300
 SECONDS_TO_VANISH = 10
 STAGES = {"codec", "operator", "diffusion", "consistency", "steady"}
 STEPS = STAGES | {
