@@ -134,5 +134,5 @@ def report_adapted(metrics: list[dict[str, Any]], adapted: Receipt) -> tuple[str
     from ups.evaluation.adaptation import adapt_text, draw_curves
 
     text = adapt_text(metrics, adapted)
-    get_console().print(text)
+    get_console().print(text, soft_wrap=True)
     return text, draw_curves(metrics)

@@ -55,6 +55,7 @@ def predict(config: PredictConfig, launch: LaunchConfig, data_root: Path) -> dic
     job = Job.of(load(data_root, device=device(launch)), source, target, request)
     with ProgressBar("predict", job.total, "snapshots") as bar:
         job.run(bar.advance)
+    log.info("predict: trajectories of %d initial states are in %s", job.count, target)
     return {"output": str(target), "trajectories": job.count, "request": config.model_dump()}
 
 

@@ -78,6 +78,8 @@ class Job:
             count = file.first.count
             first = _pose(model, request, file, range(0, 1))
             check_steps(first, request.steps)
+            if first.substeps > 1:
+                log.info("%s: dt = %g is %d steps of the operator", first.card.name, first.dt, first.substeps)
             states = math.prod(first.card.domain.grid) * (request.members or 1)
             size = min(count, max(1, BATCH_TOKENS // states))
             for rows in _batches(count, size):

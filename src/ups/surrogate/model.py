@@ -1,6 +1,5 @@
 """`ups.load` and what it returns: trained models that predict solutions from arrays in physical units."""
 
-import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,8 +43,6 @@ CORRECTORS = ("consistency", "diffusion")  # the first that is on makes ensemble
 
 if TYPE_CHECKING:
     from ups.data.families import Family
-
-log = logging.getLogger(__name__)
 
 
 class OutsideTraining(UserWarning):
@@ -224,8 +221,6 @@ class Model:
             raise ConfigFault(f"steps of {card.name} start from one snapshot: leave out u_before")
         if u_before is not None:
             problem = problem.after(u_before)
-        if problem.substeps > 1:
-            log.info("%s: dt = %g is %d steps of the operator", card.name, problem.dt, problem.substeps)
         return problem
 
     def has_history(self, name: str) -> bool:
