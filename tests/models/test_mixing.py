@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.backbones import small
-from ups.models.backbone import FamilyLinear, FourierMixing, LocalMixing, TokenMixer
+from ups.models.backbone import FamilyLinear, FourierMixing, LocalMLP, TokenMixer, neighbours
 from ups.models.sizes import Domain, Sizes
 
 torch.set_num_threads(1)
@@ -90,21 +90,41 @@ def test_fourier_mixing_knows_no_resolution(wraps: bool, tolerance: float):
     assert torch.allclose(mixed(60), mixed(180)[1::3], atol=tolerance)
 
 
-def test_local_mixing_by_hand():
-    """The sum left * before + centre * x + right * after; the neighbour of a bounded end is the end itself."""
-    mixing, x = LocalMixing(1, 1), torch.tensor([1.0, 2.0, 4.0])[None, :, None]
-    with torch.no_grad():
-        mixing.weights[0][:, 0] = torch.tensor([100.0, 10.0, 1.0])
-    wrapped = mixing(x, Domain("advection_1d", (3,), (True,))).flatten()
-    bounded = mixing(x, Domain("advection_1d", (3,), (False,))).flatten()
-    assert wrapped.tolist() == [400 + 10 + 2, 100 + 20 + 4, 200 + 40 + 1]
-    assert bounded.tolist() == [100 + 10 + 2, 100 + 20 + 4, 200 + 40 + 4]
+def test_neighbours_by_hand():
+    """The neighbour of a bounded end is the end itself."""
+    x = torch.tensor([1.0, 2.0, 4.0])[None, :, None]
+    assert [side.flatten().tolist() for side in neighbours(x, 1, True)] == [[4, 1, 2], [2, 4, 1]]
+    assert [side.flatten().tolist() for side in neighbours(x, 1, False)] == [[1, 1, 2], [2, 4, 4]]
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_first_layer_of_the_mlp_is_a_convolution(grid: tuple[int, ...]):
+    """It equals torch's convolution with a kernel that is zero outside of the axes through its centre."""
+    mlp, x = randomized(LocalMLP(3, len(grid))), normal(2, *grid, 3)
+    kernel, centre = torch.zeros(6, 3, *[3] * len(grid)), [1] * len(grid)
+    parts = mlp.first.weight.detach().split(3, dim=1)
+    kernel[:, :, *centre] = parts[0]
+    for axis, sides in enumerate(zip(parts[1::2], parts[2::2], strict=True)):
+        for place, weight in zip((0, 2), sides, strict=True):
+            kernel[:, :, *(place if a == axis else 1 for a in range(len(grid)))] = weight
+    convolve = (nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d)[len(grid) - 1]
+    padded = nn.functional.pad(x.movedim(-1, 1), [1, 1] * len(grid), mode="circular")
+    h = convolve(padded, kernel, mlp.first.bias).movedim(1, -1)
+    torch.testing.assert_close(mlp(x, periodic(grid)), mlp.second(nn.functional.gelu(h)), rtol=1e-5, atol=1e-5)
+
+
+def test_an_mlp_of_more_axes_ignores_the_missing_ones():
+    """On a grid of one axis one for three axes has no use for the weights of the others."""
+    mlp, x, domain = randomized(LocalMLP(3, 3)), normal(2, 12, 3), Domain("advection_1d", (12,), (True,))
+    line = LocalMLP(3, 1)
+    line.load_state_dict({**mlp.state_dict(), "first.weight": mlp.first.weight[:, :9]})
+    torch.testing.assert_close(line(x, domain), mlp(x, domain))
 
 
 def test_each_axis_has_its_own_boundary():
     """A shift along the periodic axis commutes with mixing; one along the bounded axis does not."""
     domain, x = Domain("advection_1d", (6, 8), (False, True)), normal(2, 6, 8, 3)
-    for mixing in (FourierMixing(3, 3, 2), LocalMixing(3, 2)):
+    for mixing in (FourierMixing(3, 3, 2), randomized(LocalMLP(3, 2))):
         mixed = mixing(x, domain)
         assert torch.allclose(mixing(x.roll(3, 2), domain), mixed.roll(3, 2), atol=1e-5)
         assert not torch.allclose(mixing(x.roll(3, 1), domain), mixed.roll(3, 1), atol=1e-2)
@@ -204,7 +224,7 @@ def test_channels_are_those_of_the_number_of_axes():
     for family, grid in enumerate(GRIDS):
         inputs = normal(2, math.prod(grid), 5), normal(2, 8), normal(2, 7)
         assert mixer(*inputs, periodic(grid, family), 4).shape == (2, math.prod(grid), 4)
-        assert mixer.trunks[family].blocks[0].mlp.first.in_features == (4, 8, 12)[family]
+        assert mixer.trunks[family].blocks[0].mlp.second.out_features == (4, 8, 12)[family]
 
 
 @pytest.mark.parametrize("separate_fields", [False, True])

@@ -1,8 +1,8 @@
 """The network of operator, denoiser and steady model: a stem and a head per family, and a trunk of blocks between them.
 
-Blocks mix tokens by truncated Fourier mixing along each axis, or by attention (`ups.models.blocks`), then apply a
-pointwise MLP. The Fourier transform is a real matrix product with sampled cosines and sines (no FFT, no complex
-numbers): one block serves 1D, 2D and 3D grids, periodic or not, with any number of points per axis.
+Blocks mix tokens by truncated Fourier mixing along each axis, or by attention (`ups.models.blocks`), then apply an
+MLP to each token and its neighbours. The Fourier transform is a real matrix product with sampled cosines and sines (no
+FFT, no complex numbers): one block serves 1D, 2D and 3D grids, periodic or not, with any number of points per axis.
 """
 
 from collections.abc import Sequence
@@ -160,25 +160,7 @@ class FourierMixing(nn.Module):
         return torch.bmm(synthesis.expand(num_lines, -1, -1), x_hat).view(x.shape)
 
 
-class LocalMixing(nn.Module):
-    """A depthwise 3-point convolution along each axis, summed over axes; padding wraps or repeats the edge value."""
-
-    def __init__(self, channels: int, num_axes: int) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList(torch.randn(3, channels) * 0.3 for _ in range(num_axes))
-
-    def forward(self, x: Tensor, domain: Domain) -> Tensor:
-        """Mix x of shape (B, *grid, C); the result has the same shape."""
-        # In the precision of x: under autocast x is bfloat16, the parameters are not.
-        weights = [self.weights[axis].type_as(x) for axis in range(len(domain.grid))]
-        mixed = sum(weight[1] for weight in weights) * x
-        for axis, (weight, periodic) in enumerate(zip(weights, domain.periodic, strict=True)):
-            before, after = _neighbours(x, axis + 1, periodic)
-            mixed = mixed + weight[0] * before + weight[2] * after
-        return mixed
-
-
-def _neighbours(x: Tensor, axis: int, periodic: bool) -> tuple[Tensor, Tensor]:
+def neighbours(x: Tensor, axis: int, periodic: bool) -> tuple[Tensor, Tensor]:
     """Values of x at the previous and at the next point along an axis, each of the shape of x."""
     if periodic:
         return x.roll(1, axis), x.roll(-1, axis)
@@ -188,24 +170,34 @@ def _neighbours(x: Tensor, axis: int, periodic: bool) -> tuple[Tensor, Tensor]:
     return before, after
 
 
-class MLP(nn.Module):
-    """Two linear maps of the channels of each token with a GELU between them, C -> 2 C -> C."""
+class LocalMLP(nn.Module):
+    """A linear map of each token with its two neighbours along each axis, GELU, a linear map: (2 d + 1) C -> 2 C -> C.
 
-    def __init__(self, channels: int) -> None:
+    The first map is a convolution with 2 d + 1 points. At an end that is not periodic the token is its own neighbour.
+    """
+
+    def __init__(self, channels: int, num_axes: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
+        self.first = nn.Linear((2 * num_axes + 1) * channels, 2 * channels)
+        self.second = nn.Linear(2 * channels, channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(nn.functional.gelu(self.first(x)))
+    def forward(self, x: Tensor, domain: Domain) -> Tensor:
+        """Map x of shape (B, *grid, C); the result has the same shape."""
+        sides = [n for axis, periodic in enumerate(domain.periodic, start=1) for n in neighbours(x, axis, periodic)]
+        h = torch.cat([x, *sides], -1)
+        if missing := self.first.in_features - h.shape[-1]:  # a trunk of all families, on a grid of fewer axes
+            h = nn.functional.pad(h, (0, missing))
+        return self.second(nn.functional.gelu(self.first(h)))
 
 
 class Block(nn.Module):
     """x <- x + gain * mix(h), then x <- x + gain * mlp(h), each with h = shift + (1 + scale) * norm(x).
 
     Shift, scale and gain (B, C) are linear in the condition (adaLN, Peebles & Xie 2022, arXiv:2212.09748). They start
-    at 0, 0 and 1 for every condition; adaLN-zero would start with gain 0. Mixing is the sum of global mixing (Fourier
-    or attention), 3-point convolution and, with separate fields, attention among fields. With Fourier mixing and
-    without norm only the MLP is nonlinear in x, so that a stack can represent the solution operator of a linear PDE.
+    at 0, 0 and 1 for every condition; adaLN-zero would start with gain 0. Mixing is global (Fourier or attention), plus
+    attention among fields if these are separate; the MLP sees the neighbours of a token too (`LocalMLP`). With Fourier
+    mixing and without norm only the MLP is nonlinear in x, so that a stack can represent the solution operator of a
+    linear PDE.
     """
 
     def __init__(self, backbone: Backbone, num_axes: int, *, shifted: bool) -> None:
@@ -213,9 +205,8 @@ class Block(nn.Module):
         channels = backbone.channels(num_axes)
         self.norm = nn.RMSNorm(channels, elementwise_affine=False) if backbone.norm else nn.Identity()
         self.mixing = _mixing(backbone, num_axes, shifted)
-        self.local = LocalMixing(channels, num_axes)
         self.exchange = FieldExchange(channels, backbone.head_channels) if backbone.separate_fields else None
-        self.mlp = MLP(channels)
+        self.mlp = LocalMLP(channels, num_axes)
         self.modulation = nn.Linear(channels, 6 * channels)
         nn.init.zeros_(self.modulation.weight)
         with torch.no_grad():
@@ -232,12 +223,12 @@ class Block(nn.Module):
             kept = _over_grid(keep.repeat_interleave(domain.num_fields).unsqueeze(1), len(domain.grid))
             gain, gain_mlp = gain * kept, gain_mlp * kept
         h = torch.addcmul(shift, self.norm(x).type_as(scale), 1 + scale)
-        mixed = self.mixing(h, domain) + self.local(h, domain)
+        mixed = self.mixing(h, domain)
         if self.exchange is not None:
             mixed = mixed + self.exchange(h, domain.num_fields)
         x = x + gain * mixed
         h = torch.addcmul(shift_mlp, self.norm(x).type_as(scale), 1 + scale_mlp)
-        return x + gain_mlp * self.mlp(h)
+        return x + gain_mlp * self.mlp(h, domain)
 
 
 def _over_grid(modulation: Tensor, num_axes: int) -> Tensor:
