@@ -218,7 +218,7 @@ def test_every_parameter_is_explained_once():
         assert [row for row in rows if path == row or path.startswith(f"{row}.")] != [], path
     assert all(any(path == row or path.startswith(f"{row}.") for path in expected) for row in rows)
     defaults = {name: default for name, default, *_ in lines}
-    assert (defaults["operator.steps"], defaults["launch.num_processes"]) == ("`7000`", "`1`")
+    assert (defaults["operator.steps"], defaults["launch.num_processes"]) == ("`6500`", "`1`")
     assert [name for name, *_, meaning in lines if "see [" in meaning] == []
 
 
