@@ -47,7 +47,12 @@ STATE = {
     "no trajectory": ("advection_1d", np.zeros((0, 1, 8)), STEPS, r"u_0 is empty: its shape is \(0, 1, 8\)"),
     "batch without fields": ("advection_1d", values(5, 8), STEPS, r"shape \(5, 8\); .* use u_0\[:, None\]"),
     "too many axes": ("advection_1d", values(1, 1, 1, 8), STEPS, r"but has shape \(1, 1, 1, 8\)"),
-    "NaN": ("advection_1d", NAN, STEPS, "u_0 has 1 of 8 values that are NaN, infinite"),
+    "NaN": (
+        "advection_1d",
+        NAN,
+        STEPS,
+        r"u_0 has 1 of 8 values that are NaN, infinite .*, the first at \[0, 0, 3\] of shape \[1, 1, 8\]",
+    ),
     "NaN in a tensor": ("advection_1d", torch.from_numpy(NAN), STEPS, "u_0 has 1 of 8 values that are NaN"),
     "infinite": ("advection_1d", U * np.inf, STEPS, "u_0 has 8 of 8 values that are NaN, infinite"),
     "too large": ("advection_1d", U.astype(float) * 1e300, STEPS, "8 of 8 values .* too large for float32"),

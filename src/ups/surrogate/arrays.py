@@ -207,9 +207,10 @@ def check_finite(tensor: Tensor, name: str) -> None:
         raise ConfigFault(f"{name} is empty: its shape is {tuple(tensor.shape)}")
     finite = tensor.isfinite()
     if not bool(finite.all()):
-        number = int((~finite).sum())
-        what = f"{number} of {tensor.numel()} values that are NaN, infinite or too large for float32"
-        raise ConfigFault(f"{name} has {what}: remove or repair those states")
+        wrong = (~finite).nonzero()
+        what = f"{len(wrong)} of {tensor.numel()} values that are NaN, infinite or too large for float32"
+        first = f", the first at {wrong[0].tolist()} of shape {list(tensor.shape)}" * (tensor.ndim > 0)
+        raise ConfigFault(f"{name} has {what}{first}: remove or repair them")
 
 
 def _device_of(array: Array) -> torch.device:
