@@ -81,9 +81,9 @@ def readme_section() -> str:
 
 
 def span(cells: Iterable[str]) -> str:
-    """The smallest and the largest number of a table's cells."""
+    """The smallest and the largest number of a table's cells, or one if they look alike."""
     numbers = list(map(float, cells))
-    return f"{min(numbers):.2g} to {max(numbers):.2g}"
+    return " to ".join(dict.fromkeys(f"{number:.2g}" for number in (min(numbers), max(numbers))))
 
 
 def num_better(rows: Rows) -> str:
