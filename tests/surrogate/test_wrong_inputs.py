@@ -51,7 +51,7 @@ STATE = {
         "advection_1d",
         NAN,
         STEPS,
-        r"1 of 8 values .* NaN, .*, the first at \[0, 0, 3\] of shape \[1, 1, 8\]",
+        r"u_0 has 1 of 8 values that are NaN, infinite .*, the first at \[0, 0, 3\] of shape \[1, 1, 8\]",
     ),
     "NaN in a tensor": ("advection_1d", torch.from_numpy(NAN), STEPS, "u_0 has 1 of 8 values that are NaN"),
     "infinite": ("advection_1d", U * np.inf, STEPS, "u_0 has 8 of 8 values that are NaN, infinite"),

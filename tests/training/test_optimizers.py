@@ -73,7 +73,7 @@ def test_first_step_of_adamw_by_hand():
 
 
 def test_muon_takes_the_matrices_of_the_blocks():
-    """Stem, summary, head, condition, 3-point convolutions and vectors are left to AdamW; nothing is left out."""
+    """Stem, summary, head, condition and vectors are left to AdamW; nothing is left out."""
     model = token_mixer()
     optimizer = make_optimizer(model, configured("muon"))
     names = {p: name for name, p in model.named_parameters()}
