@@ -87,8 +87,13 @@ def test_large_numbers_have_all_their_digits(value: float, text: str):
     assert number(value) == text
 
 
-@pytest.mark.parametrize("values", [[], [1.0, None], [2.0, 0.0]])
+@pytest.mark.parametrize("values", [[], [1.0, None], [0.0, None]])
 def test_no_mean_of_what_is_not_there(values: list[float | None]):
-    """A geometric mean of nothing, of a number that is not finite or of zero is none."""
+    """A geometric mean of nothing, or of a number that is not finite, is none."""
     assert geometric_mean(values) is None
+
+
+def test_mean_with_an_error_of_zero():
+    """(1 * 4)^(1/2) = 2, and (2 * 0)^(1/2) = 0: a model without any error is the best, not one without a rank."""
     assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    assert geometric_mean([2.0, 0.0]) == 0.0

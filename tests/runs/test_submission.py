@@ -18,7 +18,8 @@ from ups.runs.submission import TARGETS, Job, hourly_price
 PROJECT = Path(__file__).parents[2]
 CLOUDS = ("sky", "dstack", "k8s", "trainjob")
 LARGE = {"accelerator": "H100", "num_processes": 8, "cores": 64, "memory_gigabytes": 512, "disk_gigabytes": 1000}
-CLOUD = {"image": "registry.example/ups:1.0", "storage": "s3://results", "hours": 12.0}
+CLOUD = {"image": "registry.example/ups:1.0", "storage": "claim", "hours": 12.0}
+BUCKET = "s3://results"
 SECRET = {"secrets": ["MY_TOKEN"], "setup": ["module load cuda"]}
 
 
@@ -82,7 +83,7 @@ def test_clouds_keep_results_and_end_machines(target: str):
     shell = shell_of(target, task)
     assert "--params launch.device=cuda,operator.steps=9,data_root=/results/ups" in shell
     text = job(**CLOUD, **LARGE).render(target)
-    assert "s3://results" in text and "/results" in text
+    assert "claim" in text and "/results" in text
     limits = {"sky": "timeout --foreground --kill-after=120 720m", "dstack": "max_duration: 720m"}
     assert limits.get(target, "activeDeadlineSeconds: 43200") in text
 
@@ -150,7 +151,7 @@ def test_the_first_node_runs_and_the_others_wait_for_it(tmp_path: Path):
 def test_skypilot_reads_its_task():
     """SkyPilot's own parser takes the task."""
     task = pytest.importorskip("sky").Task
-    config = rendered("sky", **LARGE)
+    config = rendered("sky", **LARGE, storage=BUCKET)
     parsed = task.from_yaml_config(config)
     (asked,) = parsed.resources
     assert (asked.accelerators, asked.use_spot, asked.disk_size) == ({"H100": 8}, True, 1000)
@@ -211,6 +212,11 @@ def test_the_nodes_of_a_train_job_find_each_other(tmp_path: Path):
         ("k8s", {"storage": "a"}, "submit.image is missing, which k8s needs"),
         ("sky", {"storage": "a", "nodes": 2}, "submit.nodes = 2 is for slurm and trainjob only"),
         ("sky", {"storage": "a", "num_seeds": 2}, "submit.num_seeds = 2 is for slurm only"),
+        (
+            "k8s",
+            CLOUD | {"storage": BUCKET},
+            "submit.storage = s3://results is no name of a PersistentVolumeClaim, which k8s needs",
+        ),
         ("trainjob", CLOUD | {"num_seeds": 2}, "submit.num_seeds = 2 is for slurm only"),
         ("slurm", {"num_processes": 8}, "submit.cores = 2 is less than launch.num_processes = 8"),
     ],

@@ -51,8 +51,11 @@ def ratio(value: float | None, reference: float | None) -> float | None:
 
 
 def geometric_mean(values: Sequence[float | None]) -> float | None:
-    """None for no values at all, and where one of them is None or zero."""
-    return exp(fmean(log(value) for value in values)) if values and all(values) else None
+    """Of numbers that are not negative; None for no values at all, and where one of them is None."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    return exp(fmean(map(log, known))) if all(known) else 0.0
 
 
 SELECTED = "selected"  # rollouts of ensemble members that physics chooses, where validation says that it helps

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from ups.errors import ConfigFault, DataFault, Diverged, GateFailed, OutOfMemory
 MOUNT = "/results"  # where a job of a cloud has its storage
 GRACE_SECONDS = 120  # between SIGTERM and SIGKILL, in which a job saves its step
 FINAL = [fault.exit_code for fault in (ConfigFault, DataFault, Diverged, OutOfMemory, StorageFault, GateFailed)]
+DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 CATALOGS = Path.home() / ".sky" / "catalogs"
 
 
@@ -108,6 +110,9 @@ class Job:
             self._check_cloud(name)
 
     def _check_cloud(self, name: str) -> None:
+        storage = self.submit.storage
+        if TARGETS[name].command[0] == "kubectl" and not DNS_NAME.fullmatch(storage or ""):
+            raise ConfigFault(f"submit.storage = {storage} is no name of a PersistentVolumeClaim, which {name} needs")
         for option in ("nodes", "num_seeds"):
             if (value := getattr(self.submit, option)) > 1 and option not in TARGETS[name].several:
                 able = " and ".join(other for other, target in TARGETS.items() if option in target.several)
