@@ -153,6 +153,33 @@ def test_the_best_start_of_a_donor_is_tried(surrogate: Surrogate, trajectories: 
         assert start is candidates[errors.index(min(errors))]
 
 
+@pytest.mark.parametrize(("whole_of_donor", "donor"), [(0.1, "compressible_ns_1d"), (0.3, None)])
+def test_random_weights_may_be_better_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, surrogate: Surrogate, trajectories: Few, whole_of_donor: float, donor: str | None
+):
+    """Donors and learning rates are chosen in short trials, the best donor or random weights in a whole one."""
+
+    def error(start: Start, *_: object, is_whole: bool = False) -> float:
+        if start.donor is None:
+            return 0.2 if is_whole else 1.0
+        return whole_of_donor if is_whole else 0.5
+
+    monkeypatch.setattr(adaptation, "trial_error", error)
+    few, config = trajectories["advection_1d"], adapt_section(donor="other")
+    start, _, shortest = best_trial(starts(surrogate, few, config), few, config)
+    assert start.donor == donor and shortest == (0.5 if donor else 1.0)
+
+
+def test_a_whole_trial_is_a_whole_training(surrogate: Surrogate, trajectories: Few):
+    """It holds out one part of the trajectories, the first, after as many steps as the training has."""
+    few, config = trajectories["advection_1d"], adapt_section(valid_fraction=0.4)
+    start, count = scratch(surrogate, few, config), round(0.4 * len(few.u))
+    every = torch.arange(len(few.u))
+    model = train_from(start, few.of(every[count:]), config, steps=config.steps, rate=0.003)
+    expected = rollout_error(start.codec, model, few.of(every[:count]))
+    assert trial_error(start, few, config, 0.003, is_whole=True) == pytest.approx(expected, rel=1e-6)
+
+
 def test_one_trajectory_is_refused(surrogate: Surrogate, trajectories: Few):
     """Trials need another one to compare with."""
     few = trajectories["advection_1d"].of(slice(1))

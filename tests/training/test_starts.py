@@ -96,18 +96,18 @@ def test_another_family_takes_a_network(surrogate: Surrogate, trajectories: dict
 
 
 def test_an_unknown_family_has_every_donor_of_its_axes(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
-    """A variant that no model knows can start from each family in 1D, and from none in 2D."""
+    """A variant that no model knows can start from each family in 1D, from none in 2D, and from random weights."""
     few = trajectories["advection_1d"]
     variant = replace(few, dataset=replace(few.dataset, family="burgers_1d", parameters={"nu": 0.1}))
     found = starts(surrogate, variant, adapt_section())
-    assert [start.donor for start in found] == 2 * ["advection_1d", "compressible_ns_1d"]
-    assert [start.solves_head for start in found] == [False, False, True, True]
+    assert [start.donor for start in found] == [*2 * ["advection_1d", "compressible_ns_1d"], None]
+    assert [start.solves_head for start in found] == [False, False, True, True, False]
 
 
 def test_a_known_family_can_count_as_unknown(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
     """`other` leaves out the family's own trunk."""
     found = starts(surrogate, trajectories["advection_1d"], adapt_section(donor="other"))
-    assert [start.donor for start in found] == 2 * ["compressible_ns_1d"]
+    assert [start.donor for start in found] == [*2 * ["compressible_ns_1d"], None]
 
 
 def test_a_donor_with_other_axes_is_refused(surrogate: Surrogate, trajectories: dict[str, Trajectories]):
@@ -121,7 +121,7 @@ def test_a_grid_that_the_patch_does_not_divide_is_new(surrogate: Surrogate, traj
     few = trajectories["advection_1d"]
     odd = replace(few, u=few.u[..., :15], dataset=replace(few.dataset, grid=(15,)))
     found = starts(surrogate, odd, adapt_section())
-    assert [start.donor for start in found] == 2 * ["advection_1d", "compressible_ns_1d"]
+    assert [start.donor for start in found] == [*2 * ["advection_1d", "compressible_ns_1d"], None]
     assert {start.codec.groups["advection_1d/fields"].patch for start in found} == {3}
 
 

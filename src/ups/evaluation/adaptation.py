@@ -27,8 +27,9 @@ from ups.training.starts import is_known, surrogate_of
 NOTE = (
     "nRMSE of rollouts (of solutions in steady families) on {test} held-out trajectories, physical units. before: the "
     "trained model as it is; adapted: after {steps} steps on the given number of trajectories, from the network of the "
-    "family `from`; scratch, fno: equally many steps from random weights. Each had the same trials of learning rates, "
-    "and is not trained at all where these were worse. Last column: adapted / scratch, below 1 is better."
+    "family `from`, or random weights where no network of another equation was better in trials; scratch, fno: equally "
+    "many steps from random weights. Each had the same trials of learning rates, and is not trained at all where these "
+    "were worse. Last column: adapted / scratch, below 1 is better."
 )
 
 
@@ -117,7 +118,7 @@ def adapt_text(records: list[dict[str, Any]], adapted: dict[str, Any]) -> str:
             ratios.setdefault(count, []).append(gain)
             fixed = [number(methods[key][0]) if key in methods else "" for key in ("persistence", "before")]
             errors = [number(methods[method][count]) for method in trained]
-            rows.append([name, network["donor"], str(count), *fixed, *errors, number(gain)])
+            rows.append([name, network["donor"] or "random weights", str(count), *fixed, *errors, number(gain)])
     columns = ["dataset", "from", "trajectories", "persistence", "before", *trained, "adapted / scratch"]
     means = [[str(count), number(geometric_mean(found)), str(len(found))] for count, found in sorted(ratios.items())]
     summary = table(["trajectories", "adapted / scratch, geometric mean", "datasets"], means)

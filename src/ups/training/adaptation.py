@@ -124,12 +124,35 @@ def train_best(candidates: list[Start], trajectories: Trajectories, config: Adap
 def best_trial(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> tuple[Start, float, float]:
     """Start and learning rate with the lowest error of trials, `trial_error`, and that error.
 
-    The learning rate 0 is no training. Of the starts from the same donor the best one without training is tried, and a
-    donor is chosen with the first learning rate.
+    The best of the trained starts and the best of the random ones, if there are both, are compared at full length: at
+    first a network that was trained for another equation learns faster, later it may be far behind.
+
+    Raises:
+        DataFault: fewer than two trajectories.
+        Diverged: no trial is finite.
     """
     if len(trajectories.u) < 2:
         name, count = trajectories.dataset.name, len(trajectories.u)
         raise DataFault(f"{name}: adapting needs at least 2 trajectories, got {count}")
+    kinds = [[start for start in candidates if (start.donor is None) == is_random] for is_random in (False, True)]
+    found = [_best_of_kind(kind, trajectories, config) for kind in kinds if kind]
+    if len(found) > 1:
+        whole = [trial_error(start, trajectories, config, rate, is_whole=True) for start, rate, _ in found]
+        found = [found[whole.index(min(whole))]]
+    start, rate, error = found[0]
+    if not math.isfinite(error):
+        raise Diverged(f"{trajectories.dataset.name}: no trial is finite; lower adapt.learning_rates")
+    return start, rate, error
+
+
+def _best_of_kind(
+    candidates: list[Start], trajectories: Trajectories, config: AdaptConfig
+) -> tuple[Start, float, float]:
+    """Start and learning rate with the lowest error of trials, and that error; the learning rate 0 is no training.
+
+    Of the starts from the same donor the best one without training is tried, and a donor is chosen with the first
+    learning rate.
+    """
 
     def error(index: int, rate: float) -> float:
         return trial_error(candidates[index], trajectories, config, rate)
@@ -144,26 +167,29 @@ def best_trial(candidates: list[Start], trajectories: Trajectories, config: Adap
     chosen = min(tried, key=lambda index: errors[index, first])
     errors |= {(chosen, rate): error(chosen, rate) for rate in others}
     index, rate = min(errors, key=errors.__getitem__)
-    if not math.isfinite(errors[index, rate]):
-        raise Diverged(f"{trajectories.dataset.name}: no trial is finite; lower adapt.learning_rates")
     return candidates[index], rate, errors[index, rate]
 
 
-def trial_error(start: Start, trajectories: Trajectories, config: AdaptConfig, rate: float) -> float:
+def trial_error(
+    start: Start, trajectories: Trajectories, config: AdaptConfig, rate: float, *, is_whole: bool = False
+) -> float:
     """The nRMSE of rollouts, mean over all trajectories; each is predicted after a trial on other ones.
 
-    Cross-validation: the fraction `config.valid_fraction` is held out in turn. Infinite where a trial diverges.
+    Cross-validation: the fraction `config.valid_fraction` is held out in turn. A whole trial has as many steps as the
+    training, and holds out one such fraction alone. Infinite where a trial diverges.
     """
-    every, total = torch.arange(len(trajectories.u)), 0.0
+    every, total, count = torch.arange(len(trajectories.u)), 0.0, 0
     size = max(1, round(config.valid_fraction * len(every)))
-    for held in every.split(min(size, len(every) - 1)):
+    parts = every.split(min(size, len(every) - 1))
+    for held in parts[:1] if is_whole else parts:
         part = trajectories.of(every[~torch.isin(every, held)])
         try:
-            model = train_from(start, part, config, steps=config.trial_steps, rate=rate)
+            model = train_from(start, part, config, steps=config.steps if is_whole else config.trial_steps, rate=rate)
         except Diverged:
             return math.inf
         total += len(held) * rollout_error(start.codec, model, trajectories.of(held))
-    return total / len(every) if math.isfinite(total) else math.inf
+        count += len(held)
+    return total / count if math.isfinite(total) else math.inf
 
 
 def train_from(start: Start, trajectories: Trajectories, config: AdaptConfig, *, steps: int, rate: float) -> nn.Module:

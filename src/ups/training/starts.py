@@ -73,11 +73,12 @@ def is_known(surrogate: Surrogate, dataset: Dataset) -> bool:
 
 
 def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig) -> list[Start]:
-    """The family's own network if the surrogate can predict the dataset, else one per donor; each twice.
+    """The family's own network if the surrogate can predict the dataset, else one per donor and one of random weights.
 
-    The second time its head is solved before training. Donors are the families with as many axes, the own one too where
-    its patch does not divide the grid. `config.donor` may name one, or be `other` although the family is known.
-    The new network has the donor's weights, as far as its fields have counterparts, and a codec of its own.
+    Trained ones are there twice, the second time with their head solved before training. Donors are the families with
+    as many axes, the own one too where its patch does not divide the grid. `config.donor` may name one, then without
+    random weights beside it, or be `other` although the family is known. The new network has the donor's weights, as
+    far as its fields have counterparts, and a codec of its own.
 
     Raises:
         ConfigFault: there is no donor, or no trained model.
@@ -86,9 +87,10 @@ def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig
     if not donors:
         return _with_both_heads(_known(surrogate, trajectories, config.recipe.seed))
     plain = scratch(surrogate, trajectories, config)
-    return _with_both_heads(
-        [replace(plain, model=_with_network(plain.model, model, name), donor=name) for name, model in donors.items()]
-    )
+    trained = [
+        replace(plain, model=_with_network(plain.model, model, name), donor=name) for name, model in donors.items()
+    ]
+    return _with_both_heads(trained) + ([] if config.donor in donors else [plain])
 
 
 def donors_of(surrogate: Surrogate, dataset: Dataset, donor: str | None) -> dict[str, Model]:
