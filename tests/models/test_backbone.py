@@ -20,7 +20,7 @@ class Passes(nn.Module):
 def block(*modulation: float) -> Block:
     """A block that mixes nothing, with this shift, scale and gain before its mixing, and those before its MLP."""
     made = Block(small(), 1, shifted=False)
-    made.mixing, made.mlp = Passes(), Passes()
+    made.mixing, made.local, made.mlp = Passes(), None, Passes()
     with torch.no_grad():
         made.modulation.bias.copy_(torch.tensor(modulation).repeat_interleave(8))
     return made
@@ -46,5 +46,5 @@ def test_a_block_normalizes_shifts_and_scales_what_its_mlp_gets():
 def test_the_mlp_gets_what_was_mixed():
     """Untrained gains are 1: x = 3 s becomes 4 s by mixing and 5 s by the MLP."""
     made = Block(small(), 1, shifted=False)
-    made.mixing, made.mlp = Passes(), Passes()
+    made.mixing, made.local, made.mlp = Passes(), None, Passes()
     torch.testing.assert_close(made(3 * signs(), torch.randn(1, 8), DOMAIN), 5 * signs())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.backbones import small
-from ups.models.backbone import FamilyLinear, FourierMixing, LocalMLP, TokenMixer, neighbours
+from ups.models.backbone import Block, FamilyLinear, FourierMixing, LocalMixing, LocalMLP, TokenMixer, neighbours
 from ups.models.sizes import Domain, Sizes
 
 torch.set_num_threads(1)
@@ -95,6 +95,27 @@ def test_neighbours_by_hand():
     x = torch.tensor([1.0, 2.0, 4.0])[None, :, None]
     assert [side.flatten().tolist() for side in neighbours(x, 1, True)] == [[4, 1, 2], [2, 4, 1]]
     assert [side.flatten().tolist() for side in neighbours(x, 1, False)] == [[1, 1, 2], [2, 4, 4]]
+
+
+@pytest.mark.parametrize(("wraps", "mode"), [(True, "circular"), (False, "replicate")])
+def test_local_mixing_is_a_depthwise_convolution(wraps: bool, mode: str):
+    """It equals torch's convolution with one group per channel."""
+    mixing, x = LocalMixing(3), normal(2, 12, 3)
+    padded = nn.functional.pad(x.mT, [1, 1], mode=mode)
+    expected = nn.functional.conv1d(padded, mixing.weights.mT.unsqueeze(1), groups=3).mT
+    torch.testing.assert_close(mixing(x, Domain("advection_1d", (12,), (wraps,))), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_shortest_waves_have_a_linear_map():
+    """Two modes of mixing leave out the wave + - + -: in 1D a block whose MLP is off scales it, at any amplitude."""
+    block = Block(small(modes=(2, 2, 2), norm=False), 1, shifted=False)
+    nn.init.zeros_(block.mlp.second.weight)
+    nn.init.zeros_(block.mlp.second.bias)
+    wave, condition = torch.tensor([1.0, -1.0]).repeat(6)[None, :, None].expand(1, 12, 8), torch.zeros(1, 8)
+    before, own, after = block.local.weights
+    for amplitude in (1.0, 100.0):
+        expected = amplitude * wave * (1 + own - before - after)
+        torch.testing.assert_close(block(amplitude * wave, condition, periodic((12,))), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("grid", GRIDS)

@@ -170,6 +170,24 @@ def neighbours(x: Tensor, axis: int, periodic: bool) -> tuple[Tensor, Tensor]:
     return before, after
 
 
+class LocalMixing(nn.Module):
+    """A depthwise convolution of 3 points on a 1D grid; at an end that is not periodic a token is its own neighbour.
+
+    Fourier mixing has fewer modes than such a grid: this is a linear map of its shorter waves. With nonlinear maps
+    alone a rollout may diverge that begins with a steeper state than any of training.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(0.3 * torch.randn(3, channels))
+
+    def forward(self, x: Tensor, domain: Domain) -> Tensor:
+        """Mix x of shape (B, n, C); the result has the same shape."""
+        before, after = neighbours(x, 1, domain.periodic[0])
+        weights = self.weights.type_as(x)  # under autocast x is bfloat16, parameters are not
+        return weights[0] * before + weights[1] * x + weights[2] * after
+
+
 class LocalMLP(nn.Module):
     """A linear map of each token with its two neighbours along each axis, GELU, a linear map: (2 d + 1) C -> 2 C -> C.
 
@@ -195,9 +213,9 @@ class Block(nn.Module):
 
     Shift, scale and gain (B, C) are linear in the condition (adaLN, Peebles & Xie 2022, arXiv:2212.09748). They start
     at 0, 0 and 1 for every condition; adaLN-zero would start with gain 0. Mixing is global (Fourier or attention), plus
-    attention among fields if these are separate; the MLP sees the neighbours of a token too (`LocalMLP`). With Fourier
-    mixing and without norm only the MLP is nonlinear in x, so that a stack can represent the solution operator of a
-    linear PDE.
+    a convolution in 1D (`LocalMixing`), plus attention among fields if these are separate; the MLP sees the neighbours
+    of a token too (`LocalMLP`). With Fourier mixing and without norm only the MLP is nonlinear in x, so that a stack
+    can represent the solution operator of a linear PDE.
     """
 
     def __init__(self, backbone: Backbone, num_axes: int, *, shifted: bool) -> None:
@@ -205,6 +223,7 @@ class Block(nn.Module):
         channels = backbone.channels(num_axes)
         self.norm = nn.RMSNorm(channels, elementwise_affine=False) if backbone.norm else nn.Identity()
         self.mixing = _mixing(backbone, num_axes, shifted)
+        self.local = LocalMixing(channels) if num_axes == 1 else None
         self.exchange = FieldExchange(channels, backbone.head_channels) if backbone.separate_fields else None
         self.mlp = LocalMLP(channels, num_axes)
         self.modulation = nn.Linear(channels, 6 * channels)
@@ -224,6 +243,8 @@ class Block(nn.Module):
             gain, gain_mlp = gain * kept, gain_mlp * kept
         h = torch.addcmul(shift, self.norm(x).type_as(scale), 1 + scale)
         mixed = self.mixing(h, domain)
+        if self.local is not None:
+            mixed = mixed + self.local(h, domain)
         if self.exchange is not None:
             mixed = mixed + self.exchange(h, domain.num_fields)
         x = x + gain * mixed
