@@ -97,6 +97,14 @@ def test_orthogonalized_against_singular_value_decomposition():
         assert (inner - torch.eye(6)).abs().max() < 0.33
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-30, 1e-20])
+def test_a_gradient_that_fades_does_not_grow(size: float):
+    """That of a matrix behind dead units decays to where its squares underflow: the update decays too, and is finite."""
+    matrix = size * torch.randn(6, 24, generator=torch.Generator().manual_seed(0))
+    (found,) = orthogonalized([matrix])
+    assert found.abs().max() <= 1e10 * size
+
+
 def test_a_kernel_moves_as_the_matrix_of_all_its_inputs():
     """A convolution (out, in, points) takes the step of a linear map (out, in * points), unless it is the first."""
     linear, kernel = nn.ModuleDict({"blocks": nn.Linear(6, 4)}), nn.ModuleDict({"up": nn.Conv1d(2, 4, 3)})

@@ -12,6 +12,7 @@ from ups.training import parallel
 
 MOMENTUM = 0.9
 NEWTON_SCHULZ, ITERATIONS = (3.4445, -4.7750, 2.0315), 3
+SMALLEST_NORM = 1e-7  # of a gradient that is scaled to full size; that of dead units falls to where squares underflow
 # Names of the parts of a model whose maps lead from hidden channels to hidden channels: its blocks, those of the FNO,
 # and the levels of the U-Net.
 HIDDEN = {"blocks", "fno_blocks", "encode", "down", "middle", "up", "decode"}
@@ -70,7 +71,8 @@ def orthogonalized(parameters: Sequence[Tensor]) -> list[Tensor]:
     """Each matrix of the parameters with all singular values about 1, times 0.2 sqrt(its longest edge).
 
     Newton-Schulz iterations X <- a X + (b A + c A^2) X with A = X X^T of all matrices of the same size at once, from
-    X / |X|. They bring singular values above 0.03 |X| to between 0.68 and 1.2; smaller ones stay smaller.
+    X / (|X| + `SMALLEST_NORM`). They bring singular values above 0.03 |X| to between 0.68 and 1.2; smaller ones stay
+    smaller.
     """
     stacks = [p.flatten(1, -2) if p.ndim > 2 else p.unsqueeze(0) for p in parameters]
     flat = [x.mT if x.shape[1] > x.shape[2] else x for x in stacks]
@@ -78,7 +80,7 @@ def orthogonalized(parameters: Sequence[Tensor]) -> list[Tensor]:
     for shape in {x.shape[1:] for x in flat}:
         places = [place for place, x in enumerate(flat) if x.shape[1:] == shape]
         x = torch.cat([flat[place] for place in places])
-        x = x / x.flatten(1).norm(dim=1).add(torch.finfo(x.dtype).tiny).view(-1, 1, 1)
+        x = x / x.flatten(1).norm(dim=1).add(SMALLEST_NORM).view(-1, 1, 1)
         a, b, c = NEWTON_SCHULZ
         for _ in range(ITERATIONS):
             gram = torch.bmm(x, x.mT)
