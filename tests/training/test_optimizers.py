@@ -99,7 +99,7 @@ def test_orthogonalized_against_singular_value_decomposition():
 
 @pytest.mark.parametrize("size", [0.0, 1e-45, 1e-30, 1e-20])
 def test_a_gradient_that_fades_does_not_grow(size: float):
-    """That of a matrix behind dead units decays to where its squares underflow: the update decays too, and is finite."""
+    """Behind dead units it decays to where its squares underflow: the update decays too, and is finite."""
     matrix = size * torch.randn(6, 24, generator=torch.Generator().manual_seed(0))
     (found,) = orthogonalized([matrix])
     assert found.abs().max() <= 1e10 * size
