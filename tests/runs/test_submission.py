@@ -18,7 +18,7 @@ from ups.runs.submission import TARGETS, Job, hourly_price
 PROJECT = Path(__file__).parents[2]
 CLOUDS = ("sky", "dstack", "k8s", "trainjob")
 LARGE = {"accelerator": "H100", "num_processes": 8, "cores": 64, "memory_gigabytes": 512, "disk_gigabytes": 1000}
-CLOUD = {"image": "registry.example/ups:1.0", "storage": "claim", "hours": 12.0}
+CLOUD = {"image": "registry.example/ups:1.0", "storage": "my-storage", "hours": 12.0}
 BUCKET = "s3://results"
 SECRET = {"secrets": ["MY_TOKEN"], "setup": ["module load cuda"]}
 
@@ -83,7 +83,7 @@ def test_clouds_keep_results_and_end_machines(target: str):
     shell = shell_of(target, task)
     assert "--params launch.device=cuda,operator.steps=9,data_root=/results/ups" in shell
     text = job(**CLOUD, **LARGE).render(target)
-    assert "claim" in text and "/results" in text
+    assert "my-storage" in text and "/results" in text
     limits = {"sky": "timeout --foreground --kill-after=120 720m", "dstack": "max_duration: 720m"}
     assert limits.get(target, "activeDeadlineSeconds: 43200") in text
 

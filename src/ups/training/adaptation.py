@@ -137,8 +137,7 @@ def best_trial(candidates: list[Start], trajectories: Trajectories, config: Adap
     kinds = [[start for start in candidates if (start.donor is None) == is_random] for is_random in (False, True)]
     found = [_best_of_kind(kind, trajectories, config) for kind in kinds if kind]
     if len(found) > 1:
-        whole = [trial_error(start, trajectories, config, rate, is_whole=True) for start, rate, _ in found]
-        found = [found[whole.index(min(whole))]]
+        found.sort(key=lambda each: trial_error(each[0], trajectories, config, each[1], is_whole=True))
     start, rate, error = found[0]
     if not math.isfinite(error):
         raise Diverged(f"{trajectories.dataset.name}: no trial is finite; lower adapt.learning_rates")
