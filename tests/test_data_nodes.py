@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.conftest import write_file
-from ups.config import WHOLE, SplitConfig, SubsampleConfig
+from ups.config import NONE_ADDED, WHOLE, SplitConfig, SubsampleConfig
 from ups.data.pdebench import FAMILIES
 from ups.pipelines.data import describe_datasets, list_folder
 from ups.runs.stage_cache import Receipt
@@ -25,7 +25,7 @@ def described(root: Path, seed: int = 0, **subsample: dict) -> Receipt:
     config = SplitConfig(seed=seed, valid_fraction=0.3, test_fraction=0.3)
     options = SubsampleConfig(**WHOLE.model_dump(exclude_unset=True) | subsample)
     raw = root / "01_raw"
-    return describe_datasets({}, {}, list_folder("folder", raw, root), config, options, raw, root)
+    return describe_datasets({}, {}, list_folder("folder", raw, root), config, options, NONE_ADDED, raw, root)
 
 
 def test_datasets_are_described_anew_where_their_family_has_changed(root: Path, monkeypatch: pytest.MonkeyPatch):

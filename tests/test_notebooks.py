@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 from tests.data.conftest import write_file
 from tests.untrained import make_loadable
 from ups.commands import main
-from ups.config import WHOLE, SplitConfig
+from ups.config import NONE_ADDED, WHOLE, SplitConfig
 from ups.evaluation.entries import Described, Scores
 from ups.files import read_json, write_json
 from ups.pipelines.data import describe_datasets, list_folder
@@ -71,7 +71,7 @@ def test_another_model_is_added_as_the_page_says(tmp_path: Path, monkeypatch: py
     raw.mkdir(parents=True)
     truth = write_file(raw, "burgers_1d", "1D_Burgers_Sols_Nu0.01.hdf5", count=9)
     split = SplitConfig(seed=0, valid_fraction=0.3, test_fraction=0.4)
-    described = describe_datasets({}, {}, list_folder("folder", raw, tmp_path), split, WHOLE, raw, tmp_path)
+    described = describe_datasets({}, {}, list_folder("folder", raw, tmp_path), split, WHOLE, NONE_ADDED, raw, tmp_path)
     write_json(tmp_path / "data/04_feature/datasets.json", described)
     monkeypatch.chdir(tmp_path)
     exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), {})

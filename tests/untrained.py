@@ -8,7 +8,7 @@ import torch
 
 from tests.data.conftest import write_file
 from tests.training.jobs import inputs_of, launched, section
-from ups.config import WHOLE, LatentsConfig, SplitConfig
+from ups.config import NONE_ADDED, WHOLE, LatentsConfig, SplitConfig
 from ups.data.layouts import list_trajectories
 from ups.data.pdebench import FAMILIES
 from ups.files import WEIGHTS, digest_of, read_json, write_json
@@ -35,7 +35,7 @@ def make_root(root: Path, stages: tuple[str, ...] = STAGE_NAMES[1:]) -> Path:
     raw = root / "01_raw"
     files = list_folder("folder", raw, root)
     split = SplitConfig(seed=0, valid_fraction=0.3, test_fraction=0.4)
-    write_json(root / "receipts/datasets.json", describe_datasets({}, {}, files, split, WHOLE, raw, root))
+    write_json(root / "receipts/datasets.json", describe_datasets({}, {}, files, split, WHOLE, NONE_ADDED, raw, root))
     write_json(root / "receipts/normalization.json", fit_normalization(receipt(root, "datasets"), raw, root))
     make_stage(root, "codec")
     options = (LatentsConfig(tolerance=None, on_disk=True), launched(num_processes=1), raw, root)

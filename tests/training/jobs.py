@@ -136,9 +136,10 @@ def launched(**changes: Any) -> LaunchConfig:
 def prepare(root: Path) -> None:
     """Fill a data root with raw files of three families, a codec and their latents."""
     raw, launch = root / "01_raw", launched(num_processes=1)
-    files = simulate_pdebench("simulate", SimulateConfig(seed=0, datasets=DATASETS), raw)
+    simulated = SimulateConfig(seed=0, fill_to=0, datasets=DATASETS)
+    files = simulate_pdebench("simulate", simulated, raw)
     split = SplitConfig(seed=0, valid_fraction=0.25, test_fraction=0.25)
-    datasets = describe_datasets(files, {}, {}, split, WHOLE, raw, root)
+    datasets = describe_datasets(files, {}, {}, split, WHOLE, simulated, raw, root)
     normalization = fit_normalization(datasets, raw, root)
     codec = train_codec(datasets, normalization, section("codec"), launch, raw, root)
     cache = encode_latents(datasets, codec, LatentsConfig(tolerance=None, on_disk=True), launch, raw, root)

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError, model_validator
 
 from ups.config.baselines import BaselinesConfig
+from ups.config.data import NONE_ADDED as NONE_ADDED
 from ups.config.data import WHOLE as WHOLE
 from ups.config.data import DownloadConfig, LatentsConfig, SimulateConfig, SplitConfig, SubsampleConfig
 from ups.config.data import families_of as families_of

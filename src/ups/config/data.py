@@ -9,6 +9,7 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     create_model,
@@ -65,9 +66,10 @@ class SimulatedDataset(Section):
 
 
 class SimulateConfig(Section):
-    """What `source: simulate` writes."""
+    """What `source: simulate` writes; and of any source, to how many trajectories training splits are filled up."""
 
     seed: Seed
+    fill_to: NonNegativeInt
     datasets: list[SimulatedDataset]
 
 
@@ -163,6 +165,7 @@ class SubsampleConfig(Section):
         return self.default.model_dump() | overrides.model_dump(exclude_unset=True)
 
 
+NONE_ADDED = SimulateConfig(seed=0, fill_to=0, datasets=[])
 WHOLE = SubsampleConfig(default=asdict(families.Subsample()))
 """All points, snapshots and trajectories of every family."""
 

@@ -25,6 +25,7 @@ What they contain:
 - `recognition`: which family a file belongs to
 - `trajectories`: files grouped into datasets, reader of trajectories
 - `splits`: train, valid and test trajectories
+- `supplement`: small training splits filled up with simulated trajectories
 - `normalization`: mean and standard deviation of every field
 - `cards`, `card_text`: one page per dataset, as picture and as Markdown
 

@@ -11,6 +11,7 @@ from ups.data.families import Dataset, Family
 from ups.data.partial import read_marker
 from ups.data.pdebench import FAMILIES
 from ups.data.published import read_published_files
+from ups.data.sources import is_added
 
 MAX_FILES = 4
 MEBIBYTE = 2**20
@@ -117,7 +118,10 @@ def find_origin(source: str, folder: Path, dataset: Dataset, sources: dict[str, 
     named = [name for name in dataset.files if name in registry]
     if named and source != "simulate":
         agreeing = sum(registry[name].md5 == sources[name]["md5"] for name in named)
-        origin.append(f"{agreeing} of {len(dataset.files)} files have the MD5 that PDEBench publishes")
+        given = sum(not is_added(name) for name in dataset.files)
+        origin.append(f"{agreeing} of {given} files have the MD5 that PDEBench publishes")
+    added = sum(count for name, count in zip(dataset.files, dataset.counts, strict=True) if is_added(name))
+    origin += [f"{added} trajectories of the training split are simulated"] if added else []
     markers = [read_marker(folder / name) for name in dataset.files]
     origin += [f"partial: {marker}" for marker in markers if marker]
     return tuple(origin)
@@ -192,7 +196,8 @@ def _describe_fields(card: Card) -> tuple[tuple[str, ...], ...]:
 
 def _describe_files(card: Card) -> tuple[str, ...]:
     names = card.dataset.files
-    lines = [f"{card.sources[name]['bytes'] / MEBIBYTE:.3g} MiB, {name}" for name in names[:MAX_FILES]]
+    shown = {name: f"{Path(name).name} (simulated)" if is_added(name) else name for name in names[:MAX_FILES]}
+    lines = [f"{card.sources[name]['bytes'] / MEBIBYTE:.3g} MiB, {label}" for name, label in shown.items()]
     if len(names) > MAX_FILES:
         total = sum(card.sources[name]["bytes"] for name in names) / MEBIBYTE
         lines.append(f"and {len(names) - MAX_FILES} more, {total:.4g} MiB in all")

@@ -26,6 +26,7 @@ Files = dict[str, dict[str, Any]]
 """File name relative to the raw folder -> {"bytes", "md5", "family"}."""
 
 SIMULATED = "simulated.json"
+SUPPLEMENT = "supplement"  # folder, below that of simulated files, with trajectories for small training splits
 CHECKSUMS = "checksums.json"
 
 
@@ -87,6 +88,11 @@ def _missing(folder: Path, made_by: dict[str, dict[str, Any]], known: dict[str, 
     present = {name: folder / name for name, record in known.items() if record.made_by == made_by.get(name)}
     whole = {name for name, path in present.items() if path.is_file() and path.stat().st_size == known[name].bytes}
     return [name for name in made_by if name not in whole]
+
+
+def is_added(name: str) -> bool:
+    """Whether a file of a dataset was simulated for its training split; others lie in the raw folder itself."""
+    return SUPPLEMENT in Path(name).parts[:-1]
 
 
 def download_files(

@@ -10,11 +10,11 @@ from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import log_plan, make_plan, select
 from ups.data.recognition import digests_of
-from ups.data.sources import Files, download_files, list_files, simulate_files
+from ups.data.sources import SUPPLEMENT, Files, download_files, list_files, simulate_files
 from ups.files import place_of
 from ups.pipelines import cached, step
 from ups.runs.progress import ProgressBar, TransferBars
-from ups.runs.stage_cache import Receipt, code_digest
+from ups.runs.stage_cache import Receipt, code_digest, fingerprint
 
 FILES = ("simulated_files", "downloaded_files", "listed_files")
 
@@ -25,7 +25,7 @@ def create_pipeline() -> Pipeline:
         step(simulate_pdebench, ["params:source", "params:simulate"], "simulated_files"),
         step(download_pdebench, ["params:source", "params:download"], "downloaded_files"),
         step(list_folder, ["params:source"], "listed_files"),
-        step(describe_datasets, [*FILES, "params:split", "params:subsample"], "datasets"),
+        step(describe_datasets, [*FILES, "params:split", "params:subsample", "params:simulate"], "datasets"),
         step(fit_normalization, ["datasets"], "normalization"),
         step(draw_cards, ["params:source", "datasets", "normalization"], ["data_cards", "data_cards_text"]),
     ]
@@ -69,10 +69,14 @@ def describe_datasets(
     listed: Files,
     config: SplitConfig,
     subsample: SubsampleConfig,
+    simulate: SimulateConfig,
     raw: Path,
     data_root: Path,
 ) -> Receipt:
-    """Open and check every file, choose points, snapshots and trajectories; hold some out by initial condition."""
+    """Open and check every file, choose points, snapshots and trajectories; hold some out by initial condition.
+
+    Small training splits are filled up with simulated trajectories.
+    """
     files = simulated | downloaded | listed
     families = digests_of(entry["family"] for entry in files.values())
     inputs = {"sources": files, "families": families, "subsample": subsample.of(families)}
@@ -81,7 +85,24 @@ def describe_datasets(
         described = {"subsample": inputs["subsample"], **config.model_dump()}
         return inputs | inspect("describe", folder=raw, names=sorted(files), **described)
 
-    return cached("describe_datasets", data_root, "04_feature/datasets", "ups.data.splits", config, inputs)(work)
+    at = "04_feature/datasets"
+    described = cached("describe_datasets", data_root, at, "ups.data.splits", config, inputs)(work)
+    return _filled_up(described, simulate, raw, data_root) if simulate.fill_to else described
+
+
+def _filled_up(described: Receipt, config: SimulateConfig, raw: Path, data_root: Path) -> Receipt:
+    """The receipt of the datasets, with simulated trajectories in training splits of fewer than `fill_to`."""
+    from ups.data.supplement import fill_up, recipes_like  # the solvers need torch
+
+    datasets = {name: Dataset.from_json(entry) for name, entry in described["datasets"].items()}
+    recipes = recipes_like(datasets, described["splits"], config.fill_to, config.seed)
+    if not recipes:
+        return described
+    identity = code_digest("ups.data.simulate")
+    total = sum(recipe["num_trajectories"] * recipe["num_snapshots"] for recipe in recipes.values())
+    with ProgressBar("simulate", total, "snapshots") as bar:
+        filled = fill_up(described, raw, data_root / "01_raw" / SUPPLEMENT, recipes, identity, bar.advance)
+    return filled | {"fingerprint": fingerprint("ups.data.supplement", None, {"described": described, "of": recipes})}
 
 
 def fit_normalization(datasets: Receipt, raw: Path, data_root: Path) -> Receipt:

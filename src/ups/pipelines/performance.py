@@ -161,9 +161,9 @@ def prepare_benchmark(
     root = data_root / BENCHMARK
     raw = root / "01_raw"
     launch = launch.model_copy(update=ALONE | {"latent_store": None})
-    simulated = SimulateConfig(seed=config.seed, datasets=[*config.datasets, *config.loading_datasets])
+    simulated = SimulateConfig(seed=config.seed, fill_to=0, datasets=[*config.datasets, *config.loading_datasets])
     files = simulate_pdebench("simulate", simulated, raw)
-    datasets = describe_datasets(files, {}, {}, split, WHOLE, raw, root)
+    datasets = describe_datasets(files, {}, {}, split, WHOLE, simulated, raw, root)
     normalization = fit_normalization(datasets, raw, root)
     short = codec.model_copy(update={"steps": config.codec_steps})
     trained = train_codec(datasets, normalization, short, launch, raw, root)

@@ -1,0 +1,131 @@
+"""Small training splits filled up with simulated trajectories: the same PDE, grid and times, PDEBench's initial states.
+
+Validation and test have the given trajectories only.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups.data.families import Dataset, Subsample, base_of
+from ups.data.inspection import inspect
+from ups.data.sources import Files, simulate_files
+from ups.errors import ConfigFault, DataFault
+from ups.files import is_remote
+from ups.solvers.families import PROBLEMS
+
+log = logging.getLogger(__name__)
+
+SEED_OFFSET = 10**6  # the given files may have been simulated with the seed of the run: others are needed
+TOLERANCE = 1e-4  # of times and lengths, relative: files store them in float32
+
+Splits = dict[str, list[int]]
+Recipe = dict[str, Any]
+
+
+def recipes_like(datasets: dict[str, Dataset], splits: dict[str, Splits], fill_to: int, seed: int) -> dict[str, Recipe]:
+    """The arguments of `simulate` by dataset, for as many trajectories as its training split has less than `fill_to`.
+
+    A dataset that the solvers cannot continue is left as it is, and the log says why.
+    """
+    recipes = {}
+    for name, dataset in datasets.items():
+        missing = fill_to - len(splits[name]["train"])
+        if missing <= 0:
+            continue
+        if obstacle := _obstacle(dataset):
+            log.warning("%s: no trajectories are simulated for its small training split: %s", name, obstacle)
+            continue
+        recipes[name] = _recipe(dataset, missing, seed + SEED_OFFSET)
+    return recipes
+
+
+def _obstacle(dataset: Dataset) -> str | None:
+    """Why the solvers cannot simulate more trajectories of a dataset, None if they can."""
+    family = base_of(dataset.family)
+    if family not in PROBLEMS:
+        return f"there is no solver for {family}"
+    if (subsample := dataset.subsample) != replace(Subsample(), first_trajectories=subsample.first_trajectories):
+        return "only a part of its points or snapshots is used"
+    problem, grid = PROBLEMS[family], dataset.grid
+    if len(set(grid)) > 1:
+        return f"its grid {' x '.join(map(str, grid))} has different numbers of points along its axes"
+    length = problem.high - problem.low
+    if not np.allclose(dataset.lengths, length, rtol=TOLERANCE):
+        return f"its domain has the lengths {dataset.lengths}, PDEBench's has {length:g}"
+    if len(set(dataset.boundary)) > 1:
+        return f"its axes have different boundary conditions: {', '.join(dataset.boundary)}"
+    times = np.linspace(0.0, dataset.times[-1], len(dataset.times))
+    if not np.allclose(dataset.times, times, rtol=0, atol=TOLERANCE * max(times[-1], 1e-9)):
+        return f"its times are not 0, dt, 2 dt, ...: {', '.join(f'{time:g}' for time in dataset.times[:3])}, ..."
+    return None
+
+
+def _recipe(dataset: Dataset, count: int, seed: int) -> Recipe:
+    family = base_of(dataset.family)
+    problem = PROBLEMS[family]
+    starts = (start for start in problem.initial_states if f"_{start}_" in dataset.name)
+    return {
+        "family": family,
+        "parameters": dataset.parameters,
+        "num_trajectories": count,
+        "resolution": dataset.grid[0],
+        "num_snapshots": len(dataset.times),
+        "duration": 1.0 if problem.steady else dataset.times[-1],
+        "seed": seed,
+        "start": next(starts, next(iter(problem.initial_states))),
+        "boundary": dataset.boundary[0] if problem.boundaries else None,
+    }
+
+
+def fill_up(
+    described: dict[str, Any],
+    raw: Path,
+    folder: Path,
+    recipes: dict[str, Recipe],
+    identity: str,
+    advance: Callable[[int], object],
+) -> dict[str, Any]:
+    """The receipt `described` of all datasets, with the trajectories of `recipes` in training splits.
+
+    They are simulated into a folder per dataset below `folder`, unless they are there, with `identity` as in
+    `simulate_files`.
+
+    Raises:
+        ConfigFault: the files in `raw` are remote.
+        DataFault: what was simulated has another grid, boundary or other times than the dataset.
+    """
+    if is_remote(raw):
+        raise ConfigFault(f"simulate.fill_to needs files on disk, not at {raw}: download them, or set it to 0")
+    datasets, splits, sources = dict(described["datasets"]), dict(described["splits"]), dict(described["sources"])
+    for name, recipe in recipes.items():
+        files = simulate_files(folder / name, [recipe], identity, advance)
+        dataset = _continued(Dataset.from_json(datasets[name]), raw, folder / name, files)
+        first, last = sum(datasets[name]["counts"]), dataset.num_trajectories
+        datasets[name] = asdict(dataset)
+        splits[name] = splits[name] | {"train": [*splits[name]["train"], *range(first, last)]}
+        sources |= {_from(raw, folder / name / file): entry for file, entry in files.items()}
+        log.info("%s: %d simulated trajectories in its training split", name, last - first)
+    return described | {"datasets": datasets, "splits": splits, "sources": sources}
+
+
+def _continued(dataset: Dataset, raw: Path, folder: Path, files: Files) -> Dataset:
+    """The dataset with the trajectories of further files, in `folder`, behind its own."""
+    whole = {base_of(dataset.family): asdict(Subsample())}
+    (entry,) = inspect("find", folder=folder, names=list(files), subsample=whole).values()
+    new = Dataset.from_json(entry)
+    same = new.grid == dataset.grid and new.boundary == dataset.boundary and len(new.times) == len(dataset.times)
+    if not same or not np.allclose(new.times, dataset.times, atol=TOLERANCE * max(dataset.times[-1], 1e-9)):
+        raise DataFault(f"{folder}: simulated trajectories do not continue {dataset.name}; set simulate.fill_to to 0")
+    places = tuple(_from(raw, folder / name) for name in new.files)
+    return replace(dataset, files=dataset.files + places, counts=dataset.counts + new.counts)
+
+
+def _from(raw: Path, path: Path) -> str:
+    """The place of a file, relative to the folder of the raw files."""
+    return os.path.relpath(path, raw)
