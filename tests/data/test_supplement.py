@@ -48,7 +48,7 @@ def test_only_the_training_split_gets_trajectories(family: str, tmp_path: Path):
     }
     added = after["splits"][name]["train"][len(before["splits"][name]["train"]) :]
     assert len(after["splits"][name]["train"]) == 6 and added == list(range(3, 3 + len(added)))
-    (recipe,) = recipes_like(_datasets(before), before["splits"], 6, 0).values()
+    (recipe,) = recipes_like(tmp_path / "given", _datasets(before), before["splits"], 6, 0).values()
     simulate(tmp_path / path.name, **recipe)
     (alone,) = find_datasets(tmp_path, [path.name]).values()
     with (
@@ -113,8 +113,20 @@ def test_other_problems_than_those_of_the_solvers_are_left_alone(
     ((name, dataset),) = _datasets(receipt).items()
     changed = {name: replace(dataset, **changes)}
     with caplog.at_level(logging.WARNING, module.__name__):
-        assert recipes_like(changed, receipt["splits"], 8, 0) == {}
+        assert recipes_like(root / "given", changed, receipt["splits"], 8, 0) == {}
     assert reason in caplog.text
+
+
+def test_the_solver_must_follow_a_given_trajectory(root: Path, caplog: pytest.LogCaptureFixture):
+    """Its misfit is 0 for trajectories of its own, and 1 if it leaves a state that changes as it is."""
+    path = write(root / "given", "advection_1d", num_trajectories=3)
+    dataset = find_datasets(root / "given", [path.name])[path.stem]
+    still = replace(dataset, parameters={"beta": 0.0})
+    assert module.misfit(root / "given", dataset, 1) < 1e-6
+    assert module.misfit(root / "given", still, 1) == pytest.approx(1.0)
+    with caplog.at_level(logging.WARNING, module.__name__):
+        assert recipes_like(root / "given", {path.stem: still}, {path.stem: {"train": [1]}}, 8, 0) == {}
+    assert "the solver's error on its trajectory 1 is 100.0% of the change there, above 2%" in caplog.text
 
 
 def test_the_first_trajectories_of_a_file_can_be_filled_up(root: Path):
@@ -126,23 +138,23 @@ def test_the_first_trajectories_of_a_file_can_be_filled_up(root: Path):
 
 def test_the_kind_of_initial_states_and_the_boundary_follow_from_the_name(tmp_path: Path):
     """Turbulence is continued with turbulence, outflow with outflow."""
-    path = write(tmp_path, "compressible_ns_2d")
+    path = write(tmp_path, "compressible_ns_2d", start="Turb", boundary="outflow", duration=0.01)
     turbulent = path.rename(tmp_path / path.name.replace("Rand", "Turb").replace("periodic", "trans"))
     (dataset,) = find_datasets(tmp_path, [turbulent.name]).values()
-    recipe = recipes_like({dataset.name: dataset}, {dataset.name: {"train": []}}, 2, 3)[dataset.name]
+    recipe = recipes_like(tmp_path, {dataset.name: dataset}, {dataset.name: {"train": [0]}}, 2, 3)[dataset.name]
     assert (recipe["start"], recipe["boundary"], recipe["seed"]) == ("Turb", "outflow", 3 + SEED_OFFSET)
 
 
 def test_files_on_s3_are_not_filled_up(root: Path):
     """The fault says what to set instead."""
     with pytest.raises(ConfigFault, match=r"simulate\.fill_to needs files on disk"):
-        fill_up(described(root, 0), Path("s3://bucket/raw"), root / "more", {}, "", print)
+        recipes_like(Path("s3://bucket/raw"), {}, {}, 8, 0)
 
 
 def test_trajectories_of_another_grid_are_refused(root: Path):
     """A solver that writes another grid than the dataset has is a fault before anything is trained."""
     receipt = described(root, 0)
-    recipes = recipes_like(_datasets(receipt), receipt["splits"], 4, 0)
+    recipes = recipes_like(root / "given", _datasets(receipt), receipt["splits"], 4, 0)
     ((name, recipe),) = recipes.items()
     with pytest.raises(DataFault, match=f"do not continue {name}"):
         fill_up(receipt, root / "given", root / "more", {name: recipe | {"resolution": 16}}, "", lambda _: None)

@@ -11,37 +11,51 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from ups.data.families import Dataset, Subsample, base_of
 from ups.data.inspection import inspect
+from ups.data.pdebench import FAMILIES
 from ups.data.sources import Files, simulate_files
+from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault, DataFault
 from ups.files import is_remote
+from ups.metrics.errors import EPS
+from ups.solvers import solve
 from ups.solvers.families import PROBLEMS
 
 log = logging.getLogger(__name__)
 
 SEED_OFFSET = 10**6  # the given files may have been simulated with the seed of the run: others are needed
+LARGEST_MISFIT = 0.02  # of a solver that adds trajectories
 TOLERANCE = 1e-4  # of times and lengths, relative: files store them in float32
 
 Splits = dict[str, list[int]]
 Recipe = dict[str, Any]
 
 
-def recipes_like(datasets: dict[str, Dataset], splits: dict[str, Splits], fill_to: int, seed: int) -> dict[str, Recipe]:
+def recipes_like(
+    raw: Path, datasets: dict[str, Dataset], splits: dict[str, Splits], fill_to: int, seed: int
+) -> dict[str, Recipe]:
     """The arguments of `simulate` by dataset, for as many trajectories as its training split has less than `fill_to`.
 
-    A dataset that the solvers cannot continue is left as it is, and the log says why.
+    A dataset is left as it is, and the log says why, where the solvers cannot continue it: it has other settings than
+    they have, or they do not follow a given trajectory closely, see `misfit`.
+
+    Raises:
+        ConfigFault: the files in `raw` are remote.
     """
+    if is_remote(raw):
+        raise ConfigFault(f"simulate.fill_to needs files on disk, not at {raw}: download them, or set it to 0")
     recipes = {}
     for name, dataset in datasets.items():
-        missing = fill_to - len(splits[name]["train"])
-        if missing <= 0:
+        given = splits[name]["train"]
+        if len(given) >= fill_to:
             continue
-        if obstacle := _obstacle(dataset):
+        if obstacle := _obstacle(dataset) or _difference(raw, dataset, given[0]):
             log.warning("%s: no trajectories are simulated for its small training split: %s", name, obstacle)
             continue
-        recipes[name] = _recipe(dataset, missing, seed + SEED_OFFSET)
+        recipes[name] = _recipe(dataset, fill_to - len(given), seed + SEED_OFFSET)
     return recipes
 
 
@@ -64,6 +78,33 @@ def _obstacle(dataset: Dataset) -> str | None:
     if not np.allclose(dataset.times, times, rtol=0, atol=TOLERANCE * max(times[-1], 1e-9)):
         return f"its times are not 0, dt, 2 dt, ...: {', '.join(f'{time:g}' for time in dataset.times[:3])}, ..."
     return None
+
+
+def _difference(raw: Path, dataset: Dataset, index: int) -> str | None:
+    """How the solver differs from the trajectory `index`, None if by little."""
+    found = misfit(raw, dataset, index)
+    if found <= LARGEST_MISFIT:
+        return None
+    return (
+        f"the solver's error on its trajectory {index} is {found:.1%} of the change there, above {LARGEST_MISFIT:.0%}"
+    )
+
+
+def misfit(raw: Path, dataset: Dataset, index: int) -> float:
+    """RMS of solver minus trajectory over RMS of trajectory minus initial state (steady: minus 0), mean over fields.
+
+    The solver starts from the given initial state.
+    """
+    family = FAMILIES[base_of(dataset.family)]
+    with TrajectoryReader(raw, dataset) as reader:
+        u = torch.from_numpy(reader.read(index))
+        given = dict(zip(family.coefficients, torch.from_numpy(reader.read_coefficients(index)), strict=True))
+    u_0 = None if family.steady else u[:1]
+    boundary = dataset.boundary[0] if PROBLEMS[family.name].boundaries else None
+    solution = solve(family.name, u_0, {**dataset.parameters, **given}, dataset.times, boundary=boundary)[0]
+    change = u if u_0 is None else u - u_0
+    errors, changes = ((x.square().transpose(0, 1).flatten(1).mean(1)).sqrt() for x in (solution - u, change))
+    return (errors / changes.clamp_min(EPS)).mean().item()
 
 
 def _recipe(dataset: Dataset, count: int, seed: int) -> Recipe:
@@ -97,11 +138,8 @@ def fill_up(
     `simulate_files`.
 
     Raises:
-        ConfigFault: the files in `raw` are remote.
         DataFault: what was simulated has another grid, boundary or other times than the dataset.
     """
-    if is_remote(raw):
-        raise ConfigFault(f"simulate.fill_to needs files on disk, not at {raw}: download them, or set it to 0")
     datasets, splits, sources = dict(described["datasets"]), dict(described["splits"]), dict(described["sources"])
     for name, recipe in recipes.items():
         files = simulate_files(folder / name, [recipe], identity, advance)

@@ -95,7 +95,7 @@ def _filled_up(described: Receipt, config: SimulateConfig, raw: Path, data_root:
     from ups.data.supplement import fill_up, recipes_like  # the solvers need torch
 
     datasets = {name: Dataset.from_json(entry) for name, entry in described["datasets"].items()}
-    recipes = recipes_like(datasets, described["splits"], config.fill_to, config.seed)
+    recipes = recipes_like(raw, datasets, described["splits"], config.fill_to, config.seed)
     if not recipes:
         return described
     identity = code_digest("ups.data.simulate")
