@@ -71,14 +71,18 @@ def test_axes_can_be_exchanged(family):
         other |= {"force_x": c["force_y"].mT, "force_y": c["force_x"].mT}
     u_0, v_0 = (None, None) if u_0 is None else (u_0.double(), u_0.double().mT[:, order])
     u, v = solve(family, u_0, c, times), solve(family, v_0, other, times)
-    assert torch.allclose(v.mT[:, :, order], u, atol=1e-10)
+    # A step of shallow water goes first along x, then along y, as in PDEBench's generator.
+    assert torch.allclose(v.mT[:, :, order], u, atol=0.02 if family == "shallow_water_2d" else 1e-10)
 
 
 def test_intermediate_snapshots_change_nothing():
-    """A dam breaks alike whether or not snapshots are taken on the way, though momenta are not among their fields."""
+    """A dam breaks alike whether or not snapshots are taken on the way, though momenta are not among their fields.
+
+    Their times shorten steps, which changes the error of the scheme on cells as coarse as these.
+    """
     u_0, _ = sample_initial_states("shallow_water_2d", [0], (16, 16), seed=0)
     seldom, often = (solve("shallow_water_2d", u_0.double(), {}, times)[:, -1] for times in ([0, 1], [0, 0.4, 0.7, 1]))
-    assert torch.allclose(seldom, often, atol=2e-3)
+    assert torch.allclose(seldom, often, atol=0.02)
 
 
 LIMITS = {
@@ -88,7 +92,7 @@ LIMITS = {
     "compressible_ns_1d": ({"eta": 1.0, "zeta": 1.0}, [3.0, 1.8, -2.0], (8,), 0.3 / (3 * 4)),
     "compressible_ns_2d": ({"eta": 1.0, "zeta": 1.0}, [3.0, 1.8, -4.0, 1.0], (8, 16), 0.3 / (5 * 8)),
     "diffusion_reaction_2d": ({}, [2.0, 9.0], (8, 16), 1 / (4 * 5e-3 * (4**2 + 8**2) + 3 * 2**2 + 1)),
-    "shallow_water_2d": ({}, [4.0, 4.0, -12.0], (10, 20), 0.4 / ((1 + 2) * 2 + (3 + 2) * 4)),
+    "shallow_water_2d": ({}, [4.0, 4.0, -12.0], (10, 20), 0.9 / max((1 + 2) * 2, (3 + 2) * 4)),
     "incompressible_ns_2d": ({"force_x": 0.0, "force_y": 0.0}, [1.0, 2.0, 3.0], (8, 16), 0.12 / 16),
 }
 
@@ -235,7 +239,7 @@ BARS = {
     "diffusion_reaction_1d": 0.02,
     "diffusion_sorption_1d": 0.02,
     "diffusion_reaction_2d": 0.02,
-    "shallow_water_2d": 0.1,
+    "shallow_water_2d": 0.001,
     "compressible_ns_1d": 0.1,
     "compressible_ns_2d": 0.1,
     "compressible_ns_3d": 0.2,

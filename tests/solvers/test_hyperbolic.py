@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ups.solvers import sample_initial_states, solve
-from ups.solvers.hyperbolic import finite_volume_heat, hll
+from ups.solvers.hyperbolic import finite_volume_heat, roe_waves
 
 torch.set_num_threads(1)
 
@@ -114,11 +114,12 @@ def test_water_is_not_lost_before_it_reaches_the_walls():
 
 
 def test_a_radial_dam_breaks_radially():
-    """The solution has the symmetries of the square: it equals its mirror images and its transpose."""
+    """The solution equals its mirror images; its transpose nearly, because steps go along x, then along y."""
     u_0, _ = sample_initial_states("shallow_water_2d", [0], (24, 24), seed=0)
     u = solve("shallow_water_2d", u_0.double(), {}, [0.0, 1.0])[0, 1, 0]
-    for image in (u.flip(0), u.flip(1), u.T):
+    for image in (u.flip(0), u.flip(1)):
         assert torch.allclose(u, image, atol=1e-12)
+    assert 1e-4 < (u - u.T).abs().max() < 0.05
 
 
 def test_a_straight_dam_follows_stoker():
@@ -128,18 +129,36 @@ def test_a_straight_dam_follows_stoker():
     assert (u[0, 1, 0, 100:106] - 1.4537).abs().max() < 2e-3
 
 
-def test_hll_is_consistent():
-    """Between equal states the numerical flux is the physical flux."""
-    h, v, w = 2.0, 0.3, -0.4
-    state = torch.tensor([h, v, w])[None, :, None]
-    assert torch.allclose(hll(state, state)[0, :, 0], torch.tensor([h * v, h * v**2 + h**2 / 2, h * v * w]))
+def faces(count: int = 64) -> tuple[Tensor, Tensor]:
+    """Random states (h, h v, h w) on the two sides of faces, (1, 3, count) each; some of the water is fast."""
+    generator = torch.Generator().manual_seed(0)
+    h = 0.5 + torch.rand(2, 1, count, generator=generator, dtype=torch.float64)
+    v = 3 * torch.randn(2, 2, count, generator=generator, dtype=torch.float64)
+    return torch.cat([h, h * v], dim=1).unsqueeze(1).unbind()
 
 
-def test_hll_by_hand():
-    """Between h = 4, v = 1 and h = 1, v = -1 the waves have the speeds -2 and 3, and the flux is their mean."""
-    left, right = torch.tensor([[4.0, 1.0, 0.5]])[..., None], torch.tensor([[1.0, -1.0, 2.0]])[..., None]
-    across = (3 * 2.0 - 2 * 2.0 - 6 * (2.0 - 2.0)) / 5  # fluxes 2 and -2, momenta 2 and 2
-    assert hll(left, right).flatten().tolist() == pytest.approx([28 / 5, 69 / 5, across])
+def flux(state: Tensor) -> Tensor:
+    """Flux of (h, h v, h w) along v, (1, 3, count)."""
+    h, along, across = state.unbind(1)
+    return torch.stack([along, along**2 / h + h**2 / 2, along * across / h], dim=1)
+
+
+def test_roe_waves_add_up():
+    """Waves add up to the jump of the state, and speeds times waves to the jump of the flux: Roe's conditions."""
+    left, right = faces()
+    waves, speeds = roe_waves(left, right)
+    assert torch.allclose(waves.sum(1), right - left, atol=1e-12)
+    assert torch.allclose((speeds * waves).sum(1), flux(right) - flux(left), atol=1e-11)
+
+
+def test_a_wide_dam_break_has_no_jump_at_the_dam():
+    """From 2 to 0.01 the flow passes the speed of waves at the dam, in Ritter's h = (2 sqrt(2) - x / t)^2 / 9."""
+    n, t = 400, 0.5
+    x = ((torch.arange(n, dtype=torch.float64) + 0.5) / n - 0.5) * 5.0
+    u_0 = torch.where(x < 0, 2.0, 0.01)[None, None, :, None].expand(1, 1, n, 4)
+    near = x.abs() < 0.3
+    h = solve("shallow_water_2d", u_0.double(), {}, [0.0, t])[0, 1, 0, near, 0]
+    assert (h - (2 * sqrt(2) - x[near] / t) ** 2 / 9).abs().max() < 5e-3
 
 
 @pytest.mark.parametrize("axis", [2, 3])
@@ -165,12 +184,3 @@ def test_no_two_dams_are_the_same_on_coarse_cells():
     """Different radii are different states on 32 x 32 cells."""
     u_0, _ = sample_initial_states("shallow_water_2d", range(64), (32, 32), seed=0)
     assert len(u_0.flatten(1).unique(dim=0)) == 64
-
-
-@pytest.mark.parametrize("direction", [1.0, -1.0])
-def test_fast_water_takes_its_own_flux_along(direction: float):
-    """Where both sides move faster than waves the flux is that of the side that the water comes from."""
-    left = torch.tensor([[2.0, direction * 5.0, 0.3]], dtype=torch.float64)[..., None]
-    right = torch.tensor([[1.0, direction * 6.0, -0.4]], dtype=torch.float64)[..., None]
-    h, v, w = (left if direction > 0 else right)[0, :, 0].tolist()
-    assert hll(left, right)[0, :, 0].tolist() == pytest.approx([h * v, h * v * v + h * h / 2, h * v * w])
