@@ -65,10 +65,11 @@ def test_turned_states_have_turned_solutions(name: str):
 
 
 def test_there_are_as_many_turns_as_a_cube_has():
-    """2 in 1D, 8 in 2D, 48 in 3D; mirrors alone where the axes differ; none where the equation has a direction."""
+    """2 in 1D, 8 in 2D, 48 in 3D; mirrors alone where axes or their treatment differ; none with a direction."""
     families = [FAMILIES[name] for name in ("burgers_1d", "darcy_2d", "compressible_ns_3d")]
     assert [len(set(axis_transforms(family, cubic=True))) for family in families] == [2, 8, 48]
     assert [len(set(axis_transforms(family, cubic=False))) for family in families] == [2, 4, 8]
+    assert len(axis_transforms(FAMILIES["shallow_water_2d"], cubic=True)) == 4
     assert len(axis_transforms(FAMILIES["advection_1d"], cubic=True)) == 1
     assert len(Symmetries(domains((6, 8), "darcy_2d"), Codec(GROUPS)).transforms["darcy_2d"]) == 4
 

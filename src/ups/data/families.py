@@ -59,15 +59,14 @@ class Family:
     - `positive`: fields > 0, encoded by their logarithm; `non_negative`: fields >= 0;
     - `coefficients`: given fields, constant in time: the permeability of Darcy flow, the forcing of incompressible
       Navier-Stokes; `positive_coefficients`: coefficients > 0, normalized after taking the logarithm;
-    - `steady`: the data are solutions of a PDE without time;
     - `initial_conditions`: name of the random stream of initial states; files and families with the same name start
       trajectory `i` from the same state;
     - `initial_condition_block`: trajectories whose positions differ by a multiple of it share random numbers;
-    - `conserved`: fields whose integral over the domain is constant in time under `boundary`;
+    - `steady`: a PDE without time; `conserved`: fields whose integral is constant in time under `boundary`;
     - `isotropic`: the equation stays the same when an axis is mirrored and, on a domain with equal axes, when two axes
-      are swapped; `vectors`: groups of fields that are components of a vector, one per axis, and transform with them;
-    - `divergence_free`: the components of a velocity without divergence;
-    - `stored_yx`: arrays on disk are (T, Y, X, C) instead of (T, X, Y, C);
+      are swapped; `split_axes`: but not its data, because their scheme steps along one axis after the other; `vectors`:
+      groups of fields that are components of a vector, one per axis, and transform with them;
+    - `divergence_free`: the components of a velocity without divergence; `stored_yx`: arrays on disk are (T, Y, X, C);
     - `file_name`: template of PDEBench's file names, needed to simulate the family;
     - `pdebench_batch_size`: batch size of PDEBench's own training, on which two of its metrics depend;
     - `formulas` (LaTeX that Matplotlib and Markdown both read, or plain text) replace `equation` on data cards;
@@ -94,6 +93,7 @@ class Family:
     initial_conditions: str | None = None
     conserved: tuple[str, ...] = ()
     isotropic: bool = False
+    split_axes: bool = False
     vectors: tuple[tuple[str, ...], ...] = ()
     divergence_free: tuple[str, ...] = ()
     positive_coefficients: tuple[str, ...] = ()

@@ -97,7 +97,7 @@ FAMILIES = Families(
         Family(
             "shallow_water_2d", "shallow water, g = 1, radial dam break", ("h",), ("x", "y"), "outflow", (),
             layout="groups", file_pattern=r"2D_rdb_.*\.(hdf5|h5)", positive=("h",), conserved=("h",), isotropic=True,
-            file_name="2D_rdb_NA_NA.h5", pdebench_batch_size=5, meanings={"h": "water depth"},
+            split_axes=True, file_name="2D_rdb_NA_NA.h5", pdebench_batch_size=5, meanings={"h": "water depth"},
             formulas=(
                 r"$\partial_t h + \nabla\cdot(h v) = 0$",
                 r"$\partial_t (h v) + \nabla\cdot(h\,v \otimes v) + g h \nabla h = 0,\quad g = 1$",
