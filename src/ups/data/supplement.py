@@ -4,7 +4,6 @@ Validation and test have the given trajectories only.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.sources import Files, simulate_files
 from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault, DataFault
-from ups.files import is_remote
+from ups.files import is_remote, relative
 from ups.metrics.errors import EPS
 from ups.solvers import solve
 from ups.solvers.families import PROBLEMS
@@ -147,7 +146,7 @@ def fill_up(
         first, last = sum(datasets[name]["counts"]), dataset.num_trajectories
         datasets[name] = asdict(dataset)
         splits[name] = splits[name] | {"train": [*splits[name]["train"], *range(first, last)]}
-        sources |= {_from(raw, folder / name / file): entry for file, entry in files.items()}
+        sources |= {relative(folder / name / file, raw): entry for file, entry in files.items()}
         log.info("%s: %d simulated trajectories in its training split", name, last - first)
     return described | {"datasets": datasets, "splits": splits, "sources": sources}
 
@@ -160,10 +159,5 @@ def _continued(dataset: Dataset, raw: Path, folder: Path, files: Files) -> Datas
     same = new.grid == dataset.grid and new.boundary == dataset.boundary and len(new.times) == len(dataset.times)
     if not same or not np.allclose(new.times, dataset.times, atol=TOLERANCE * max(dataset.times[-1], 1e-9)):
         raise DataFault(f"{folder}: simulated trajectories do not continue {dataset.name}; set simulate.fill_to to 0")
-    places = tuple(_from(raw, folder / name) for name in new.files)
+    places = tuple(relative(folder / name, raw) for name in new.files)
     return replace(dataset, files=dataset.files + places, counts=dataset.counts + new.counts)
-
-
-def _from(raw: Path, path: Path) -> str:
-    """The place of a file, relative to the folder of the raw files."""
-    return os.path.relpath(path, raw)

@@ -14,7 +14,7 @@ from ups.data.sources import SUPPLEMENT, Files, download_files, list_files, simu
 from ups.files import place_of
 from ups.pipelines import cached, step
 from ups.runs.progress import ProgressBar, TransferBars
-from ups.runs.stage_cache import Receipt, code_digest, fingerprint
+from ups.runs.stage_cache import Receipt, code_digest
 
 FILES = ("simulated_files", "downloaded_files", "listed_files")
 
@@ -94,15 +94,19 @@ def _filled_up(described: Receipt, config: SimulateConfig, raw: Path, data_root:
     """The receipt of the datasets, with simulated trajectories in training splits of fewer than `fill_to`."""
     from ups.data.supplement import fill_up, recipes_like  # the solvers need torch
 
-    datasets = {name: Dataset.from_json(entry) for name, entry in described["datasets"].items()}
-    recipes = recipes_like(raw, datasets, described["splits"], config.fill_to, config.seed)
-    if not recipes:
+    def work(folder: Path) -> Receipt:
+        datasets = {name: Dataset.from_json(entry) for name, entry in described["datasets"].items()}
+        return {"recipes": recipes_like(raw, datasets, described["splits"], config.fill_to, config.seed)}
+
+    inputs = {"described": described, "fill_to": config.fill_to, "seed": config.seed}
+    chosen = cached("choose_supplement", data_root, "04_feature/supplement", "ups.data.supplement", None, inputs)(work)
+    if not (recipes := chosen["recipes"]):
         return described
-    identity = code_digest("ups.data.simulate")
     total = sum(recipe["num_trajectories"] * recipe["num_snapshots"] for recipe in recipes.values())
+    folder, identity = data_root / "01_raw" / SUPPLEMENT, code_digest("ups.data.simulate")
     with ProgressBar("simulate", total, "snapshots") as bar:
-        filled = fill_up(described, raw, data_root / "01_raw" / SUPPLEMENT, recipes, identity, bar.advance)
-    return filled | {"fingerprint": fingerprint("ups.data.supplement", None, {"described": described, "of": recipes})}
+        filled = fill_up(described, raw, folder, recipes, identity, bar.advance)
+    return filled | {"fingerprint": chosen["fingerprint"]}
 
 
 def fit_normalization(datasets: Receipt, raw: Path, data_root: Path) -> Receipt:
