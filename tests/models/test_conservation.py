@@ -1,4 +1,4 @@
-"""What predicted states of fluids meet: mass, momentum and energy are kept, incompressible flow has no divergence."""
+"""What predictions meet: mass, momentum and energy are kept, incompressible flow has no divergence, symmetry stays."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def fitted(steps: Steps, made: Codec | None = None) -> Operator:
 
 
 def is_on(model: Operator) -> list[bool]:
-    """Which constraints are on: that of gas, that of flow between walls."""
+    """Which constraints are on: that of gas, that of flow between walls, that of mirror images."""
     return [on for constraint in model.constraints for on in constraint.is_on]
 
 
@@ -142,14 +142,14 @@ def test_the_gradient_is_exact():
 def test_data_that_lose_an_integral_are_not_held_to_it(channel: int):
     """With another boundary mass, momentum or energy may leave."""
     model = fitted(losing(channel))
-    assert is_on(model) == [False, False]
+    assert is_on(model) == [False, False, False]
     assert torch.equal(step(model, states(3)), step(operator(), states(3)))
 
 
 def test_fields_that_the_latents_do_not_determine_are_left_alone():
     """Where the codec drops components nothing is kept."""
-    assert is_on(fitted(conserving())) == [True, False]
-    assert is_on(fitted(conserving(), codec(components=3))) == [False, False]
+    assert is_on(fitted(conserving())) == [True, False, False]
+    assert is_on(fitted(conserving(), codec(components=3))) == [False, False, False]
 
 
 def test_loading_weights_tells_what_is_kept():
@@ -226,7 +226,7 @@ def test_predicted_flow_has_no_divergence():
     z = torch.randn(5, 24, 12, generator=torch.Generator().manual_seed(3))
     condition = torch.zeros(len(z), NUM_CONDITIONS)
     on, off = flow_model(flow(divergence=0.0)), flow_model(flow(divergence=1.0))
-    assert (is_on(on), is_on(off)) == ([False, True], [False, False])
+    assert (is_on(on), is_on(off)) == ([False, True, False], [False, False, False])
     u, u_off = (flow_codec().decode(each(z, z[..., :0], condition, WALLS), FLOW_NAME) for each in (on, off))
     parts = [gradient_part(each[:, :2].transpose(0, 1)).norm() / each[:, :2].norm() for each in (u, u_off)]
     assert parts[0] < 1e-5 < 0.1 < parts[1]
@@ -239,3 +239,72 @@ def test_flow_without_walls_keeps_its_velocities():
     domain, condition = Domain(FLOW, (4, 6), (True, True)), torch.zeros(2, NUM_CONDITIONS)
     on, off = (flow_model(flow(divergence=each)) for each in (0.0, 1.0))
     assert torch.equal(on(z, z[..., :0], condition, domain), off(z, z[..., :0], condition, domain))
+
+
+SCALARS = "diffusion_reaction_2d"
+OPEN, SCALARS_NAME = Domain(SCALARS, (4, 6), (False, False)), group_name(SCALARS, "fields")
+
+
+def scalar_codec() -> Codec:
+    """As `codec`, for two scalar fields."""
+    made = Codec({SCALARS_NAME: FieldGroup(GRID, 2, 4, (True, False), MEAN[:2], STD[:2])}).requires_grad_(False).eval()
+    made.skew[SCALARS_NAME].copy_(torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0)))
+    return made
+
+
+def scalar_model(u: Tensor, u_next: Tensor) -> Operator:
+    """An operator of two scalar fields (B, C, *GRID) with random weights, after `fit_constraints` to one time step."""
+    torch.manual_seed(1)
+    model = Operator(Sizes((SCALARS,), (2,), (2,), (8,), (0,), NUM_CONDITIONS), small(modes=(3, 3, 3)))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.persistence.bases[0] = torch.block_diag(*scalar_codec().bases(SCALARS_NAME))
+    steps = [tuple(scalar_codec().encode(each, SCALARS_NAME) for each in (u, u_next))]
+    fit_constraints(model.constraints, scalar_codec(), OPEN, steps)  # type: ignore[arg-type]
+    return model.requires_grad_(False).eval()
+
+
+def scalars(seed: int, *even_axes: int) -> Tensor:
+    """Random positive fields (B, C, *GRID) that are their own mirror images along some axes."""
+    u = torch.rand(3, 2, *GRID, generator=torch.Generator().manual_seed(seed)) + 0.5
+    for axis in even_axes:
+        u = u + u.flip(axis)
+    return u
+
+
+def asymmetry(u: Tensor) -> list[float]:
+    """RMS of the odd part along each axis over that of the fluctuation."""
+    return [float((u - u.flip(axis)).norm() / 2 / (u - u.mean((2, 3), keepdim=True)).norm()) for axis in (2, 3)]
+
+
+def predicted(model: Operator, u: Tensor) -> Tensor:
+    """Fields after one step."""
+    return scalar_codec().decode(step(model, scalar_codec().encode(u, SCALARS_NAME), OPEN), SCALARS_NAME)
+
+
+@pytest.mark.parametrize("axes", [(2,), (3,), (2, 3)])
+def test_a_state_that_is_its_own_mirror_image_stays_so(axes: tuple[int, ...]):
+    """Along the axes along which it is one, and along no other."""
+    model = scalar_model(scalars(0), scalars(1))
+    assert is_on(model) == [False, False, True]
+    for axis, each in zip((2, 3), asymmetry(predicted(model, scalars(2, *axes))), strict=True):
+        assert each < 1e-6 if axis in axes else each > 1e-2
+
+
+def test_a_state_off_centre_is_predicted_as_before():
+    """Each trajectory of a batch by itself; data whose steps leave the symmetry turn it off."""
+    model, free = scalar_model(scalars(0), scalars(1)), scalar_model(scalars(0, 2), scalars(1))
+    assert not any(is_on(free))
+    mixed = torch.cat([scalars(2), scalars(3, 2, 3)])
+    u, u_free = (predicted(each, mixed) for each in (model, free))
+    assert torch.equal(u[:3], u_free[:3])
+    assert (u[3:] - u_free[3:]).abs().amax() > 1e-2
+
+
+def test_the_even_part_is_the_nearest_symmetric_state():
+    """By orthogonality in the fields as encoded: what is taken away is odd."""
+    model, free = scalar_model(scalars(0), scalars(1)), scalar_model(scalars(0, 2), scalars(1))
+    u, u_free = (predicted(each, scalars(2, 2, 3)) for each in (model, free))
+    u[:, :1], u_free[:, :1] = u[:, :1].log(), u_free[:, :1].log()
+    even = (u_free + u_free.flip(2) + u_free.flip(3) + u_free.flip(2, 3)) / 4
+    torch.testing.assert_close(u, even, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""What the equations of fluids demand of every predicted state: conserved integrals, velocities without divergence."""
+"""What an equation demands of every predicted state: conserved integrals, no divergence, kept mirror symmetry."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from ups.models.grid import MAX_POINTS, along_axes, axis_modes, patch_edge, sine
 from ups.models.sizes import Domain, Sizes, row_of
 
 HEAT_CAPACITY_RATIO = 5 / 3  # of PDEBench's gas
+LARGEST_ASYMMETRY = 1e-4  # of a state that counts as its own mirror image: far above rounding, far below model errors
 LARGEST_FACTOR = 2.0  # by which density and pressure are rescaled: a network that was hardly trained may be far off
 
 
@@ -103,6 +104,30 @@ class WallBoundedFlow(Constraint):
         return to_tokens(torch.cat([added, torch.zeros_like(fields[num_axes:])]), domain) @ bases.mT
 
 
+class MirrorImages(Constraint):
+    """A state that is its own mirror image along an axis is so after a step too: of the prediction the even part stays.
+
+    For scalar fields of an isotropic equation: the radial dams of shallow water begin in the centre of the domain. A
+    state is its own mirror image if its odd part has an RMS below `LARGEST_ASYMMETRY` of its fluctuation's.
+    """
+
+    def holds(self, grid: Sequence[int], periodic: Sequence[bool]) -> bool:
+        """See `Constraint`: both ends of an axis have the same boundary."""
+        return True
+
+    def move(self, z_next: Tensor, z: Tensor, bases: Tensor, domain: Domain, std: Tensor, mean: Tensor) -> Tensor:
+        """See `Constraint`."""
+        u, u_next = (to_grid(states @ bases, len(std), domain) for states in (z, z_next))
+        space = tuple(range(2, u.ndim))
+        fluctuation = (u - u.mean(space, keepdim=True)).square().sum((0, *space), keepdim=True)
+        added = torch.zeros_like(u)
+        for axis in space:
+            odd_before, odd = ((states - states.flip(axis)) / 2 for states in (u, u_next + added))
+            is_even = odd_before.square().sum((0, *space), keepdim=True) <= LARGEST_ASYMMETRY**2 * fluctuation
+            added = added - is_even * odd
+        return to_tokens(added, domain) @ bases.mT
+
+
 class Constraints(nn.ModuleList):
     """All constraints on predicted states; the steps that train a network meet none.
 
@@ -110,7 +135,7 @@ class Constraints(nn.ModuleList):
     """
 
     def __init__(self, sizes: Sizes) -> None:
-        super().__init__([GasIntegrals(sizes), WallBoundedFlow(sizes)])
+        super().__init__([GasIntegrals(sizes), WallBoundedFlow(sizes), MirrorImages(sizes)])
 
     def forward(self, z_next: Tensor, z: Tensor, bases: Tensor, domain: Domain) -> Tensor:
         """See `Constraint`."""

@@ -17,7 +17,7 @@ from ups.data.samples import LatentSamples, domains
 from ups.files import place_of
 from ups.models.baselines import NormalizedGridOperator
 from ups.models.codec import Codec, FieldGroup, codec_from, group_name
-from ups.models.conservation import Constraint, GasIntegrals
+from ups.models.conservation import Constraint, GasIntegrals, MirrorImages
 from ups.models.grid import MAX_POINTS
 from ups.models.operator import NUM_GAINS, TINY, Operator, mode_places
 from ups.models.sizes import Domain, row_of
@@ -227,6 +227,8 @@ def _suits(constraint: Constraint, group: FieldGroup, domain: Domain) -> bool:
     if isinstance(constraint, GasIntegrals):
         are_logs = (True, True, *[False] * num_axes)
         return family.fields[:2] == ("density", "pressure") and group.log == are_logs
+    if isinstance(constraint, MirrorImages):
+        return family.isotropic and not family.vectors and not family.coefficients
     is_incompressible = family.divergence_free == family.fields[:num_axes]
     return is_incompressible and not any(group.log[:num_axes])
 
