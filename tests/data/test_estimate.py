@@ -29,7 +29,7 @@ from ups.data.latent_shards import Layout, scale_of
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import make_plan
 from ups.data.published import find_file
-from ups.data.sources import simulate_files
+from ups.data.simulated import simulate_files
 from ups.data.trajectories import find_datasets, find_files, thin
 from ups.errors import ConfigFault, OutOfMemory, StorageFault
 from ups.files import read_json

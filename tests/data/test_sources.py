@@ -11,10 +11,11 @@ import pytest
 from tests.contents import expect_one_line
 from ups.data import sources
 from ups.data.published import read_published_files
-from ups.data.sources import ChecksumCache, list_files, simulate_files
-from ups.errors import ConfigFault, DataFault, Locked
+from ups.data.simulated import simulate_files
+from ups.data.sources import ChecksumCache, list_files
+from ups.errors import DataFault
 from ups.files import NAME as PLAIN
-from ups.files import digest_of, only_writer, read_json
+from ups.files import digest_of, read_json
 
 NAME = "1D_Advection_Sols_beta0.4.hdf5"
 RECIPE: dict[str, Any] = {
@@ -33,61 +34,6 @@ def simulated(folder: Path, recipe: dict[str, Any], identity: str = "solvers 1")
     return simulate_files(folder, [recipe], identity, lambda count: None)[NAME]
 
 
-def inode(path: Path) -> int:
-    """What changes when a file is made again and renamed over the old one."""
-    return path.stat().st_ino
-
-
-def test_simulated_file_is_described(tmp_path: Path):
-    """The entry of a simulated file has its true size and MD5 sum."""
-    entry = simulated(tmp_path, RECIPE)
-    expected = {"bytes": (tmp_path / NAME).stat().st_size, "md5": digest_of(tmp_path / NAME, "md5")}
-    assert entry == expected | {"family": "advection_1d"}
-
-
-def test_simulated_file_is_reused(tmp_path: Path):
-    """The same recipe simulates nothing the second time and gives the same entry."""
-    entry, first = simulated(tmp_path, RECIPE), inode(tmp_path / NAME)
-    assert simulated(tmp_path, RECIPE) == entry
-    assert inode(tmp_path / NAME) == first
-
-
-@pytest.mark.parametrize("change", [{"seed": 1}, {"num_trajectories": 4}, {"duration": 1.0}])
-def test_changed_recipe_simulates_again(tmp_path: Path, change: dict[str, Any]):
-    """A file made with another recipe is made again under its name."""
-    entry = simulated(tmp_path, RECIPE)
-    again = simulated(tmp_path, RECIPE | change)
-    assert again["md5"] != entry["md5"]
-    assert again["md5"] == digest_of(tmp_path / NAME, "md5")
-
-
-def test_changed_solvers_simulate_again(tmp_path: Path):
-    """A file made by other solvers is made again."""
-    simulated(tmp_path, RECIPE)
-    first = inode(tmp_path / NAME)
-    simulated(tmp_path, RECIPE, "solvers 2")
-    assert inode(tmp_path / NAME) != first
-
-
-def test_lost_file_is_simulated_again(tmp_path: Path):
-    """A file that was deleted comes back with the same content."""
-    entry = simulated(tmp_path, RECIPE)
-    (tmp_path / NAME).unlink()
-    assert simulated(tmp_path, RECIPE) == entry
-    assert digest_of(tmp_path / NAME, "md5") == entry["md5"]
-
-
-def test_only_one_process_simulates_into_a_folder(tmp_path: Path):
-    """Another one is refused in one line while files are missing, and needs no lock once they are there."""
-    with only_writer(tmp_path / "simulated.json"):
-        with pytest.raises(Locked, match="another process writes .*simulated.json; wait for it or stop it"):
-            simulated(tmp_path, RECIPE)
-        assert not (tmp_path / NAME).exists()
-    entry = simulated(tmp_path, RECIPE)
-    with only_writer(tmp_path / "simulated.json"):
-        assert simulated(tmp_path, RECIPE) == entry
-
-
 def test_a_file_that_changes_while_its_sum_is_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The sum of what was there before must not count for what is there now."""
     simulated(tmp_path / "raw", RECIPE)
@@ -102,13 +48,6 @@ def test_a_file_that_changes_while_its_sum_is_taken_is_refused(tmp_path: Path, m
     with pytest.raises(DataFault, match="it changes while it is read; wait until it is complete"):
         list_files(tmp_path / "raw", tmp_path / "checksums.json")
     assert not (tmp_path / "checksums.json").exists()
-
-
-def test_duplicates_are_refused(tmp_path: Path):
-    """Two datasets with one file name are refused before anything is simulated."""
-    with pytest.raises(ConfigFault, match=f"{NAME} twice"):
-        simulate_files(tmp_path, [RECIPE, RECIPE | {"seed": 1}], "solvers 1", lambda count: None)
-    assert not list(tmp_path.iterdir())
 
 
 def test_sums_of_a_folder_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -169,13 +108,6 @@ def test_wrong_sums_are_one_line(tmp_path: Path):
     list_files(tmp_path / "raw", tmp_path / "sums.json")
     read = partial(list_files, tmp_path / "raw", tmp_path / "sums.json")
     expect_one_line(tmp_path / "sums.json", read, ("stamp", "md5"), of_each_file=True)
-
-
-def test_wrong_records_are_one_line(tmp_path: Path):
-    """Whatever stands in `simulated.json`, its reader says what is wrong in one line and simulates nothing."""
-    simulated(tmp_path, RECIPE)
-    read = partial(simulated, tmp_path, RECIPE)
-    expect_one_line(tmp_path / "simulated.json", read, ("made_by", "bytes", "md5"), of_each_file=True)
 
 
 def test_empty_folder_is_refused(tmp_path: Path):

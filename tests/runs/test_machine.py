@@ -42,6 +42,18 @@ def test_a_parameter_comes_first(tmp_path: Path):
     )
 
 
+def test_much_data_is_scored_by_all_cores_of_a_cpu(monkeypatch: pytest.MonkeyPatch):
+    """Little data by one process, and what the parameters or a GPU say comes first."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    one, two = (launched(device="auto", num_processes=number) for number in (1, 2))
+    scoring = machine.scoring_launch(one, machine.MANY_TOKENS)
+    assert (scoring.num_processes, scoring.threads_per_process) == (4, 1)
+    assert machine.scoring_launch(one, machine.MANY_TOKENS - 1) == one
+    assert machine.scoring_launch(two, machine.MANY_TOKENS) == two
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert machine.scoring_launch(one, machine.MANY_TOKENS) == one
+
+
 def test_places_do_not_disturb_each_other(tmp_path: Path):
     """What is remembered for one stage leaves the others, and the last word counts."""
     for stage, tokens in (("operator", 512), ("steady", 64), ("operator", 256)):

@@ -1,4 +1,4 @@
-"""The three sources of raw files (simulated, downloaded, a folder of the user), with size and MD5 of each file."""
+"""Raw files that are downloaded or lie in a folder of the user, with size and MD5 of each."""
 
 import hashlib
 from collections.abc import Callable
@@ -11,7 +11,6 @@ from typing import Any
 from ups.data.arrays import stamp
 from ups.data.download import download_file, lock
 from ups.data.families import Family
-from ups.data.http import Advance
 from ups.data.inspection import inspect
 from ups.data.partial import fetch_trajectories
 from ups.data.pdebench import FAMILIES
@@ -19,24 +18,14 @@ from ups.data.plan import DownloadPlan, PlannedFile
 from ups.data.published import refuse_outdated_md5
 from ups.data.remote import identify
 from ups.data.trajectories import find_files
-from ups.errors import ConfigFault, DataFault
-from ups.files import digest_of, files_in, is_remote, only_writer, read_json, write_json
+from ups.errors import DataFault
+from ups.files import digest_of, files_in, is_remote, read_json, write_json
 
 Files = dict[str, dict[str, Any]]
 """File name relative to the raw folder -> {"bytes", "md5", "family"}."""
 
-SIMULATED = "simulated.json"
 SUPPLEMENT = "supplement"  # folder, below that of simulated files, with trajectories for small training splits
 CHECKSUMS = "checksums.json"
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """A file in `simulated.json`; `made_by` has recipe, identity of the solvers and digest of the family."""
-
-    made_by: dict[str, Any]
-    bytes: int
-    md5: str
 
 
 @dataclass(frozen=True)
@@ -45,49 +34,6 @@ class Checksum:
 
     stamp: tuple[int, int]
     md5: str
-
-
-def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, advance: Advance) -> Files:
-    """Simulate the files that `folder` lacks; a recipe has the arguments of `simulate`, `identity` names the solvers.
-
-    `simulated.json` in `folder` records recipe and identity of each file: a file with another record is simulated anew.
-
-    Raises:
-        Locked: another process simulates files into this folder.
-    """
-    from ups.data.simulate import files_of, simulate
-
-    calls = [call for recipe in recipes for call in files_of(recipe).items()]
-    names = [name for name, _ in calls]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigFault(f"simulate.datasets names {', '.join(twice)} twice: give each dataset its own parameters")
-    families = {name: recipe["family"] for name, recipe in calls}
-    made_by = {
-        name: {"recipe": recipe, "identity": identity, "family": FAMILIES[recipe["family"]].digest}
-        for name, recipe in calls
-    }
-    known = _simulated(folder)
-    if _missing(folder, made_by, known):
-        with only_writer(folder / SIMULATED):
-            known = _simulated(folder)  # another process may have ended just now
-            for name in _missing(folder, made_by, known):
-                path = folder / name
-                simulate(path, **made_by[name]["recipe"], advance=advance)
-                known[name] = Simulated(made_by[name], path.stat().st_size, digest_of(path, "md5"))
-                write_json(folder / SIMULATED, {name: asdict(record) for name, record in known.items()})
-    return {name: _entry(known[name].bytes, known[name].md5, families[name]) for name in names}
-
-
-def _simulated(folder: Path) -> dict[str, Simulated]:
-    return read_json(folder / SIMULATED, dict[str, Simulated]) if (folder / SIMULATED).is_file() else {}
-
-
-def _missing(folder: Path, made_by: dict[str, dict[str, Any]], known: dict[str, Simulated]) -> list[str]:
-    """Names of the files that are not there, or were made by something else."""
-    present = {name: folder / name for name, record in known.items() if record.made_by == made_by.get(name)}
-    whole = {name for name, path in present.items() if path.is_file() and path.stat().st_size == known[name].bytes}
-    return [name for name in made_by if name not in whole]
 
 
 def is_added(name: str) -> bool:
@@ -138,7 +84,7 @@ def download_files(
             stop.set()
             pool.shutdown(cancel_futures=True)
     sizes = {planned.name: (plan.folder / planned.name).stat().st_size for planned in plan.files}
-    return {each.name: _entry(sizes[each.name], done.result(), each.file.family) for done, each in running.items()}
+    return {each.name: entry_of(sizes[each.name], done.result(), each.file.family) for done, each in running.items()}
 
 
 class ChecksumCache:
@@ -178,7 +124,8 @@ class ChecksumCache:
         return path.name if path.parent == self.path.parent else str(path)
 
 
-def _entry(num_bytes: int, md5: str, family: str) -> dict[str, Any]:
+def entry_of(num_bytes: int, md5: str, family: str) -> dict[str, Any]:
+    """What `Files` has of a file."""
     return {"bytes": num_bytes, "md5": md5, "family": family}
 
 
@@ -193,7 +140,7 @@ def list_files(folder: Path, checksum_file: Path) -> Files:
         path = folder / name
         num_bytes, md5 = identify(path) if is_remote(path) else _identify(path, checksums)
         refuse_outdated_md5(path, md5)
-        files[name] = _entry(num_bytes, md5, family)
+        files[name] = entry_of(num_bytes, md5, family)
     return files
 
 

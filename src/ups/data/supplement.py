@@ -15,7 +15,8 @@ import torch
 from ups.data.families import Dataset, Subsample, base_of
 from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
-from ups.data.sources import Files, simulate_files
+from ups.data.simulated import simulate_files
+from ups.data.sources import Files
 from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault, DataFault
 from ups.files import is_remote, relative

@@ -10,7 +10,8 @@ from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import log_plan, make_plan, select
 from ups.data.recognition import digests_of
-from ups.data.sources import SUPPLEMENT, Files, download_files, list_files, simulate_files
+from ups.data.simulated import simulate_files
+from ups.data.sources import SUPPLEMENT, Files, download_files, list_files
 from ups.files import place_of
 from ups.pipelines import cached, step
 from ups.runs.progress import ProgressBar, TransferBars

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,9 @@ from ups.data.sources import find_families, list_files
 from ups.files import place_of
 from ups.pipelines import STAGES, cached, reporting, step
 from ups.pipelines.reporting import steady_by_family
-from ups.runs.machine import compute_as_in_training, device
-from ups.runs.progress import ProgressBar
+from ups.runs.machine import compute_as_in_training, device, scoring_launch
 from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, trained_receipts
-from ups.runs.torchrun import run_query
 
 if TYPE_CHECKING:
     from ups.surrogate.trained import Trained
@@ -138,14 +137,16 @@ def choose_on_valid_split(
         Fault: from one of several processes, or LostWorker if one was killed or hung.
     """
     from ups.evaluation.choice import MODULE, choose, joined, path_of, validation_sets
+    from ups.evaluation.parts import num_tokens, on_ranks
     from ups.evaluation.predictions import Compute
 
     sets = validation_sets(trained, raw)
+    launch = scoring_launch(launch, num_tokens(chain(*sets.values())))
     if launch.num_processes == 1 or len(sets) == 1:
         compute = Compute.of(launch)
         return choose(folder, trained.surrogate(compute.device), sets, config, compute)
     run = _shared_run(folder, "choose_corrector", config.model_dump(mode="json"), trained, launch, raw)
-    _on_ranks(MODULE, run, {}, {path_of(folder, family): 1.0 for family in sets}, "families")
+    on_ranks(MODULE, run, {}, {path_of(folder, family): 1.0 for family in sets}, "families")
     return joined(folder, list(sets))
 
 
@@ -190,18 +191,27 @@ def score_test_split(
     Raises:
         Fault: from one of several processes, or LostWorker if one was killed or hung.
     """
-    from ups.evaluation.parts import MODULE, held_out_sets, joined, make_parts, path_of, score_sets
+    from ups.evaluation.parts import (
+        MODULE,
+        held_out_sets,
+        joined,
+        make_parts,
+        num_tokens,
+        on_ranks,
+        path_of,
+        score_sets,
+    )
     from ups.evaluation.predictions import Compute
 
     request = {"num_trajectories": num_trajectories, "choices": choices or {}}
     sets = held_out_sets(trained, raw, **request)
-    shared = launch.num_processes > 1
-    parts = make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes) if shared else []
-    if len(parts) > 1:
+    launch = scoring_launch(launch, num_tokens(sets))
+    several = launch.num_processes > 1
+    if several and len(parts := make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes)) > 1:
         # `model_dump` leaves out what does not change the test scores
         run = _shared_run(folder, "evaluate", dict(config), trained, launch, raw)
         costs = {path_of(folder, part): part.cost for part in parts}
-        _on_ranks(MODULE, run, request, costs, "parts")
+        on_ranks(MODULE, run, request, costs, "parts")
         records = joined(folder, parts)
     else:
         compute = Compute.of(launch)
@@ -217,21 +227,6 @@ def _shared_run(
     # A single process does without torch's deterministic algorithms too.
     alike = launch.model_copy(update={"num_nodes": 1, "rendezvous": None, "deterministic": False})
     return Run(folder, step_name, "", section, inputs, alike, device(launch), trained.data_root, raw)
-
-
-def _on_ranks(module: str, run: Run, request: dict[str, Any], costs: dict[Path, float], unit: str) -> None:
-    """Have the processes of a job write the files that are missing; `costs` are those of all files."""
-    from ups.evaluation.parts import prepare
-
-    prepare(run.folder)
-    left = dict(costs)
-
-    def show_done() -> None:
-        for path in [path for path in left if path.is_file()]:
-            bar.advance(1, left.pop(path))
-
-    with ProgressBar(run.stage, len(costs), unit, sum(costs.values())) as bar:
-        run_query(module, run, request, show_done)
 
 
 def evaluate_external(

@@ -28,6 +28,7 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 TUNING = "tuning.json"
 GIBIBYTE = 2**30
 LONG_CALL_SECONDS = 5.0
+MANY_TOKENS, MOST_PROCESSES = 50_000, 8  # of trajectories that several processes score on a CPU
 FLOAT8_CAPABILITY = (8, 9)  # of GPUs that multiply matrices in float8: Ada, Hopper and later
 FOR_GPUS = {"compile": ("reduce-overhead", "true"), "sharding": ("fsdp-offload", "fsdp")}
 Tuning = dict[str, PositiveInt | None]
@@ -108,6 +109,18 @@ def compute_as_in_training(launch: LaunchConfig) -> None:
 
     torch.set_num_threads(launch.threads_per_process or os.cpu_count() or 1)
     use_whole_float32()
+
+
+def scoring_launch(launch: LaunchConfig, num_tokens: int) -> LaunchConfig:
+    """`launch` with a process for each core of a CPU where there is much to score; `num_tokens` are those of all data.
+
+    A step of training is too short to be shared by processes on the cores of a small CPU, whole trajectories are not.
+    """
+    if device(launch) == "cuda" or launch.num_processes > 1 or num_tokens < MANY_TOKENS:
+        return launch
+    return launch.model_copy(
+        update={"num_processes": min(os.cpu_count() or 1, MOST_PROCESSES), "threads_per_process": 1}
+    )
 
 
 def with_tuned_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: Path) -> LaunchConfig:
