@@ -14,7 +14,6 @@ from tests.untrained import receipt
 from ups.evaluation import choice, parts
 from ups.evaluation.corrector import Validation
 from ups.files import read_json, write_json
-from ups.pipelines import evaluation
 from ups.pipelines.evaluation import choose_on_valid_split
 from ups.runs.run import REQUEST, RESULT, Run
 from ups.surrogate.trained import Trained
@@ -68,7 +67,7 @@ def test_a_rank_chooses_for_what_no_other_has_taken(
         return read_json(run.folder / RESULT)
 
     monkeypatch.setattr(choice, "choose_for_family", noted)
-    monkeypatch.setattr(evaluation, "run_query", query)
+    monkeypatch.setattr(parts, "run_query", query)
     found = choose(tmp_path, models, 2)
     assert found["families"] == one["families"] | {taken: "another's"}
     assert {name: found["report"][name] for name in others} == {name: one["report"][name] for name in others}

@@ -20,7 +20,6 @@ from ups.evaluation.scores import TrajectorySet, held_out
 from ups.files import read_json, write_json
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator, SteadyModel
-from ups.pipelines import evaluation
 from ups.pipelines.evaluation import score_test_split
 from ups.runs.run import REQUEST, RESULT, Run
 from ups.surrogate.trained import Trained
@@ -74,7 +73,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         on_poll()
         return read_json(run.folder / RESULT)
 
-    monkeypatch.setattr(evaluation, "run_query", query)
+    monkeypatch.setattr(parts, "run_query", query)
 
 
 def test_parts_have_every_score_once(models: Trained):
