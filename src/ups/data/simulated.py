@@ -110,8 +110,8 @@ def _in_processes(recipes: dict[Path, dict[str, Any]], num_processes: int, advan
         running = {pool.submit(_simulate, path, recipe): path for path, recipe in recipes.items()}
         while running:
             done, _ = wait(running, SECONDS, FIRST_COMPLETED)
-            advance(solved.value - counted)
-            counted = solved.value
+            before, counted = counted, solved.value
+            advance(counted - before)
             for future in done:
                 future.result()
                 yield running.pop(future)
