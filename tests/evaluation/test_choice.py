@@ -11,6 +11,7 @@ from tests.evaluation.test_corrector import CONFIG
 from tests.evaluation.test_external import stages
 from tests.training.jobs import launched
 from tests.untrained import receipt
+from ups import pipelines
 from ups.evaluation import choice, parts
 from ups.evaluation.corrector import Validation
 from ups.files import read_json, write_json
@@ -67,7 +68,7 @@ def test_a_rank_chooses_for_what_no_other_has_taken(
         return read_json(run.folder / RESULT)
 
     monkeypatch.setattr(choice, "choose_for_family", noted)
-    monkeypatch.setattr(parts, "run_query", query)
+    monkeypatch.setattr(pipelines, "run_query", query)
     found = choose(tmp_path, models, 2)
     assert found["families"] == one["families"] | {taken: "another's"}
     assert {name: found["report"][name] for name in others} == {name: one["report"][name] for name in others}

@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from tests.evaluation.test_external import CORRECTOR, config, stages
 from tests.training.jobs import launched
 from tests.untrained import receipt
+from ups import pipelines
 from ups.errors import DataFault, LostWorker
 from ups.evaluation import parts
 from ups.evaluation.parts import make_parts, score_sets
@@ -73,7 +74,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         on_poll()
         return read_json(run.folder / RESULT)
 
-    monkeypatch.setattr(parts, "run_query", query)
+    monkeypatch.setattr(pipelines, "run_query", query)
 
 
 def test_parts_have_every_score_once(models: Trained):

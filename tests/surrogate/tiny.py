@@ -7,6 +7,7 @@ from tests.backbones import small
 from ups.data.families import NUM_CONDITIONS, Dataset, Family
 from ups.data.pdebench import FAMILIES
 from ups.models.codec import Codec, FieldGroup, group_name
+from ups.models.grid import patch_edge
 from ups.models.operator import Operator, SteadyModel
 from ups.models.sizes import Domain, Sizes
 from ups.surrogate.export import PhysicalModel
@@ -71,8 +72,9 @@ def tiny_surrogate(name: str, *, history: bool = False) -> Surrogate:
         model.persistence.bases[1].copy_(torch.block_diag(*codec.bases(group_name(name, "fields"))[..., :components]))
         model.persistence.gains.uniform_(generator=generator)
         model.persistence.find_fitted()
-        gas, flow = model.constraints
-        for constraint, is_on in ((gas, "density" in family.fields), (flow, bool(family.divergence_free))):
+        is_scalar = family.isotropic and not family.vectors and bool(patch_edge(components, dims))
+        suits = "density" in family.fields, bool(family.divergence_free), is_scalar
+        for constraint, is_on in zip(model.constraints, suits, strict=True):
             constraint.units[1, :, :fields] = torch.tensor([[0.7], [0.1]]) * is_on
             constraint.find_on()
         model.statistics.validation_error.fill_(0.5)

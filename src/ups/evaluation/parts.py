@@ -30,7 +30,6 @@ from ups.evaluation.selected import SearchChoice
 from ups.files import open_plain, publish, read_json, remove_leftovers, storage_faults, write_json
 from ups.runs.progress import ProgressBar
 from ups.runs.run import REQUEST, RESULT, Run
-from ups.runs.torchrun import run_query
 from ups.surrogate.surrogate import Surrogate
 from ups.surrogate.trained import OFF, Trained
 from ups.training.distributed import Ranks
@@ -141,23 +140,6 @@ def models_of(run: Run, ranks: Ranks) -> tuple[Trained, Surrogate, Compute]:
         if model is not None:
             model.register_forward_hook(lambda *_: alive.touch())
     return trained, surrogate, compute
-
-
-def on_ranks(module: str, run: Run, request: dict[str, Any], costs: dict[Path, float], unit: str) -> None:
-    """Have the processes of a job write the files that are missing; `costs` are those of all files.
-
-    Raises:
-        Fault: from one of the processes, or LostWorker if one was killed or hung.
-    """
-    prepare(run.folder)
-    left = dict(costs)
-
-    def show_done() -> None:
-        for path in [path for path in left if path.is_file()]:
-            bar.advance(1, left.pop(path))
-
-    with ProgressBar(run.stage, len(costs), unit, sum(costs.values())) as bar:
-        run_query(module, run, request, show_done)
 
 
 def prepare(folder: Path) -> None:

@@ -26,7 +26,10 @@ from kedro.pipeline import node
 from kedro.pipeline.node import Node
 from pydantic import BaseModel
 
+from ups.runs.progress import ProgressBar
+from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, cached_step, fingerprint
+from ups.runs.torchrun import run_query
 
 OF_EVERY_RUN = {"launch": "params:launch", "raw": "params:raw_root", "data_root": "params:data_root"}
 STAGES = {stage: f"{stage}_receipt" for stage in ("codec", "operator", "steady", "diffusion", "consistency")}
@@ -60,3 +63,22 @@ def cached(
     The step's folder is below `root/place`, its key made of configuration, inputs and the code behind `module`.
     """
     return partial(cached_step, name, root / place, fingerprint(module, config, inputs), root=root)
+
+
+def on_ranks(module: str, run: Run, request: dict[str, Any], costs: dict[Path, float], unit: str) -> None:
+    """Have the processes of a job write the files that are missing; `costs` are those of all files.
+
+    Raises:
+        Fault: from one of the processes, or LostWorker if one was killed or hung.
+    """
+    from ups.evaluation.parts import prepare
+
+    prepare(run.folder)
+    left = dict(costs)
+
+    def show_done() -> None:
+        for path in [path for path in left if path.is_file()]:
+            bar.advance(1, left.pop(path))
+
+    with ProgressBar(run.stage, len(costs), unit, sum(costs.values())) as bar:
+        run_query(module, run, request, show_done)

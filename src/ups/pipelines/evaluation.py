@@ -20,7 +20,7 @@ from ups.config import (
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import find_families, list_files
 from ups.files import place_of
-from ups.pipelines import STAGES, cached, reporting, step
+from ups.pipelines import STAGES, cached, on_ranks, reporting, step
 from ups.pipelines.reporting import steady_by_family
 from ups.runs.machine import compute_as_in_training, device, scoring_launch
 from ups.runs.run import Run
@@ -137,7 +137,7 @@ def choose_on_valid_split(
         Fault: from one of several processes, or LostWorker if one was killed or hung.
     """
     from ups.evaluation.choice import MODULE, choose, joined, path_of, validation_sets
-    from ups.evaluation.parts import num_tokens, on_ranks
+    from ups.evaluation.parts import num_tokens
     from ups.evaluation.predictions import Compute
 
     sets = validation_sets(trained, raw)
@@ -197,7 +197,6 @@ def score_test_split(
         joined,
         make_parts,
         num_tokens,
-        on_ranks,
         path_of,
         score_sets,
     )
