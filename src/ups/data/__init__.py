@@ -9,8 +9,9 @@ Where raw files come from:
 - `http`: requests for ranges of bytes, retries, remote files
 - `download`: one whole file, resumed and checked; the part of a file that has arrived
 - `partial`: some trajectories of a remote file
-- `simulate`: files from our own solvers, in PDEBench's layouts
-- `sources`: the three sources (simulated, folder, downloaded), with sizes and MD5 sums
+- `simulate`: a file from our own solvers, in PDEBench's layouts
+- `simulated`: the files that are simulated already, and the processes that simulate the others
+- `sources`: files that are downloaded or lie in a folder, with sizes and MD5 sums
 - `own`: `write_dataset` and `examine`, for data of one's own
 - `estimate`: sizes of datasets and latents, known before any value is read
 
