@@ -28,8 +28,8 @@ TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 TUNING = "tuning.json"
 GIBIBYTE = 2**30
 LONG_CALL_SECONDS = 5.0
-# Of trajectories that several processes score on a CPU: on two cores their start takes longer than they save with 82,000
-# tokens (18 s instead of 13 s), and pays with 306,000 (56 s instead of 67 s).
+# Of trajectories that several processes score on a CPU. On two cores their start takes longer than they save with
+# 82,000 tokens (18 s, and 13 s with one), and pays with 306,000 (56 s, and 67 s with one).
 MANY_TOKENS, MOST_PROCESSES = 200_000, 8
 FLOAT8_CAPABILITY = (8, 9)  # of GPUs that multiply matrices in float8: Ada, Hopper and later
 FOR_GPUS = {"compile": ("reduce-overhead", "true"), "sharding": ("fsdp-offload", "fsdp")}
