@@ -215,19 +215,29 @@ def test_residual_scale_calibrates(decide: Callable[..., dict], std: float, scal
 @pytest.mark.parametrize(("std", "tried"), [(0.5, {1.0, 1.4}), (1.0, {0.7, 1.0, 1.4}), (2.0, {0.7, 1.0})])
 def test_scales_that_cannot_calibrate_are_not_tried(decide: Callable[..., dict], std: float, tried: set[float]):
     """Of a denoiser of half the standard deviation no smaller scale is tried, of one of twice it no larger one."""
-    config = CONFIG.model_copy(update={"max_miscalibration": 1.4, "refine": [], "noise_correlations": [0.0]})
+    limits = {"max_miscalibration": 1.4, "max_nrmse": 2.0, "max_high_band": 3.0}
+    config = CONFIG.model_copy(update=limits | {"refine": [], "noise_correlations": [0.0]})
     report = decide(fresh(0.0, 1.0), posterior_mean(0.0, std), config=config)["report"][FAMILY]
     assert {one["correction"]["residual_scale"] for one in report["candidates"]} == tried
 
 
 def test_only_the_two_most_promising_scales_are_tried(decide: Callable[..., dict]):
     """Half the standard deviation: of six scales those that bring the spread-skill ratio nearest to 1, about 2."""
-    update = {"max_miscalibration": 4.0, "refine": [], "noise_correlations": [0.0]}
-    update |= {"residual_scales": [0.7, 0.85, 1.4, 2.0, 2.1, 4.0]}
+    update = {"max_miscalibration": 4.0, "max_nrmse": 2.0, "max_high_band": 3.0, "refine": []}
+    update |= {"noise_correlations": [0.0], "residual_scales": [0.7, 0.85, 1.4, 2.0, 2.1, 4.0]}
     config = CONFIG.model_copy(update=update)
     report = decide(fresh(0.0, 1.0), posterior_mean(0.0, 0.5), config=config)["report"][FAMILY]
     tried = {c["correction"]["residual_scale"] for c in report["candidates"] if c["method"] == "diffusion"}
     assert tried == {1.0, 2.0, 2.1}
+
+
+@pytest.mark.parametrize("limit", ["max_nrmse", "max_high_band"])
+def test_no_larger_scale_where_errors_exceed_their_limit(decide: Callable[..., dict], limit: str):
+    """Residuals of mean 0 add the error of the ensemble's mean, and more with a larger scale, which would calibrate."""
+    update = {"max_miscalibration": 4.0, "max_nrmse": 9.0, "max_high_band": 9.0, "refine": [], limit: 1.0}
+    config = CONFIG.model_copy(update=update | {"noise_correlations": [0.0]})
+    report = decide(fresh(0.0, 1.0), posterior_mean(0.0, 0.5), config=config)["report"][FAMILY]
+    assert max(one["correction"]["residual_scale"] for one in report["candidates"]) == 1.0
 
 
 def test_only_validation_trajectories_are_read(decide: Callable[..., dict]):
@@ -268,6 +278,8 @@ def test_an_exact_student_is_accepted(decide: Callable[..., dict]):
     assert (student["mode"], student["sigma"], student["num_steps"]) == ("sample", 10.0, 1)
     assert accept["accepted"] and accept["evaluations"] == 16.0
     assert accept["nRMSE"] == pytest.approx(1.0, abs=0.02) and accept["CRPS"] == pytest.approx(1.0, abs=0.04)
+    tried = [one["correction"] for one in decision["report"][FAMILY]["candidates"] if one["method"] == "consistency"]
+    assert {correction["num_steps"] for correction in tried} == {1}, "one evaluation is enough"
 
 
 @pytest.mark.parametrize(

@@ -205,25 +205,33 @@ def try_diffusion(validation: Validation) -> list[Candidate]:
 
 
 def try_consistency(validation: Validation, teacher: Candidate) -> list[Candidate]:
-    """Candidates of the student in one and two evaluations, from the teacher's noise level."""
-    tried = []
-    for num_steps in validation.config.student.num_steps:
+    """Candidates of the student from the teacher's noise level, in few evaluations, then in more if none is as good."""
+    tried, limits = [], validation.config.student
+    for num_steps in sorted(limits.num_steps):
         correction = replace(teacher.correction, num_steps=num_steps, residual_scale=1.0)
         unscaled = validation.candidate("consistency", correction)
         tried += [unscaled, *_with_residual_scales(validation, unscaled)]
+        if any(_is_as_good(student, teacher, limits) for student in tried):
+            break
     return tried
 
 
 def _with_residual_scales(validation: Validation, unscaled: Candidate) -> list[Candidate]:
-    """The correction with the scales that may calibrate it best: spread-skill is about proportional to them."""
-    limit = MARGIN * validation.config.max_miscalibration
+    """The correction with the scales that may calibrate it best: spread-skill is about proportional to them.
+
+    None above 1 where an error exceeds its limit, and that of the plain model, at 1: the squared error is a parabola in
+    the scale, which begins at scale 0 with that of the plain model, so that it rises further beyond 1.
+    """
+    config, limit = validation.config, MARGIN * validation.config.max_miscalibration
     lowest, highest = _values(unscaled.scores, "spread_skill").aminmax()
 
     def expected(scale: float) -> float:
         """The larger of the factors by which spread-skill would be above and below 1."""
         return max(float(scale * highest), 1 / float(scale * lowest))
 
-    scales = [scale for scale in validation.config.residual_scales if scale != 1.0 and expected(scale) <= limit]
+    errors = (unscaled.nrmse, config.max_nrmse), (unscaled.high_band, config.max_high_band)
+    largest = 1.0 if any(error > max(1.0, most) for error, most in errors) else math.inf
+    scales = [s for s in config.residual_scales if s != 1.0 and s <= largest and expected(s) <= limit]
     best = sorted(scales, key=expected)[:SCALES_TRIED]
     corrections = [replace(unscaled.correction, residual_scale=scale) for scale in best]
     return [validation.candidate(unscaled.method, correction) for correction in corrections]
@@ -231,8 +239,12 @@ def _with_residual_scales(validation: Validation, unscaled: Candidate) -> list[C
 
 def _student_rank(student: Candidate, teacher: Candidate, limits: StudentConfig) -> tuple[bool, int, tuple]:
     """Sort key, best first: students as good as the teacher, by number of evaluations; then the others, by rank."""
-    is_as_good = student.qualifies and _is_within(_errors_over(teacher, student), limits)
+    is_as_good = _is_as_good(student, teacher, limits)
     return not is_as_good, student.correction.num_steps * is_as_good, student.rank
+
+
+def _is_as_good(student: Candidate, teacher: Candidate, limits: StudentConfig) -> bool:
+    return student.qualifies and _is_within(_errors_over(teacher, student), limits)
 
 
 def _errors_over(teacher: Candidate, student: Candidate) -> dict[str, float]:

@@ -29,6 +29,7 @@ from ups.surrogate.trained import Trained
 # Of each dataset at most so much is described, evenly spaced: more would change its extremes little.
 MAX_SNAPSHOTS, MAX_TRAJECTORIES, MIN_TRAJECTORIES = 16, 1000, 16
 MAX_VALUES = 2**32
+VALUES_AT_ONCE = 2**20  # of snapshots that are described together, at least one
 MAX_VALIDATION = 32  # trajectories of each dataset whose error is measured
 
 Features = dict[tuple[str, str], list[Tensor]]
@@ -115,22 +116,24 @@ def _add_features(
     features: Features,
     advance: Callable[[int], None],
 ) -> None:
-    """Add those of chosen snapshots of these trajectories, one snapshot in memory at a time."""
+    """Add those of chosen snapshots of these trajectories, `VALUES_AT_ONCE` in memory at a time."""
     for index in indices:
         for kind, values in _snapshots(reader, index):
             group, u = groups[kind], torch.from_numpy(values)
             for channel, name in enumerate(getattr(reader.family, kind)):
                 how = {"log": group.log[channel], "mean": group.mean[channel], "std": group.std[channel]}
-                features[kind, name].append(describe(normalized(u[channel][None], **how), bands)[0])
+                features[kind, name] += describe(normalized(u[:, channel], **how), bands)
         advance(1)
 
 
 def _snapshots(reader: TrajectoryReader, index: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Kind and values (C, *grid) of the snapshots that are described, and of the coefficients."""
-    for time in _times(reader.dataset):
-        yield "fields", reader.read(index, time, time + 1)[0]
+    """Kind and values (S, C, *grid) of the snapshots that are described, and of the coefficients, S = 1."""
+    times = _times(reader.dataset)
+    count = max(1, VALUES_AT_ONCE // (len(reader.family.fields) * math.prod(reader.dataset.grid)))
+    for start in range(0, len(times), count):
+        yield "fields", np.concatenate([reader.read(index, t, t + 1) for t in times[start : start + count]])
     if reader.family.coefficients:
-        yield "coefficients", reader.read_coefficients(index)
+        yield "coefficients", reader.read_coefficients(index)[None]
 
 
 def _times(dataset: Dataset) -> list[int]:

@@ -65,7 +65,7 @@ def score_external(
 
             inspect("check", advance, folder=each.folder, dataset=asdict(each.dataset))
     compute = Compute.of(launch)
-    return {"records": score_sets(folder, trained.surrogate(compute.device), sets, config, compute)}
+    return {"records": score_sets(folder, trained.surrogate(compute.device), sets, config, compute, examples=True)}
 
 
 def _external_set(folder: Path, dataset: Dataset, codec: Codec, cache: LatentCache) -> TrajectorySet:

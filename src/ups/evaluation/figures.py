@@ -116,14 +116,13 @@ def plot_trajectories(name: str, family: str, arrays: Arrays) -> Figure:
 def _grid(num_rows: int, num_columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
     """Panels of a size in inches, with a narrow one for the colour bar at the end of each row.
 
-    The places are computed here, for a layout engine takes seconds for a hundred panels.
+    The places are computed here, for a layout engine takes seconds for a hundred panels and draws everything twice.
     """
     left, right, top, gap = 0.75, 0.5, 0.85, 0.22
     whole_width = max(left + right + num_columns * (width + 0.1) + 0.1, 4.6)
     bottom = 0.55 + 0.14 * -(-len(NRMSE_NOTE) // int(15 * whole_width))
     whole_height = top + bottom + num_rows * (height + gap)
-    figure = new_figure(whole_width, whole_height)
-    figure.set_layout_engine("none")
+    figure = new_figure(whole_width, whole_height, layout=None)
     edges = {"left": left / whole_width, "right": 1 - right / whole_width}
     edges |= {"top": 1 - top / whole_height, "bottom": bottom / whole_height}
     ratios = [1.0] * num_columns + [0.06]

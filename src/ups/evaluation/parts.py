@@ -63,11 +63,18 @@ def num_tokens(sets: Iterable[TrajectorySet]) -> int:
 
 
 def score_sets(
-    folder: Path, surrogate: Surrogate, sets: list[TrajectorySet], config: EvaluationConfig, compute: Compute
+    folder: Path,
+    surrogate: Surrogate,
+    sets: list[TrajectorySet],
+    config: EvaluationConfig,
+    compute: Compute,
+    *,
+    examples: bool = False,
 ) -> Records:
     """Score every method on every set in this process; write `folder/<dataset>.npz` for the figures.
 
-    Sets that an interrupted call with the same arguments has finished are not scored again.
+    `examples`: the file has, beside curves, the worst, median and best trajectory, which are predicted once more. Sets
+    that an interrupted call with the same arguments has finished are not scored again.
 
     Returns:
         Records {"family", "dataset", "method", "metric", "horizon", "value", "num_trajectories"}. "low" and "high" are
@@ -90,7 +97,7 @@ def score_sets(
             if path_of(folder, part).is_file():
                 advance(size)
             else:
-                how = {"config": config, "compute": compute, "advance": advance}
+                how = {"config": config, "compute": compute, "examples": examples, "advance": advance}
                 _write_part(folder, part, *score_part(folder, surrogate, part, **how))
     return joined(folder, parts)
 
@@ -109,11 +116,12 @@ def score_on_rank(run: Run, ranks: Ranks) -> None:
     trained, surrogate, compute = models_of(run, ranks)
     config, alive = EvaluationConfig(**run.config), run.alive(ranks.rank)
     assert run.raw is not None
-    sets = held_out_sets(trained, run.raw, **read_json(run.folder / REQUEST))
+    request = read_json(run.folder / REQUEST)
+    sets, examples = held_out_sets(trained, run.raw, **request), request["num_trajectories"] is None
     parts = make_parts(surrogate, sets, config, ranks.world_size)
 
     def score(part: Part) -> None:
-        how = {"config": config, "compute": compute, "advance": lambda _: alive.touch()}
+        how = {"config": config, "compute": compute, "examples": examples, "advance": lambda _: alive.touch()}
         _write_part(run.folder, part, *score_part(run.folder, surrogate, part, **how))
 
     dearest_first = sorted(parts, key=lambda part: part.cost, reverse=True)

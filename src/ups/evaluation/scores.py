@@ -132,6 +132,7 @@ def score_part(
     *,
     config: EvaluationConfig,
     compute: Compute,
+    examples: bool,
     advance: Callable[[int], None],
 ) -> tuple[list[dict[str, Any]], Arrays]:
     """Score the methods of a part; predictions that are to be kept are written into `folder`.
@@ -140,7 +141,7 @@ def score_part(
     the part: each method and horizon has noise of its own, and all parts of a set cut it into the same batches.
 
     Returns:
-        Records, see `ups.evaluation.parts.score_sets`, and arrays for figures.
+        Records, see `ups.evaluation.parts.score_sets`, and arrays for figures: curves, and if `examples` trajectories.
     """
     scored, dataset, family = part.scored, part.scored.dataset, part.scored.dataset.family
     on_grid = replace(compute.limited(surrogate), codec=surrogate.codec.on_grid(family, dataset.grid))
@@ -177,7 +178,7 @@ def score_part(
             free = count.without_limits(known["rollout"][plain])
             count.free = _scores_of(on_grid, scored, free, config, compute)
         uncounted = {h: known[h][plain] for h in HORIZONS}
-        arrays |= _examples(on_grid, scored, suites, uncounted, config, compute)
+        arrays |= _examples(on_grid, scored, suites, uncounted, config, compute) if examples else {}
     return records_of(surrogate, dataset, suites, limited), arrays
 
 

@@ -6,7 +6,7 @@ The colours can be told apart by colour-blind people (Okabe and Ito), and so can
 import io
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -72,9 +72,9 @@ def panel_grid(titles: dict[str, str], xlabel: str, ylabel: str) -> tuple[Figure
     return figure, panels
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, width and height in inches."""
-    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
+    """An empty figure, width and height in inches; `layout` None: its maker places the panels."""
+    return Figure(figsize=(width, height), dpi=120, layout=layout)
 
 
 def common_legend(figure: Figure, note: str = "") -> None:

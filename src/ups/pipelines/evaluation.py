@@ -185,8 +185,9 @@ def score_test_split(
 ) -> Receipt:
     """Records of the trained models on the test split; arrays for the figures are written into `folder`.
 
-    Of each dataset the first `num_trajectories` are scored; None: all. The processes of this node share the work. Their
-    number changes no record and no array, unless it changes threads or memory per process: then by rounding at most.
+    Of each dataset the first `num_trajectories` are scored; None: all, with examples for the figures. The processes of
+    this node share the work. Their number changes no record and no array, unless it changes threads or memory per
+    process: then by rounding at most.
 
     Raises:
         Fault: from one of several processes, or LostWorker if one was killed or hung.
@@ -214,7 +215,8 @@ def score_test_split(
         records = joined(folder, parts)
     else:
         compute = Compute.of(launch)
-        records = score_sets(folder, trained.surrogate(compute.device), sets, config, compute)
+        surrogate, whole = trained.surrogate(compute.device), num_trajectories is None
+        records = score_sets(folder, surrogate, sets, config, compute, examples=whole)
     return {"records": records, "datasets": {each.dataset.name: each.dataset.family for each in sets}}
 
 

@@ -127,7 +127,8 @@ class Update:
             parallel.parallelize(model, ranks, run.launch.sharding)
         self.exchange = getattr(torch, run.launch.exchange_precision)
         self.optimizer = make_optimizer(self.model, config)
-        self.num_updates = [0] * len(list(self.model.parameters()))
+        self.weights = list(zip(self.model.parameters(), self.average.parameters(), strict=True))
+        self.num_updates = [0] * len(self.weights)
         self.mean_norm, self.num_norms, self.num_skipped = torch.zeros(3, device=ranks.device)
         self.first_skipped = torch.tensor(-1.0, device=ranks.device)
         self.checked = 0
@@ -247,8 +248,8 @@ class Update:
 
     @record_function("update")
     def _apply(self, step: int, learning_rate: float) -> Tensor:
-        pairs = enumerate(zip(self.model.parameters(), self.average.parameters(), strict=True))
-        places, parameters, averages = zip(*((i, p, mean) for i, (p, mean) in pairs if p.grad is not None), strict=True)
+        used = ((i, p, mean) for i, (p, mean) in enumerate(self.weights) if p.grad is not None)
+        places, parameters, averages = zip(*used, strict=True)
         if self.inject.at("gradient", step):
             parameters[0].grad.add_(1.0)
         if self.checked < CHECKED_STEPS:
@@ -257,9 +258,9 @@ class Update:
         skip = self._is_bad(parallel.clip_gradients(parameters, self.config.clip_norm).to(self.ranks.device), step)
         self.optimizer.step(learning_rate, skip.to(parameters[0].device))  # the CPU's, where shards are kept there
         self.optimizer.zero_grad()
-        weights = [max(1 - self.config.ema_decay, 9 / (10 + self.num_updates[i])) for i in places]
+        fractions = [max(1 - self.config.ema_decay, 9 / (10 + self.num_updates[i])) for i in places]
         with torch.no_grad():
-            torch._foreach_lerp_(parallel.local_shards(averages), parallel.local_shards(parameters), weights)
+            torch._foreach_lerp_(parallel.local_shards(averages), parallel.local_shards(parameters), fractions)
         for i in places:
             self.num_updates[i] += 1
         return 1 - skip
