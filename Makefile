@@ -1,11 +1,11 @@
-# For a machine with Python 3.11+, make and git: `make run`, `make test`, `make docs`; for developers `make lint`, `make proof`, `make test-extras`, `make mutants`.
+# For a machine with Python 3.11+, make and git: `make run`, `make test`, `make docs`; for developers `make lint`, `make faults`, `make proof`, `make test-extras`, `make mutants`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export DO_NOT_TRACK := true
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: run test test-extras lint proof mutants docs requirements audit
+.PHONY: run test test-extras lint faults proof mutants docs requirements audit
 
 run: $(VENV)/installed
 	@echo 'Simulates small datasets of 11 PDEs, trains, evaluates and judges: 8 to 17 minutes on two CPU cores,'
@@ -26,8 +26,14 @@ test-extras: $(VENV)/installed
 	$(BIN)/python -m pip check
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/training/test_lightning.py tests/training/test_float8.py tests/data/test_remote.py tests/runs/test_submission.py
 
-# Faults, bit-exact resume on 1, 2 and 3 ranks, tuning and benchmark in miniature. Fewer kills per resumed job than
-# `pytest -m slow` makes, so that it ends within an hour on two cores.
+# Training under injected faults, and one resumed stage killed again and again: 20 minutes on two cores.
+faults: $(VENV)/installed
+	UPS_KILLS=3 $(BIN)/python -m pytest -m "faults or slow" tests/training/test_faults.py \
+		tests/training/test_faulty_checkpoints.py \
+		"tests/training/test_resume.py::test_a_stage_killed_again_and_again_ends_as_if_undisturbed[1-operator]"
+
+# All of it: faults, bit-exact resume of each stage on 1, 2 and 3 ranks, tuning and benchmark in miniature. Fewer kills per
+# resumed job than `pytest -m slow` makes, so that it ends within about an hour on two cores.
 proof: $(VENV)/installed
 	UPS_KILLS=3 $(BIN)/python -m pytest -m "faults or slow" --durations=20
 

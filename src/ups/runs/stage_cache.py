@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from filelock import Timeout
@@ -34,6 +35,7 @@ Receipt = dict[str, Any]
 
 # Configuration types and the table of families are data: their values are in the receipts and in the configuration.
 NOT_CODE = re.compile(r"\w+\.(config|data\.pdebench)(\.|$)")
+_parsing = Lock()  # of threads that build syntax trees at the same time CPython 3.11 fails with a SystemError
 
 
 def fingerprint(module: str, config: BaseModel | None, inputs: dict[str, Any], *also: str) -> str:
@@ -50,10 +52,11 @@ def code_digest(module: str) -> str:
     An import inside a function counts. Comments, docstrings and line breaks do not, nor do the modules in NOT_CODE.
     A package's `__init__` counts where a name is imported from it, not where it merely contains a module.
     """
-    names = _import_graph(module.partition(".")[0]).find_upstream_modules(module) | {module}
     digest = hashlib.sha256()
-    for name in sorted(name for name in names if not NOT_CODE.match(name)):
-        digest.update(f"{name}\n{_code(name)}\n".encode())
+    with _parsing:
+        names = _import_graph(module.partition(".")[0]).find_upstream_modules(module) | {module}
+        for name in sorted(name for name in names if not NOT_CODE.match(name)):
+            digest.update(f"{name}\n{_code(name)}\n".encode())
     return digest.hexdigest()
 
 
