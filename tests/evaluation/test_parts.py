@@ -1,10 +1,12 @@
 """Scores are the same for every number of processes, also after one of them was killed."""
 
+import io
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.modules.module import register_module_forward_hook
@@ -15,6 +17,7 @@ from tests.untrained import receipt
 from ups import pipelines
 from ups.errors import DataFault, LostWorker
 from ups.evaluation import parts
+from ups.evaluation.examples import ROLES
 from ups.evaluation.parts import make_parts, score_sets
 from ups.evaluation.predictions import Compute
 from ups.evaluation.scores import TrajectorySet, held_out
@@ -138,6 +141,16 @@ def test_what_is_scored_is_not_scored_again(
     assert contents(tmp_path / "parts") == one[1]
     assert scored[0] not in scored[1:] and len(scored) == len(sets_of(models)) + 1
     assert not list((tmp_path / "parts").rglob(".*.tmp"))
+
+
+def test_examples_are_predicted_for_figures_alone(models: Trained, tmp_path: Path, one: tuple):
+    """Without them the records are the same, and of the arrays those of trajectories are missing, no others."""
+    records = score_sets(tmp_path, models.surrogate("cpu"), sets_of(models), CONFIG, Compute(CPU, 2**30))
+    assert records == one[0]
+    for name in (each.dataset.name for each in sets_of(models)):
+        few, whole = dict(np.load(tmp_path / f"{name}.npz")), dict(np.load(io.BytesIO(one[1][f"{name}.npz"])))
+        assert set(few) == {key for key in whole if key.partition("/")[0] not in ROLES} < set(whole)
+        assert all(np.array_equal(values, whole[key], equal_nan=True) for key, values in few.items() if key != "title")
 
 
 def test_a_damaged_part_is_one_line(models: Trained, tmp_path: Path):

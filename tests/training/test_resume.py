@@ -12,7 +12,7 @@ from tests.training.jobs import INPUTS, SECONDS_PER_JOB, assert_same_training, a
 
 pytestmark = pytest.mark.slow
 
-# `make proof` kills fewer times, to end within half an hour.
+# `make faults` and `make proof` kill fewer times, to end sooner.
 STEPS, NUM_KILLS = 24, int(os.environ.get("UPS_KILLS", "10"))
 
 

@@ -117,7 +117,7 @@ def score_on_rank(run: Run, ranks: Ranks) -> None:
     config, alive = EvaluationConfig(**run.config), run.alive(ranks.rank)
     assert run.raw is not None
     request = read_json(run.folder / REQUEST)
-    sets, examples = held_out_sets(trained, run.raw, **request), request["num_trajectories"] is None
+    sets, examples = held_out_sets(trained, run.raw, **request["sets"]), request["examples"]
     parts = make_parts(surrogate, sets, config, ranks.world_size)
 
     def score(part: Part) -> None:

@@ -203,20 +203,19 @@ def score_test_split(
     )
     from ups.evaluation.predictions import Compute
 
-    request = {"num_trajectories": num_trajectories, "choices": choices or {}}
-    sets = held_out_sets(trained, raw, **request)
+    chosen, examples = {"num_trajectories": num_trajectories, "choices": choices or {}}, num_trajectories is None
+    sets = held_out_sets(trained, raw, **chosen)
     launch = scoring_launch(launch, num_tokens(sets))
     several = launch.num_processes > 1
     if several and len(parts := make_parts(trained.surrogate("cpu"), sets, config, launch.num_processes)) > 1:
         # `model_dump` leaves out what does not change the test scores
         run = _shared_run(folder, "evaluate", dict(config), trained, launch, raw)
         costs = {path_of(folder, part): part.cost for part in parts}
-        on_ranks(MODULE, run, request, costs, "parts")
+        on_ranks(MODULE, run, {"sets": chosen, "examples": examples}, costs, "parts")
         records = joined(folder, parts)
     else:
         compute = Compute.of(launch)
-        surrogate, whole = trained.surrogate(compute.device), num_trajectories is None
-        records = score_sets(folder, surrogate, sets, config, compute, examples=whole)
+        records = score_sets(folder, trained.surrogate(compute.device), sets, config, compute, examples=examples)
     return {"records": records, "datasets": {each.dataset.name: each.dataset.family for each in sets}}
 
 
