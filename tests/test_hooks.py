@@ -21,6 +21,7 @@ from ups.errors import DataFault, Fault, Preempted, StorageFault
 from ups.files import write_json
 from ups.hooks import FaultExit, TrackingHooks, check_inputs, data_parameters, texts_of
 from ups.runs import tracking
+from ups.runs.torchrun import stop_requested
 from ups.session import ConfigLoader
 from ups.settings import CONFIG_LOADER_ARGS
 
@@ -284,6 +285,18 @@ def test_a_run_that_was_asked_to_stop_is_killed_and_not_failed(monkeypatch: pyte
     with pytest.raises(FaultExit) as caught:
         TrackingHooks().on_pipeline_error(raised(Preempted("stopped at step 3")))
     assert closed == ["KILLED"] and caught.value.exit_code == 75
+
+
+def test_no_step_begins_after_a_run_was_asked_to_stop():
+    """With nodes in threads Kedro would still begin those that it has submitted."""
+    hooks = TrackingHooks()
+    hooks.before_node_run()
+    stop_requested.set()
+    try:
+        with pytest.raises(Preempted, match="interrupted"):
+            hooks.before_node_run()
+    finally:
+        stop_requested.clear()
 
 
 def test_the_data_of_a_run_are_tracked_without_secrets():

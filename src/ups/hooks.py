@@ -28,6 +28,7 @@ from ups.runs import tracking
 from ups.runs.agent import FirstNode
 from ups.runs.machine import describe_machine, refuse_under_torchrun
 from ups.runs.processes import is_out_of_memory, release_memory
+from ups.runs.progress import INTERRUPTED
 from ups.runs.torchrun import is_watching, stop_requested
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,11 @@ class TrackingHooks:
         signal.signal(signal.SIGINT, _stop)
 
     @hook_impl
+    def before_node_run(self) -> None:
+        if stop_requested.is_set():  # while another step was running in a thread, or between two steps
+            raise Preempted(INTERRUPTED)
+
+    @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         try:
             self._log_results()
@@ -190,7 +196,7 @@ def _stop(number: int, _: FrameType | None) -> None:
     stop_requested.set()
     signal.signal(number, signal.SIG_DFL)
     if not is_watching():
-        stopped = FaultExit(Preempted("interrupted; the same command resumes the step that was interrupted"))
+        stopped = FaultExit(Preempted(INTERRUPTED))
         stopped.show()
         sys.exit(stopped.exit_code)
 

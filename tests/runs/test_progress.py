@@ -6,8 +6,10 @@ import logging
 import pytest
 from rich.console import Console
 
+from ups.errors import Preempted
 from ups.runs import progress
-from ups.runs.progress import TransferBars
+from ups.runs.progress import ProgressBar, TransferBars
+from ups.runs.torchrun import stop_requested
 
 
 def test_bars_in_a_terminal(monkeypatch: pytest.MonkeyPatch):
@@ -42,3 +44,22 @@ def test_time_left_follows_cost(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
         for count, cost, clock[0] in ((4, 0.5, 1.0), (5, 0.5, 2.0)):
             bar.advance(count, cost)
     assert "evaluate: 9 of 10 trajectories, 03:18 left" in caplog.text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_an_interrupted_step_ends_at_its_next_advance(monkeypatch: pytest.MonkeyPatch, terminal: bool):
+    """A step that runs in a thread receives no signal: it ends where it would show its progress."""
+    screen = Console(file=io.StringIO(), force_terminal=terminal)
+    monkeypatch.setattr(progress, "get_console", lambda: screen)
+    with ProgressBar("report", 2, "datasets") as bar, TransferBars({"a.hdf5": 100}) as bars:
+        bar.advance(1)
+        bars.advance("a.hdf5", 50)
+        stop_requested.set()
+        try:
+            with pytest.raises(Preempted, match="interrupted"):
+                bar.advance(1)
+            with pytest.raises(Preempted, match="interrupted"):
+                bars.advance("a.hdf5", 50)
+        finally:
+            stop_requested.clear()
+    assert bar.done == 1

@@ -7,8 +7,12 @@ from typing import Self
 
 from rich import get_console, progress
 
+from ups.errors import Preempted
+from ups.runs.torchrun import stop_requested
+
 log = logging.getLogger(__name__)
 
+INTERRUPTED = "interrupted; the same command resumes the step that was interrupted"
 SECONDS_BETWEEN_LINES = 15.0
 RATE_SECONDS = 3600.0  # over which the rate is averaged: one unit, such as a dataset, may take minutes
 
@@ -42,7 +46,13 @@ class ProgressBar:
         self._bar.stop()
 
     def advance(self, count: int, cost: float | None = None) -> None:
-        """`count` more units are done, which were of this cost."""
+        """`count` more units are done, which were of this cost.
+
+        Raises:
+            Preempted: this command was interrupted while the step ran in a thread, which receives no signal.
+        """
+        if stop_requested.is_set():
+            raise Preempted(INTERRUPTED)
         self._show(self.done + count, self._bar.tasks[0].completed + (count if cost is None else cost), "")
 
     def reach(self, done: int, note: str = "") -> None:
@@ -80,10 +90,14 @@ class TransferBars:
         self._bars.stop()
 
     def advance(self, name: str, count: int) -> None:
-        """`count` more bytes of a file have arrived; a negative count where it has to start again."""
+        """`count` more bytes of a file have arrived; a negative count where it has to start again.
+
+        Raises:
+            Preempted: as by `ProgressBar.advance`.
+        """
         with self._lock:
+            self._total.advance(count)
             if self._bars.disable:
-                self._total.advance(count)
                 return
             if name not in self._tasks:
                 self._tasks[name] = self._bars.add_task(name, total=self.sizes[name])
