@@ -287,14 +287,20 @@ def test_a_run_that_was_asked_to_stop_is_killed_and_not_failed(monkeypatch: pyte
     assert closed == ["KILLED"] and caught.value.exit_code == 75
 
 
-def test_no_step_begins_after_a_run_was_asked_to_stop():
-    """With nodes in threads Kedro would still begin those that it has submitted."""
+def test_no_step_begins_after_another_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With nodes in threads Kedro would still begin those that it has submitted; a new run in this process begins."""
+    monkeypatch.setattr(tracking, "open_run", lambda *_: None)
+    monkeypatch.setattr("ups.hooks.atexit.register", lambda *_: None)
+    monkeypatch.setattr("ups.hooks.signal.signal", lambda *_: None)
     hooks = TrackingHooks()
+    hooks._data_root, hooks._parameters = tmp_path, dict(load(CONF, "parameters"))
     hooks.before_node_run()
-    stop_requested.set()
     try:
+        hooks.on_node_error()
         with pytest.raises(Preempted, match="interrupted"):
             hooks.before_node_run()
+        hooks.before_pipeline_run({"pipeline_names": None, "env": None, "runner": "ThreadRunner"})
+        hooks.before_node_run()
     finally:
         stop_requested.clear()
 

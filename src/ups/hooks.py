@@ -108,6 +108,7 @@ class TrackingHooks:
         names = run_params["pipeline_names"] or ["__default__"]
         tags = {"pipeline": ",".join(names), "env": run_params["env"] or "base"} | source_and_machine()
         self._started, launch = time.time(), LaunchConfig(**self._parameters["launch"])
+        stop_requested.clear()  # an earlier run in this process may have failed
         try:
             if launch.num_nodes > 1:
                 if any(name in run_params["runner"] for name in ("ThreadRunner", "ParallelRunner")):
@@ -130,6 +131,10 @@ class TrackingHooks:
     def before_node_run(self) -> None:
         if stop_requested.is_set():  # while another step was running in a thread, or between two steps
             raise Preempted(INTERRUPTED)
+
+    @hook_impl
+    def on_node_error(self) -> None:
+        stop_requested.set()  # the run has failed: steps in other threads end too, trainings after a checkpoint
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
