@@ -21,7 +21,7 @@ from ups.errors import DataFault, Fault, Preempted, StorageFault
 from ups.files import write_json
 from ups.hooks import FaultExit, TrackingHooks, check_inputs, data_parameters, texts_of
 from ups.runs import tracking
-from ups.runs.torchrun import stop_requested
+from ups.runs.progress import stop_requested
 from ups.session import ConfigLoader
 from ups.settings import CONFIG_LOADER_ARGS
 

@@ -28,8 +28,8 @@ from ups.runs import tracking
 from ups.runs.agent import FirstNode
 from ups.runs.machine import describe_machine, refuse_under_torchrun
 from ups.runs.processes import is_out_of_memory, release_memory
-from ups.runs.progress import INTERRUPTED
-from ups.runs.torchrun import is_watching, stop_requested
+from ups.runs.progress import INTERRUPTED, stop_requested
+from ups.runs.torchrun import is_watching
 
 log = logging.getLogger(__name__)
 

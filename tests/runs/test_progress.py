@@ -8,8 +8,7 @@ from rich.console import Console
 
 from ups.errors import Preempted
 from ups.runs import progress
-from ups.runs.progress import ProgressBar, TransferBars
-from ups.runs.torchrun import stop_requested
+from ups.runs.progress import ProgressBar, TransferBars, stop_requested
 
 
 def test_bars_in_a_terminal(monkeypatch: pytest.MonkeyPatch):

@@ -12,11 +12,11 @@ from ups.config.training import TrainingSection
 from ups.errors import Fault, LostWorker, OutOfMemory, Preempted
 from ups.files import WEIGHTS, digest_of, manifest_of, read_manifest, remove_leftovers
 from ups.runs import machine
-from ups.runs.progress import ProgressBar
+from ups.runs.progress import ProgressBar, stop_requested
 from ups.runs.run import ALIVE, CHECKPOINTS, Run, metric_lines
 from ups.runs.stage_cache import Receipt, cached_step, fingerprint
 from ups.runs.status import find_fault, write_status
-from ups.runs.torchrun import WORKER, run_job, stop_requested
+from ups.runs.torchrun import WORKER, run_job
 from ups.runs.tracking import StageRun
 
 log = logging.getLogger(__name__)

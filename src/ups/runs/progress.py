@@ -2,19 +2,21 @@
 
 import logging
 import time
-from threading import Lock
+from threading import Event, Lock
 from typing import Self
 
 from rich import get_console, progress
 
 from ups.errors import Preempted
-from ups.runs.torchrun import stop_requested
 
 log = logging.getLogger(__name__)
 
 INTERRUPTED = "interrupted; the same command resumes the step that was interrupted"
 SECONDS_BETWEEN_LINES = 15.0
 RATE_SECONDS = 3600.0  # over which the rate is averaged: one unit, such as a dataset, may take minutes
+
+stop_requested = Event()
+"""Set when this command shall end: by its signal handler or a failed step; threads receive no signals."""
 
 
 class ProgressBar:

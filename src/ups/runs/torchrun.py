@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from ups.config import LaunchConfig
 from ups.errors import LostWorker, Preempted, StorageFault
 from ups.files import plain, private_folder, read_json, storage_faults, write_json
 from ups.runs.processes import die_with_parent
+from ups.runs.progress import stop_requested
 from ups.runs.run import ALIVE, FAULTS, LOG, RANK_STORE, REQUEST, RESULT, Run
 from ups.runs.status import find_fault, warnings_in
 
@@ -41,8 +41,6 @@ POLL_SECONDS = 0.2
 GRACE_SECONDS = 35.0  # torchrun itself waits 30 s for its workers after SIGTERM
 DUMP_SECONDS = 1.0  # for ranks to write their stacks into the log before they are killed
 
-stop_requested = threading.Event()
-"""Set by the signal handler of this command; a job may be watched in a thread, and threads receive no signals."""
 _jobs: set[int] = set()  # process ids of the torchruns that this process watches
 
 
