@@ -38,6 +38,8 @@ STEPS = STAGES | {
     "measure_coverage",
     "choose_corrector",
     "evaluate",
+    "plot",
+    "report",
 }
 PDEBENCH = {"nRMSE", "RMSE", "max_error", "cRMSE", "bRMSE", "fRMSE_low", "fRMSE_mid", "fRMSE_high"}
 METRICS = PDEBENCH | {f"pdebench_compat/{name}" for name in PDEBENCH - {"fRMSE_high"}} | {"MAE", "L2RE", "VRMSE"}
@@ -295,7 +297,7 @@ def test_a_changed_section_trains_its_stage_and_those_after_it(interrupted: tupl
     _, _, resumed = interrupted
     assert resumed.returncode == 0, resumed.stderr
     after = {"diffusion", "consistency", "measure_coverage", "choose_corrector", "evaluate_few", "evaluate"}
-    assert _ran(resumed) == {"operator"} | after
+    assert _ran(resumed) == {"operator", "plot", "report"} | after
     assert set(_steps(resumed)) == STEPS
 
 
@@ -463,7 +465,11 @@ def test_a_folder_is_scored_and_nothing_else_done(data_root: Path, tmp_path: Pat
         "measure_coverage": "up to date",
         "choose_corrector": "up to date",
         "evaluate": "up to date",
+        "plot": "up to date",
+        "report": "up to date",
         "evaluate_external": "running",
+        "plot_external": "running",
+        "report_external": "running",
     }
     records = _json(data_root / "08_reporting/external/metrics.json")
     assert {(r["dataset"], r["num_trajectories"]) for r in records} == {("1D_Advection_Sols_beta0.7", 4)}

@@ -28,7 +28,7 @@ from ups.runs import tracking
 from ups.runs.agent import FirstNode
 from ups.runs.machine import describe_machine, refuse_under_torchrun
 from ups.runs.processes import is_out_of_memory, release_memory
-from ups.runs.progress import INTERRUPTED, stop_requested
+from ups.runs.progress import INTERRUPTED, raise_if_stopped, stop_requested
 from ups.runs.torchrun import is_watching
 
 log = logging.getLogger(__name__)
@@ -129,8 +129,7 @@ class TrackingHooks:
 
     @hook_impl
     def before_node_run(self) -> None:
-        if stop_requested.is_set():  # while another step was running in a thread, or between two steps
-            raise Preempted(INTERRUPTED)
+        raise_if_stopped()  # while another step was running in a thread, or between two steps
 
     @hook_impl
     def on_node_error(self) -> None:

@@ -37,13 +37,15 @@ def error_spectra(error: Tensor) -> tuple[Tensor, Tensor]:
 def nyquist_energy(u: Tensor) -> Tensor:
     """Energy of the shortest waves, of two points, along each axis, summed: (B, T, C, *grid) -> (B, T, C, 1).
 
-    A network whose tokens are patches of 2 points per axis shows its patches there, as a checkerboard. Of an odd number
-    of points the last one is left out.
+    Along an axis of n points it is the mean over its lines of a^2, a = sum_i w_i (-1)^i u_i / sum_i w_i with the Hann
+    window w_i = sin^2(pi (i + 1/2) / n). Without a window a would measure the jump between both ends of an axis that is
+    not periodic. A network whose tokens are patches of 2 points per axis shows its patches in these waves, as a
+    checkerboard. Of an odd number of points the last one is left out.
     """
     energy = torch.zeros(*u.shape[:3], 1, dtype=torch.float64, device=u.device)
     for axis, num_points in enumerate(u.shape[3:], start=3):
-        pairs = u.movedim(axis, 3)[:, :, :, : num_points // 2 * 2].unflatten(3, (-1, 2))
-        amplitudes = (pairs[:, :, :, :, 0] - pairs[:, :, :, :, 1]).sum(3, dtype=torch.float64) / (num_points // 2 * 2)
+        weights = _alternating_window(num_points // 2 * 2, u.device)
+        amplitudes = u.movedim(axis, -1)[..., : len(weights)].double() @ weights
         energy += amplitudes.square().reshape(*u.shape[:3], -1).mean(-1, keepdim=True)
     return energy
 
@@ -93,6 +95,14 @@ def _sum_by_shell(energy: Tensor, shells: Tensor, num_shells: int) -> Tensor:
     """Sums over the modes (..., modes) of each shell; modes beyond all shells have the number K and are dropped."""
     sums = energy.new_zeros(*energy.shape[:-1], num_shells + 1)
     return sums.index_add_(-1, shells, energy)[..., :num_shells]
+
+
+@lru_cache(maxsize=32)
+def _alternating_window(num_points: int, device: torch.device) -> Tensor:
+    """The Hann window over its sum, with alternating signs, (num_points,)."""
+    i = torch.arange(num_points, dtype=torch.float64, device=device)
+    weights = (torch.pi * (i + 0.5) / num_points).sin().square()
+    return (1 - 2 * (i % 2)) * weights / weights.sum()
 
 
 @lru_cache(maxsize=32)

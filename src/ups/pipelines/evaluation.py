@@ -19,9 +19,8 @@ from ups.config import (
 )
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import find_families, list_files
-from ups.files import place_of
 from ups.pipelines import STAGES, cached, on_ranks, reporting, step
-from ups.pipelines.reporting import steady_by_family
+from ups.pipelines.reporting import pages_of, steady_by_family
 from ups.runs.machine import compute_as_in_training, device, scoring_launch
 from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, trained_receipts
@@ -245,7 +244,6 @@ def evaluate_external(
     if config.folder is None:
         return [], {}, "", {}, {}
     from ups.evaluation.external import external_sets, score_external
-    from ups.evaluation.figures import draw_figures
     from ups.evaluation.gates import judge as judge_records
     from ups.evaluation.tables import verdict_text
 
@@ -262,8 +260,8 @@ def evaluate_external(
     receipt = scored(lambda place: score_external(place, trained, sets, config, launch))
     records, families = receipt["records"], {each.dataset.family: FAMILIES[each.dataset.family].steady for each in sets}
     verdict = judge_records(records, limits.gates, families)
-    figures = draw_figures(place_of(data_root, receipt), {each.dataset.name: each.dataset.family for each in sets})
     rollouts = {key: receipt[key] for key in ("path", "fingerprint")}
+    figures = pages_of("plot_external", rollouts, {each.dataset.name: each.dataset.family for each in sets}, data_root)
     rollouts |= {"datasets": {each.dataset.name: asdict(each.dataset) for each in sets}, "sources": inputs["files"]}
     return records, verdict, verdict_text(records, "nRMSE", f"all of {folder}", verdict), figures, rollouts
 

@@ -1,7 +1,11 @@
 """The last steps of pipeline `evaluation`: figures, verdict, report, and the end of a run by its gates."""
 
+import hashlib
+import json
 import logging
 from collections import Counter
+from dataclasses import asdict, is_dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,8 @@ from ups.config import EvaluationConfig, JudgeConfig, LaunchConfig, ReportConfig
 from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.errors import GateFailed
-from ups.files import from_here, place_of
-from ups.pipelines import STAGES, step
+from ups.files import digest_of, from_here, place_of, publish
+from ups.pipelines import STAGES, cached, step
 from ups.runs.machine import describe_machine, device
 from ups.runs.progress import ProgressBar
 from ups.runs.run import Run
@@ -28,6 +32,7 @@ EXTERNAL_REPORT |= {"config": "params:evaluation"}
 JUDGE = {name: name for name in ("metrics", "latent_cache", "champion_metrics")} | {"config": "params:judge"}
 OF_BASELINES = ("baseline_metrics", "baseline_rollouts", "costs")
 MAX_REASONS = 3  # in the line of a failed run
+PAGE, TEMPLATES = "report.html", ("report.css", "report.html.jinja", "report.js")
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +55,24 @@ def create_pipeline() -> Pipeline:
 
 def plot(rollouts: Receipt, data_root: Path) -> dict[str, bytes]:
     """Error over time, spectra, and snapshots of truth, prediction and error, as PNG pages."""
-    from ups.evaluation.figures import draw_figures
+    return pages_of("plot", rollouts, rollouts["datasets"], data_root)
 
-    return draw_figures(place_of(data_root, rollouts), rollouts["datasets"])
+
+def pages_of(name: str, rollouts: Receipt, families: dict[str, str], data_root: Path) -> dict[str, bytes]:
+    """The PNG pages of the step `name`, drawn once; `families` is that of each dataset."""
+
+    def work(folder: Path) -> Receipt:
+        from ups.evaluation.figures import draw_figures
+
+        for page, content in draw_figures(place_of(data_root, rollouts), families).items():
+            with publish(folder / page) as temporary:
+                temporary.write_bytes(content)
+        return {}
+
+    inputs = {"rollouts": rollouts["fingerprint"], "families": families}
+    inputs["shown"] = {family: FAMILIES[family].definition for family in families.values()}
+    receipt = cached(name, data_root, f"07_model_output/{name}", "ups.evaluation.figures", None, inputs)(work)
+    return {path.name: path.read_bytes() for path in sorted(place_of(data_root, receipt).glob("*.png"))}
 
 
 def judge(
@@ -89,7 +109,7 @@ def report(
         "others": [Path(root) for root in config.compare],
         "folder": None,
     }
-    return _render(launch, seed, data_root, inputs, own)
+    return _page("report", launch, seed, data_root, inputs, own)
 
 
 def report_external(config: EvaluationConfig, seed: int, launch: LaunchConfig, data_root: Path, **inputs: Any) -> str:
@@ -104,26 +124,48 @@ def report_external(config: EvaluationConfig, seed: int, launch: LaunchConfig, d
         scored[name] = {"scored": list(range(Dataset.from_json(entry).num_trajectories))}
     cards = {name: card_of(name, files | {"splits": scored}, statistics, "folder", folder) for name in scored}
     own = {"cards": cards, "baseline_metrics": [], "baseline_arrays": None, "costs": {}, "others": [], "folder": folder}
-    return _render(launch, seed, data_root, inputs, own)
+    return _page("report_external", launch, seed, data_root, inputs, own)
 
 
-def _render(launch: LaunchConfig, seed: int, data_root: Path, inputs: dict[str, Any], own: dict[str, Any]) -> str:
-    """The page of the models' stages and scores among `inputs`, and of the other `Results` of its `own`."""
-    from ups.evaluation.report import Results, render
+def _page(
+    name: str, launch: LaunchConfig, seed: int, data_root: Path, inputs: dict[str, Any], own: dict[str, Any]
+) -> str:
+    """The page of the step `name`, written once; `inputs` and `own` together are what `Results` needs."""
+    machine = describe_machine(device(launch), launch.threads_per_process or 0, seed)
 
-    results = Results(
-        metrics=inputs["metrics"],
-        verdict=inputs["verdict"],
-        corrector=inputs["corrector_report"],
-        arrays=place_of(data_root, inputs["rollouts"]),
-        stages={name: inputs[name] for name in STAGES},
-        rates=Run.read(place_of(data_root, inputs["codec"])).inputs.get("rates"),
-        data_root=data_root,
-        machine=describe_machine(device(launch), launch.threads_per_process or 0, seed),
-        **own,
-    )
-    with ProgressBar("report", len(results.cards), "datasets") as bar:
-        return render(results, bar.advance)
+    def work(folder: Path) -> Receipt:
+        from ups.evaluation.report import Results, render
+
+        results = Results(
+            metrics=inputs["metrics"],
+            verdict=inputs["verdict"],
+            corrector=inputs["corrector_report"],
+            arrays=place_of(data_root, inputs["rollouts"]),
+            stages={stage: inputs[stage] for stage in STAGES},
+            rates=Run.read(place_of(data_root, inputs["codec"])).inputs.get("rates"),
+            data_root=data_root,
+            machine=machine,
+            **own,
+        )
+        with ProgressBar(name, len(results.cards), "datasets") as bar, publish(folder / PAGE) as temporary:
+            temporary.write_text(render(results, bar.advance), encoding="utf-8")
+        return {}
+
+    shown = inputs | {key: own[key] for key in ("cards", "folder")}
+    shown["machine"] = {key: value for key, value in machine.items() if key not in ("date", "load")}
+    shown["families"] = [card.family.definition for card in own["cards"].values()]
+    shown["others"] = {str(root): digest_of(root / "08_reporting" / "metrics.json") for root in own["others"]}
+    shown["templates"] = [(files("ups.evaluation") / template).read_text() for template in TEMPLATES]
+    # As a digest, because scores may be infinite, which a fingerprint refuses.
+    key = hashlib.sha256(json.dumps(shown, sort_keys=True, default=_plain).encode()).hexdigest()
+    place, module = f"07_model_output/{name}", "ups.evaluation.report"
+    receipt = cached(name, data_root, place, module, None, {"shown": key})(work)
+    return (place_of(data_root, receipt) / PAGE).read_text(encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """A data card or a path as JSON."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def require_pass(
@@ -152,7 +194,7 @@ def require_pass(
         assert external_verdict is not None and external_metrics is not None and external_report is not None
         verdict, metrics, report = external_verdict, external_metrics, external_report
         scored, folder = f"all of {config.folder}", folder / "external"
-    grades, page = verdict["grades"], folder / "report.html"
+    grades, page = verdict["grades"], folder / PAGE
     get_console().print(score_table(metrics, "nRMSE", scored, grades))
     binding = {gate.name for gate in limits.gates if gate.otherwise != "weak"}
     missed = [line for line in verdict["gates"] if not line["passed"]]

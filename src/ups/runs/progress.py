@@ -19,6 +19,16 @@ stop_requested = Event()
 """Set when this command shall end: by its signal handler or a failed step; threads receive no signals."""
 
 
+def raise_if_stopped() -> None:
+    """End the step that calls this.
+
+    Raises:
+        Preempted: the end of this command was requested.
+    """
+    if stop_requested.is_set():
+        raise Preempted(INTERRUPTED)
+
+
 class ProgressBar:
     """Progress of one step towards `total` units; a context manager.
 
@@ -53,8 +63,7 @@ class ProgressBar:
         Raises:
             Preempted: this command was interrupted while the step ran in a thread, which receives no signal.
         """
-        if stop_requested.is_set():
-            raise Preempted(INTERRUPTED)
+        raise_if_stopped()
         self._show(self.done + count, self._bar.tasks[0].completed + (count if cost is None else cost), "")
 
     def reach(self, done: int, note: str = "") -> None:

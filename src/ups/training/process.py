@@ -42,7 +42,8 @@ def run_rank(work: Callable[[Run, Ranks], object]) -> None:
         file.write(f"{os.uname().nodename} {os.getpid()}")
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(message)s")
-    torch.use_deterministic_algorithms(run.launch.deterministic)
+    if run.launch.deterministic:  # torch imports its compiler here, which takes half a second
+        torch.use_deterministic_algorithms(True)
     use_whole_float32()
     ranks = Ranks.join(run.device, run.launch.timeout_seconds + COLLECTIVE_EXTRA_SECONDS)
     work(with_agreed_memory(run, ranks), ranks)
