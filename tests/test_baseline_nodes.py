@@ -18,7 +18,7 @@ from ups.evaluation import costs
 from ups.performance import pace
 from ups.performance.pace import TIMED_FRACTIONS
 from ups.pipelines import baselines
-from ups.runs.run import Run
+from ups.runs.run import Run, append_metrics
 from ups.training.stages.operator import horizon_at
 
 SIZES = {"learning_rate": 3.0, "hidden_channels": 2.0, "modes": 2.0}
@@ -178,10 +178,10 @@ def test_a_comparison_at_unequal_time_fails(cpu: float, fails: bool):
         baselines.require_equal_time({"training": training}, CONFIG, "", "")
 
 
-def test_costs_are_measured_anew_for_models_that_are_compiled(
+def test_costs_are_measured_anew_for_other_models(
     launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Times of eager models are not those of compiled ones: each way is measured once."""
+    """Times of eager models are not those of compiled ones: each way is measured once, but after another training."""
     measured = []
 
     def total_costs(*_: object, compiled: bool) -> dict:
@@ -192,10 +192,14 @@ def test_costs_are_measured_anew_for_models_that_are_compiled(
     monkeypatch.setattr(LatentCache, "open", lambda *_: None)
     monkeypatch.setattr(baselines, "trained_stages", lambda *_: None)
     monkeypatch.setattr(baselines, "_compiles", lambda where: True)
-    receipts = dict.fromkeys(baselines.KINDS, {})
-    found = []
-    for compiles in (False, True, False):
-        how = launch.model_copy(update={"compile": compiles})
-        fields = {"path": "fields", "key": {}}
-        found.append(baselines.measure_costs(fields, {}, how, tmp_path, tmp_path, **receipts)["compiled"])
-    assert found == [False, True, False] and measured == [False, True]
+    models = dict.fromkeys(baselines.KINDS, {}) | {"fno": {"burgers_1d": {"path": "fno"}}, "steady": {"untrained": ""}}
+    (tmp_path / "fno").mkdir()
+
+    def measure(compiles: bool) -> bool:
+        how, fields = launch.model_copy(update={"compile": compiles}), {"path": "fields", "key": {}}
+        return baselines.measure_costs(fields, {}, how, tmp_path, tmp_path, **models)["compiled"]
+
+    assert [measure(compiles) for compiles in (False, True, False)] == [False, True, False]
+    assert measured == [False, True]
+    append_metrics(tmp_path / "fno", 10, {"steps_per_second": 5.0, "cpu_cores": 1.0})
+    assert not measure(False) and measured == [False, True, False]

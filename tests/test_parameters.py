@@ -128,8 +128,7 @@ def test_sample_environment_asks_for_a_folder(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("given", [{}, {"data_root": "elsewhere"}, {"data_root": "elsewhere", "raw_root": "files"}])
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
-@pytest.mark.parametrize("variable", [None, "folder"])
+@pytest.mark.parametrize(("environment", "variable"), [*((name, None) for name in ENVIRONMENTS), ("sample", "folder")])
 def test_parameters_and_catalog_have_the_same_places(
     environment: str, given: dict[str, str], variable: str | None, monkeypatch: pytest.MonkeyPatch
 ):

@@ -523,8 +523,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("prepare", "culprit"),
     [
         (_no_folder, "raw: no such folder"),
-        (_no_file, "raw: holds no file *.hdf5"),
-        (_corrupt_file, "1D_Advection_Sols_beta0.4.hdf5: cannot be opened"),
+        pytest.param(_no_file, "raw: holds no file *.hdf5", marks=pytest.mark.slow),
+        pytest.param(_corrupt_file, "1D_Advection_Sols_beta0.4.hdf5: cannot be opened", marks=pytest.mark.slow),
         (_file_with_nan, "1D_Advection_Sols_beta0.4.hdf5: field 'u' of trajectory 2, snapshot 1, is NaN"),
     ],
 )

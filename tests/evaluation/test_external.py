@@ -21,7 +21,7 @@ from ups.data import inspection
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import find_files
 from ups.errors import DataFault
-from ups.evaluation import external
+from ups.evaluation import external, figures
 from ups.evaluation.external import external_sets
 from ups.pipelines.evaluation import evaluate, evaluate_external
 from ups.runs.stage_cache import fingerprint
@@ -44,6 +44,12 @@ HOW = {
 CORRECTOR = {"families": {name: dict.fromkeys(("diffusion", "consistency"), HOW) for name in TRAINED}}
 TRANSIENT = {"persistence", "codec", "operator", "diffusion", "consistency"}
 STEADY = {"codec", "steady", "diffusion", "consistency"}
+
+
+@pytest.fixture(autouse=True)
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`test_figures` tests them."""
+    monkeypatch.setattr(figures, "draw_figures", lambda *_: {})
 
 
 def config(folder: Path | None) -> EvaluationConfig:

@@ -90,13 +90,14 @@ def unedited(copy: Path) -> dict[str, str]:
     return digests(copy, {module for modules in (*TRAINED_BY.values(), SHARED_BY.values()) for module in modules})
 
 
-def changed_by(edited: str, copy: Path, unedited: dict[str, str]) -> set[str]:
-    """The steps whose digest an edit of a module changes; the module is then as before."""
-    path = copy / f"{edited}.py"
-    code = path.read_text()
-    path.write_text(f"{code}\nEDITED = 1\n")
+def changed_by(edited: Iterable[str], copy: Path, unedited: dict[str, str]) -> set[str]:
+    """The steps whose digest an edit of these modules changes; the modules are then as before."""
+    before = {path: path.read_text() for path in (copy / f"{module}.py" for module in edited)}
+    for path, code in before.items():
+        path.write_text(f"{code}\nEDITED = 1\n")
     after = digests(copy, unedited)
-    path.write_text(code)
+    for path, code in before.items():
+        path.write_text(code)
     return {module for module in unedited if after[module] != unedited[module]}
 
 
@@ -196,6 +197,30 @@ def test_fingerprint_ignores_the_order_of_keys():
     )
 
 
+OF_NO_STAGE = (
+    "diffusion",
+    "training/worker",
+    "runs/launcher",
+    "runs/torchrun",
+    "runs/status",
+    "runs/machine",
+    "hooks",
+    "runs/tracking",
+    "runs/progress",
+    "config/__init__",
+    "config/launch",
+    "config/sections",
+    "config/training",
+    "metrics/pdebench",
+    "surrogate/surrogate",
+    "evaluation/scores",
+    "evaluation/external",
+    "evaluation/corrector",
+    "solvers/hyperbolic",
+    "data/pdebench",
+)
+
+
 @pytest.mark.parametrize(
     ("edited", "trained_again"),
     [
@@ -212,45 +237,35 @@ def test_fingerprint_ignores_the_order_of_keys():
         ("models/operator", {"operator", "diffusion", "consistency", "steady"}),
         ("models/backbone", {"operator", "diffusion", "consistency", "steady"}),
         ("models/denoiser", {"diffusion", "consistency"}),
-        ("diffusion", set()),
-        ("training/worker", set()),
-        ("runs/launcher", set()),
-        ("runs/torchrun", set()),
-        ("runs/status", set()),
-        ("runs/machine", set()),
-        ("hooks", set()),
-        ("runs/tracking", set()),
-        ("runs/progress", set()),
         ("training/history", set(STAGES)),
-        ("config/__init__", set()),
-        ("config/launch", set()),
-        ("config/sections", set()),
-        ("config/training", set()),
-        ("metrics/pdebench", set()),
-        ("surrogate/surrogate", set()),
-        ("evaluation/scores", set()),
-        ("evaluation/external", set()),
-        ("evaluation/corrector", set()),
-        ("solvers/hyperbolic", set()),
-        ("data/pdebench", set()),
     ],
 )
 def test_edit_reaches_its_stages_only(copy: Path, unedited: dict, edited: str, trained_again: set[str]):
     """An edit trains the stages that use the code again, and no other."""
-    changed = changed_by(edited, copy, unedited)
+    changed = changed_by([edited], copy, unedited)
     assert {stage for stage, modules in TRAINED_BY.items() if changed.intersection(modules)} == trained_again
+
+
+def test_edit_of_other_code_trains_nothing(copy: Path, unedited: dict):
+    """Entry points, launching, tracking, configuration types and evaluation are no part of a trained stage."""
+    changed = changed_by(OF_NO_STAGE, copy, unedited)
+    assert {stage for stage, modules in TRAINED_BY.items() if changed.intersection(modules)} == set()
+
+
+OF_NO_SHARED_STEP = (
+    "training/loop",
+    "training/batches",
+    "training/stages/operator",
+    "training/worker",
+    "runs/launcher",
+    "runs/torchrun",
+    "pipelines/evaluation",
+)
 
 
 @pytest.mark.parametrize(
     ("edited", "done_again"),
     [
-        ("training/loop", set()),
-        ("training/batches", set()),
-        ("training/stages/operator", set()),
-        ("training/worker", set()),
-        ("runs/launcher", set()),
-        ("runs/torchrun", set()),
-        ("pipelines/evaluation", set()),
         ("models/codec", {"latents", "scores", "corrector"}),
         ("data/encoding", {"latents", "scores", "corrector"}),
         ("evaluation/scores", {"scores", "corrector"}),
@@ -259,10 +274,16 @@ def test_edit_reaches_its_stages_only(copy: Path, unedited: dict, edited: str, t
         ("surrogate/surrogate", {"scores", "corrector"}),
     ],
 )
-def test_edit_of_training_reaches_no_shared_step(copy: Path, unedited: dict, edited: str, done_again: set[str]):
-    """Latents, scores and corrector depend on the code that makes them, not on that of training or of starting jobs."""
-    changed = changed_by(edited, copy, unedited)
+def test_edit_reaches_its_shared_steps_only(copy: Path, unedited: dict, edited: str, done_again: set[str]):
+    """Latents, scores and corrector depend on the code that makes them."""
+    changed = changed_by([edited], copy, unedited)
     assert {name for name, module in SHARED_BY.items() if module in changed} == done_again
+
+
+def test_edit_of_training_reaches_no_shared_step(copy: Path, unedited: dict):
+    """Latents, scores and corrector do not depend on the code of training or of starting jobs."""
+    changed = changed_by(OF_NO_SHARED_STEP, copy, unedited)
+    assert {name for name, module in SHARED_BY.items() if module in changed} == set()
 
 
 class Place(BaseModel):

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.stats import bootstrap
 from torch import Tensor
 
 MIN_TRAJECTORIES = 8  # for an interval, and for a decision that rests on one
@@ -31,6 +30,8 @@ def bootstrap_interval(
         return None
     if not all(sample.isfinite().all() for sample in samples):
         return math.nan, math.nan
+    from scipy.stats import bootstrap  # its import takes a second, which commands without scores can do without
+
     interval = bootstrap(
         [sample.numpy() for sample in samples],
         statistic,

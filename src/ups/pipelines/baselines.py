@@ -21,7 +21,7 @@ from ups.pipelines.reporting import JUDGE, OF_BASELINES, REPORT, judge, report
 from ups.pipelines.training import encode_latents
 from ups.runs.launcher import train_stage
 from ups.runs.machine import compute_as_in_training, device
-from ups.runs.run import Run, last_validation
+from ups.runs.run import Run, last_validation, training_cpu_seconds
 from ups.runs.stage_cache import Receipt, trained_receipts
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -227,7 +227,10 @@ def measure_costs(
         compiled = launch.compile and _compiles(where)
         return total_costs(trained, baselines, identity_codec, cache, where, raw, compiled=compiled)
 
-    inputs = {"fields": fields, **models, "compile": launch.compile}
+    receipts = [*trained_receipts(ours).values(), *(each for kind in baselines.values() for each in kind.values())]
+    # Seconds are no part of a receipt: those of a model that was trained again, by launch.force, are others.
+    seconds = [training_cpu_seconds(place_of(data_root, receipt)) for receipt in receipts]
+    inputs = {"fields": fields, **models, "compile": launch.compile, "seconds": seconds}
     receipt = cached("measure_costs", data_root, "07_model_output/costs", "ups.evaluation.costs", None, inputs)(work)
     return {name: receipt[name] for name in ("methods", "training", "milliseconds_per_snapshot", "compiled")}
 

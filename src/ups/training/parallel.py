@@ -7,24 +7,29 @@ of memory before the exchange.
 States are gathered by hand as well, not by torch.distributed.checkpoint: `get_model_state_dict` on the CPU returns the
 weights themselves, which change while a checkpoint is written, and `set_optimizer_state_dict` refuses a parameter
 without moments, or (`strict=False`) gives it a step count of 1: the step of its first gradient would be another.
+
+Sharding alone imports `torch.distributed.fsdp` and `torch.distributed.tensor`, which takes 0.7 s in every process.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.profiler import record_function
 
 from ups.errors import Unsynchronised
 from ups.models.blocks import Blocks
 from ups.training.distributed import Ranks
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor, Shard
 
 Sharding = Literal["ddp", "fsdp", "fsdp-offload"]
 
@@ -37,19 +42,22 @@ def parallelize(model: nn.Module, ranks: Ranks, sharding: Sharding) -> None:
     Forward passes need no change; backward passes belong within `gradient_sync`.
     """
     if ranks.world_size > 1 and sharding != "ddp":
-        pinned = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
-        _shard(model, ranks, pinned if sharding == "fsdp-offload" else OffloadPolicy())
+        _shard(model, ranks, offload=sharding == "fsdp-offload")
     elif ranks.world_size > 1:
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor, src=0)
 
 
-def _shard(model: nn.Module, ranks: Ranks, offload: OffloadPolicy) -> None:
+def _shard(model: nn.Module, ranks: Ranks, *, offload: bool) -> None:
     """Shard every block as a unit of its own, and all other parameters with the root (FSDP2)."""
-    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.tensor import Shard
 
-    def placement(parameter: nn.Parameter) -> Shard | None:
+    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
+    policy = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if offload else OffloadPolicy()
+
+    def placement(parameter: nn.Parameter) -> "Shard | None":
         # The first axis that divides evenly; None is FSDP2's default: the first axis, padded.
         even = (axis for axis, size in enumerate(parameter.shape) if size % ranks.world_size == 0)
         return next(map(Shard, even), None)
@@ -57,7 +65,7 @@ def _shard(model: nn.Module, ranks: Ranks, offload: OffloadPolicy) -> None:
     blocks = [block for blocks in model.modules() if isinstance(blocks, Blocks) for block in blocks]
     for module in (*blocks, model):
         # Reshard the root too: otherwise it stays unsharded after a forward pass without a backward pass.
-        fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=placement, offload_policy=offload)
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, shard_placement_fn=placement, offload_policy=policy)
 
 
 @contextmanager
@@ -69,7 +77,7 @@ def gradient_sync(
     `is_last` marks the last micro-batch of a step. Gradients of replicas are sent as `exchange`, in buckets of about
     `bucket_megabytes`. Parameters without gradient are left out, so that all ranks must use the same parameters.
     """
-    if isinstance(model, FSDPModule):
+    if _is_fsdp(model):
         model.set_requires_gradient_sync(is_last)
         try:
             yield
@@ -109,7 +117,7 @@ def discard_step(model: nn.Module) -> None:
     """
     model.zero_grad(set_to_none=True)
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if _is_fsdp(module):
             module.unshard()
             module.zero_grad(set_to_none=True)
             module.reshard()
@@ -117,13 +125,15 @@ def discard_step(model: nn.Module) -> None:
 
 def local_shards(tensors: Iterable[Tensor]) -> list[Tensor]:
     """This rank's shard of each tensor, as a view; tensors that are not sharded are returned as they are."""
-    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]
 
 
 def gathered(shard: Tensor, like: Tensor) -> Tensor:
     """The whole tensor of which every rank has the shard that it has of `like` (collective); replicas have all."""
-    if not isinstance(like, DTensor):
+    if not _is_sharded(like):
         return shard
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
     ).full_tensor()
@@ -131,7 +141,7 @@ def gathered(shard: Tensor, like: Tensor) -> Tensor:
 
 def shard_of(whole: Tensor, like: Tensor) -> Tensor:
     """This rank's shard of a tensor that is sharded like `like`."""
-    return _sharded_like(whole, like).to_local().to(like.device) if isinstance(like, DTensor) else whole
+    return _sharded_like(whole, like).to_local().to(like.device) if _is_sharded(like) else whole
 
 
 @torch.no_grad()
@@ -140,7 +150,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
     gradients = [p.grad for p in parameters if p.grad is not None]
     parts = local_shards(gradients)
     norm = torch.stack(torch._foreach_norm(parts)).norm()
-    if isinstance(gradients[0], DTensor):
+    if _is_sharded(gradients[0]):
         square = norm.square()
         dist.all_reduce(square, group=gradients[0].device_mesh.get_group())
         norm = square.sqrt()
@@ -152,7 +162,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
 def check_gradients_agree(model: nn.Module, ranks: Ranks) -> None:
     """Raise `Unsynchronised` on every rank if replicas have different hashes of a gradient; no-op if sharded."""
     names, parameters = zip(*model.named_parameters(), strict=True)
-    if ranks.world_size == 1 or isinstance(parameters[0], DTensor):
+    if ranks.world_size == 1 or _is_sharded(parameters[0]):
         return
     hashes = torch.stack([_hash(p.new_empty(0) if p.grad is None else p.grad) for p in parameters])
     gathered = [torch.empty_like(hashes) for _ in range(ranks.world_size)]
@@ -210,11 +220,23 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
 
 def _unsharded(value: Tensor) -> Tensor:
     """A copy of a tensor, unsharded and on the CPU."""
-    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().to("cpu", copy=True)
+    return (value.full_tensor() if _is_sharded(value) else value).detach().to("cpu", copy=True)
 
 
 def _sharded_like(value: Tensor, own: Tensor | None) -> Tensor:
     """A copy of a tensor, sharded like `own` if that is sharded and has the same shape."""
-    if not isinstance(own, DTensor) or own.shape != value.shape:
+    if not _is_sharded(own) or own.shape != value.shape:
         return value.clone()
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(value.to(own.device, copy=True), own.device_mesh, own.placements, src_data_rank=None)
+
+
+def _is_fsdp(module: nn.Module) -> "TypeGuard[FSDPModule]":
+    imported = sys.modules.get("torch.distributed.fsdp")
+    return imported is not None and isinstance(module, imported.FSDPModule)
+
+
+def _is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
+    imported = sys.modules.get("torch.distributed.tensor")
+    return imported is not None and isinstance(tensor, imported.DTensor)
