@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 from ups.data.families import Dataset, base_of
@@ -173,6 +172,8 @@ def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
 
     NaN ranks last. The correlation is 0 where all values are equal, for which `scipy.stats.spearmanr` has none.
     """
+    from scipy.stats import rankdata  # its import takes a second, in every command that scores
+
     ranks = (torch.from_numpy(rankdata(values.nan_to_num(nan=torch.inf).cpu(), axis=0)) for values in (a, b))
     x, y = (rank - (len(rank) + 1) / 2 for rank in ranks)
     scale = (x.square().sum(0) * y.square().sum(0)).sqrt()
