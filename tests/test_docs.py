@@ -85,7 +85,13 @@ def check_kedro(command: str) -> None:
     check_names(pipelines(), options | {"pipeline_names": names})
     environment = options["env"] or "base"
     assert (PROJECT / "conf" / environment).is_dir(), environment
-    check_parameters(load(environment, **options["params"]))
+    check_given(environment, json.dumps(options["params"]))
+
+
+@cache
+def check_given(environment: str, params: str) -> None:
+    """Refuse an environment whose parameters, with those given as JSON, are wrong; pages repeat many of them."""
+    check_parameters(load(environment, **json.loads(params)))
 
 
 def check_ups(command: str) -> None:

@@ -127,10 +127,13 @@ def test_sample_environment_asks_for_a_folder(monkeypatch: pytest.MonkeyPatch):
     assert "--params raw_root=DIR" in refusal(load("sample"))
 
 
-@pytest.mark.parametrize("given", [{}, {"data_root": "elsewhere"}, {"data_root": "elsewhere", "raw_root": "files"}])
-@pytest.mark.parametrize(("environment", "variable"), [*((name, None) for name in ENVIRONMENTS), ("sample", "folder")])
+PLACES = [{}, {"data_root": "elsewhere"}, {"data_root": "elsewhere", "raw_root": "files"}]
+WITH_PLACES = [("base", None, given) for given in PLACES] + [("sample", "folder", given) for given in PLACES]
+
+
+@pytest.mark.parametrize(("environment", "variable", "given"), WITH_PLACES + [(n, None, {}) for n in ENVIRONMENTS[1:]])
 def test_parameters_and_catalog_have_the_same_places(
-    environment: str, given: dict[str, str], variable: str | None, monkeypatch: pytest.MonkeyPatch
+    environment: str, variable: str | None, given: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
     """What is read and written is where the parameters say, in every environment and with `--params`."""
     monkeypatch.delenv("UPS_SAMPLE_DATA", raising=False)

@@ -19,10 +19,13 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from kedro.pipeline import Pipeline
 
-from tests.training.jobs import processes_of, wait_until
+from tests.training.jobs import adapt_section, processes_of, wait_until
+from ups.config import WHOLE
 from ups.data.simulate import simulate
+from ups.errors import ConfigFault
 from ups.metrics.bootstrap import MIN_TRAJECTORIES
 from ups.pipelines import baselines
+from ups.pipelines.adaptation import describe_few
 from ups.training.stages import STAGES as STAGE_TABLE
 
 PROJECT = Path(__file__).parents[1]
@@ -145,8 +148,8 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Completed]:
 
 @pytest.fixture(scope="session")
 def again(first: tuple[Path, Completed]) -> tuple[Path, Completed]:
-    """The same data root after the same command a second time, and how that went."""
-    return first[0], _kedro_run(first[0], *FULL)
+    """The same data root after the same command a second time, with nodes in threads, and how that went."""
+    return first[0], _kedro_run(first[0], *FULL, "--runner", "ThreadRunner")
 
 
 @pytest.fixture
@@ -174,7 +177,7 @@ def test_the_whole_pipeline_runs(first: tuple[Path, Completed]):
 
 
 def test_the_second_run_does_nothing(again: tuple[Path, Completed]):
-    """The same command again says of every step that it is up to date."""
+    """The same command again says of every step that it is up to date, although nodes run in threads now."""
     _, completed = again
     assert completed.returncode == 0, completed.stderr
     assert _steps(completed) == dict.fromkeys(STEPS, "up to date")
@@ -507,10 +510,10 @@ def test_models_learn_from_a_folder(data_root: Path, tmp_path: Path):
 
 
 def test_adapting_needs_a_folder(tmp_path: Path):
-    """Without `adapt.folder` there is one line with the remedy, exit code 2 and no result."""
-    completed = _kedro_run(tmp_path, "--pipeline", "adapt", "--env", "smoke", "--nodes", "describe_few")
-    assert completed.returncode == 2
-    assert re.fullmatch(r"FAULT 2 config: adapt.folder is not set: .* --params adapt.folder=DIR\n", completed.stderr)
+    """Without `adapt.folder` there is one line with the remedy, and no result."""
+    with pytest.raises(ConfigFault, match=r"^adapt.folder is not set: .* --params adapt.folder=DIR$"):
+        describe_few(adapt_section(), WHOLE, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -522,7 +525,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("prepare", "culprit"),
     [
-        (_no_folder, "raw: no such folder"),
+        pytest.param(_no_folder, "raw: no such folder", marks=pytest.mark.slow),
         pytest.param(_no_file, "raw: holds no file *.hdf5", marks=pytest.mark.slow),
         pytest.param(_corrupt_file, "1D_Advection_Sols_beta0.4.hdf5: cannot be opened", marks=pytest.mark.slow),
         (_file_with_nan, "1D_Advection_Sols_beta0.4.hdf5: field 'u' of trajectory 2, snapshot 1, is NaN"),
@@ -538,13 +541,6 @@ def test_bad_raw_data_stops_before_training(tmp_path: Path, store: str, prepare:
     assert completed.stderr.startswith("FAULT 3 data: ") and culprit in completed.stderr
     assert completed.stderr.count("\n") == 1
     assert not (tmp_path / "root/06_models").exists()
-
-
-def test_thread_runner_finds_everything_up_to_date(data_root: Path):
-    """With nodes in threads a finished data root is up to date as well."""
-    completed = _kedro_run(data_root, *FULL, "--runner", "ThreadRunner")
-    assert completed.returncode == 0, completed.stderr
-    assert _steps(completed) == dict.fromkeys(STEPS, "up to date")
 
 
 @pytest.mark.slow

@@ -106,7 +106,11 @@ def test_a_corrector_that_is_off_has_the_scores_of_the_operator(trained: Path, t
 
 @pytest.mark.parametrize(
     ("memory", "corrector"),
-    [(2, {}), (2, {"corrector": CORRECTOR}), (2**19, {"corrector": CORRECTOR})],
+    [
+        (2, {}),
+        (2, {"corrector": CORRECTOR}),
+        pytest.param(2**19, {"corrector": CORRECTOR}, marks=pytest.mark.slow),
+    ],
     ids=["plain", "ensembles", "some at once"],
 )
 def test_scores_do_not_depend_on_the_memory(
