@@ -16,6 +16,7 @@ from ups.evaluation import figures
 from ups.evaluation import report as pages
 from ups.files import write_json
 from ups.pipelines import STAGES, reporting
+from ups.runs.run import append_metrics
 
 ROLLOUTS = {"path": "07_model_output/evaluate/a", "fingerprint": "a", "datasets": {"1D_Burgers": "burgers_1d"}}
 DESCRIBED = {
@@ -90,6 +91,14 @@ def test_a_page_is_written_once(made: list[str], report: Callable[..., str]):
 def test_a_page_of_other_results_is_written(made: list[str], report: Callable[..., str], changes: dict[str, Any]):
     """Each result that the page shows counts."""
     assert [report(), report(**changes), report()] == ["page 1", "page 2", "page 1"]
+
+
+def test_a_page_follows_the_time_of_training(made: list[str], report: Callable[..., str], tmp_path: Path):
+    """A stage that was trained again has the same receipt and another time, which the page shows."""
+    report()
+    (tmp_path / "06_models/x").mkdir(parents=True)
+    append_metrics(tmp_path / "06_models/x", 10, {"steps_per_second": 5.0, "cpu_cores": 1.0})
+    assert report() == "page 2"
 
 
 def test_a_page_follows_its_template_and_its_machine(

@@ -3,7 +3,18 @@ import sys
 
 import pytest
 
-SLOW = ["h5py", "zarr", "scipy", "matplotlib", "mlflow", "kedro", "requests", "torch._dynamo"]
+SLOW = [
+    "h5py",
+    "zarr",
+    "scipy",
+    "matplotlib",
+    "mlflow",
+    "kedro",
+    "requests",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "sympy",
+]
 
 
 @pytest.mark.parametrize("module", ["loop", "stages", "worker"])

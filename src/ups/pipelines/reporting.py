@@ -20,8 +20,8 @@ from ups.files import digest_of, from_here, place_of, publish
 from ups.pipelines import STAGES, cached, step
 from ups.runs.machine import describe_machine, device
 from ups.runs.progress import ProgressBar
-from ups.runs.run import Run
-from ups.runs.stage_cache import Receipt
+from ups.runs.run import Run, training_seconds
+from ups.runs.stage_cache import Receipt, trained_receipts
 
 EXTERNAL = ("external_verdict", "external_metrics", "external_report")
 OF_MODELS = STAGES | {name: name for name in ("normalization", "corrector_report")} | {"seed": "params:seed"}
@@ -152,10 +152,12 @@ def _page(
         return {}
 
     shown = inputs | {key: own[key] for key in ("cards", "folder")}
+    trained = trained_receipts({stage: inputs[stage] for stage in STAGES})
+    shown["seconds"] = [training_seconds(place_of(data_root, receipt)) for receipt in trained.values()]
     shown["machine"] = {key: value for key, value in machine.items() if key not in ("date", "load")}
     shown["families"] = [card.family.definition for card in own["cards"].values()]
     shown["others"] = {str(root): digest_of(root / "08_reporting" / "metrics.json") for root in own["others"]}
-    shown["templates"] = [(files("ups.evaluation") / template).read_text() for template in TEMPLATES]
+    shown["templates"] = [(files("ups.evaluation") / template).read_text("utf-8") for template in TEMPLATES]
     # As a digest, because scores may be infinite, which a fingerprint refuses.
     key = hashlib.sha256(json.dumps(shown, sort_keys=True, default=_plain).encode()).hexdigest()
     place, module = f"07_model_output/{name}", "ups.evaluation.report"
