@@ -9,13 +9,13 @@ export MLFLOW_DISABLE_TELEMETRY := true
 
 # ThreadRunner: steps that do not need each other, such as the trainings of operator and steady model, run side by side.
 run: $(VENV)/installed
-	@echo 'Simulates small datasets of 11 PDEs, trains, evaluates and judges: 11 to 16 minutes on two CPU cores,'
+	@echo 'Simulates small datasets of 11 PDEs, trains, evaluates and judges: 10 to 16 minutes on two CPU cores,'
 	@echo '0.2 GB in data/. Steps that are up to date are skipped; after Ctrl-C the same command goes on.'
 	$(BIN)/kedro run --pipeline full --runner ThreadRunner
 
 # Two workers, each with whole files of tests: fixtures with a trained pipeline are made once.
 test: $(VENV)/installed
-	@echo 'Runs the tests on two CPU cores, among them small runs of the whole pipeline: 6 to 15 minutes,'
+	@echo 'Runs the tests on two CPU cores, among them small runs of the whole pipeline: 6 to 12 minutes,'
 	@echo '1 GB below the temporary folder, no network.'
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
