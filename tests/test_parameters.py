@@ -1,6 +1,7 @@
 """The parameters we ship are valid, and every wrong one is refused by name."""
 
 import copy
+import itertools
 import math
 import pickle
 import shutil
@@ -128,10 +129,11 @@ def test_sample_environment_asks_for_a_folder(monkeypatch: pytest.MonkeyPatch):
 
 
 PLACES = [{}, {"data_root": "elsewhere"}, {"data_root": "elsewhere", "raw_root": "files"}]
-WITH_PLACES = [("base", None, given) for given in PLACES] + [("sample", "folder", given) for given in PLACES]
+WITH_PLACES = list(itertools.product(("base", "sample"), (None, "folder"), PLACES))
+OTHERS = [(name, "folder", {}) for name in ENVIRONMENTS if name not in ("base", "sample")]
 
 
-@pytest.mark.parametrize(("environment", "variable", "given"), WITH_PLACES + [(n, None, {}) for n in ENVIRONMENTS[1:]])
+@pytest.mark.parametrize(("environment", "variable", "given"), WITH_PLACES + OTHERS)
 def test_parameters_and_catalog_have_the_same_places(
     environment: str, variable: str | None, given: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -510,9 +510,12 @@ def test_models_learn_from_a_folder(data_root: Path, tmp_path: Path):
 
 
 def test_adapting_needs_a_folder(tmp_path: Path):
-    """Without `adapt.folder` there is one line with the remedy, and no result."""
-    with pytest.raises(ConfigFault, match=r"^adapt.folder is not set: .* --params adapt.folder=DIR$"):
+    """Without `adapt.folder` there is one line with the remedy, exit code 2 and no result."""
+    with pytest.raises(ConfigFault) as caught:
         describe_few(adapt_section(), WHOLE, tmp_path)
+    assert caught.value.exit_code == 2
+    line = r"FAULT 2 config: adapt.folder is not set: .* --params adapt.folder=DIR"
+    assert re.fullmatch(line, caught.value.line)
     assert not list(tmp_path.iterdir())
 
 

@@ -134,7 +134,7 @@ class Pages(AbstractDataset[dict[str, bytes], dict[str, bytes]]):
         self._path, self.metadata, self._optional = Path(filepath).resolve(), metadata, optional
 
     def load(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in sorted(self._path.glob("*.png"))}
+        return pages_in(self._path)
 
     def save(self, data: dict[str, bytes]) -> None:
         if self._optional and not data:
@@ -156,6 +156,11 @@ class Pages(AbstractDataset[dict[str, bytes], dict[str, bytes]]):
 
     def _describe(self) -> dict[str, str]:
         return {"path": str(self._path)}
+
+
+def pages_in(folder: Path) -> dict[str, bytes]:
+    """The PNG pages in a folder by file name, in order."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.png"))}
 
 
 def _table(columns: list[str], rows: list[list[Any]]) -> TablePreview:

@@ -257,8 +257,8 @@ def _resource(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-def scores_of(root: Path) -> Scores:
-    """The scores of the run in a data root.
+def scores_file(root: Path) -> Path:
+    """The file with the scores of the run in a data root.
 
     Raises:
         DataFault: it has none.
@@ -266,7 +266,12 @@ def scores_of(root: Path) -> Scores:
     path = root / "08_reporting" / "metrics.json"
     if not path.is_file():
         raise DataFault(f"{path} does not exist: name data roots of finished runs in report.compare")
-    return Scores(read_json(path), [])
+    return path
+
+
+def scores_of(root: Path) -> Scores:
+    """The scores of the run in a data root; raises as `scores_file`."""
+    return Scores(read_json(scores_file(root)), [])
 
 
 def _limits(results: Results, scores: Scores, titles: dict[str, str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from ups.data.plan import log_plan, make_plan, select
 from ups.data.recognition import digests_of
 from ups.data.simulated import simulate_files
 from ups.data.sources import SUPPLEMENT, Files, download_files, list_files
+from ups.datasets import pages_in
 from ups.files import place_of
 from ups.pipelines import cached, step
 from ups.runs.progress import ProgressBar, TransferBars
@@ -139,5 +140,4 @@ def draw_cards(
     inputs = {"source": source, "datasets": datasets, "normalization": normalization, "shown": shown}
     receipt = cached("draw_cards", data_root, "04_feature/data_cards", "ups.data.cards", None, inputs)(work)
     place = place_of(data_root, receipt)
-    pages = {path.name: path.read_bytes() for path in sorted(place.glob("*.png"))}
-    return pages, (place / "cards.md").read_text(encoding="utf-8")
+    return pages_in(place), (place / "cards.md").read_text(encoding="utf-8")

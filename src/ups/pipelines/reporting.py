@@ -15,6 +15,7 @@ from rich import get_console
 from ups.config import EvaluationConfig, JudgeConfig, LaunchConfig, ReportConfig
 from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
+from ups.datasets import pages_in
 from ups.errors import GateFailed
 from ups.files import digest_of, from_here, place_of, publish
 from ups.pipelines import STAGES, cached, step
@@ -72,7 +73,7 @@ def pages_of(name: str, rollouts: Receipt, families: dict[str, str], data_root: 
     inputs = {"rollouts": rollouts["fingerprint"], "families": families}
     inputs["shown"] = {family: FAMILIES[family].definition for family in families.values()}
     receipt = cached(name, data_root, f"07_model_output/{name}", "ups.evaluation.figures", None, inputs)(work)
-    return {path.name: path.read_bytes() for path in sorted(place_of(data_root, receipt).glob("*.png"))}
+    return pages_in(place_of(data_root, receipt))
 
 
 def judge(
@@ -156,13 +157,19 @@ def _page(
     shown["seconds"] = [training_seconds(place_of(data_root, receipt)) for receipt in trained.values()]
     shown["machine"] = {key: value for key, value in machine.items() if key not in ("date", "load")}
     shown["families"] = [card.family.definition for card in own["cards"].values()]
-    shown["others"] = {str(root): digest_of(root / "08_reporting" / "metrics.json") for root in own["others"]}
+    shown["others"] = {str(root): _digest_of_scores(root) for root in own["others"]}
     shown["templates"] = [(files("ups.evaluation") / template).read_text("utf-8") for template in TEMPLATES]
     # As a digest, because scores may be infinite, which a fingerprint refuses.
     key = hashlib.sha256(json.dumps(shown, sort_keys=True, default=_plain).encode()).hexdigest()
     place, module = f"07_model_output/{name}", "ups.evaluation.report"
     receipt = cached(name, data_root, place, module, None, {"shown": key})(work)
     return (place_of(data_root, receipt) / PAGE).read_text(encoding="utf-8")
+
+
+def _digest_of_scores(root: Path) -> str:
+    from ups.evaluation.report import scores_file
+
+    return digest_of(scores_file(root))
 
 
 def _plain(value: Any) -> Any:
