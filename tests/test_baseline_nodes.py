@@ -181,7 +181,7 @@ def test_a_comparison_at_unequal_time_fails(cpu: float, fails: bool):
 def test_costs_are_measured_anew_for_other_models(
     launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Times of eager models are not those of compiled ones: each way is measured once, and again after a new training."""
+    """Times of eager models are not those of compiled ones: each is measured once, and again after a new training."""
     measured = []
 
     def total_costs(*_: object, compiled: bool) -> dict:
