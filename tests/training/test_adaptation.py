@@ -157,17 +157,20 @@ def test_the_best_start_of_a_donor_is_tried(surrogate: Surrogate, trajectories: 
 def test_random_weights_may_be_better_in_the_end(
     monkeypatch: pytest.MonkeyPatch, surrogate: Surrogate, trajectories: Few, whole_of_donor: float, donor: str | None
 ):
-    """Donors and learning rates are chosen in short trials, the best donor or random weights in a whole one."""
+    """Donors and random weights are compared in whole trials with the first learning rate, rates in short trials."""
+    few, config = trajectories["advection_1d"], adapt_section(donor="other", learning_rates=[0.01, 0.003, 0.02])
+    whole = []
 
-    def error(start: Start, *_: object, is_whole: bool = False) -> float:
-        if start.donor is None:
-            return 0.2 if is_whole else 1.0
-        return whole_of_donor if is_whole else 0.5
+    def error(start: Start, _few: object, _config: object, rate: float, *, is_whole: bool = False) -> float:
+        if is_whole:
+            whole.append((start.donor, rate))
+            return 0.2 if start.donor is None else whole_of_donor
+        return {0.0: 2.0, 0.01: 0.7, 0.003: 0.5, 0.02: 0.6}[rate] * (2 if start.donor is None else 1)
 
     monkeypatch.setattr(adaptation, "trial_error", error)
-    few, config = trajectories["advection_1d"], adapt_section(donor="other")
-    start, _, shortest = best_trial(starts(surrogate, few, config), few, config)
-    assert start.donor == donor and shortest == (0.5 if donor else 1.0)
+    start, rate, shortest = best_trial(starts(surrogate, few, config), few, config)
+    assert start.donor == donor and rate == 0.003 and shortest == (0.5 if donor else 1.0)
+    assert whole == [("compressible_ns_1d", 0.01), (None, 0.01)]
 
 
 def test_a_whole_trial_is_a_whole_training(surrogate: Surrogate, trajectories: Few):

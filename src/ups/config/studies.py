@@ -102,9 +102,10 @@ class AdaptConfig(Section):
     """`--pipeline adapt`: trained networks learn the files of `folder` from `sizes` of their trajectories.
 
     They begin with the trained head or with one solved by least squares, whichever is better on held-out trajectories.
-    A family that the models do not know starts from the network of another one, `donor` or the best in a trial, or from
-    random weights where those are better at the end of a whole training. With a `donor` a known family does so too,
-    with `other` from the best one. The fraction `test_fraction` of a dataset's trajectories is for scores.
+    A family that the models do not know starts halfway between random weights and the network of another family,
+    `donor` or the best in trials of `steps` steps, or from random weights where those are the best. With a `donor` a
+    known family does so too, with `other` from the best one. The fraction `test_fraction` of a dataset's trajectories
+    is for scores.
 
     - `learning_rates`: each is tried for the fraction `trial_share` of the `steps`, as is no training. Trials are
       cross-validated: the fraction `valid_fraction` of the trajectories is held out, in turn until each was. The final

@@ -124,8 +124,9 @@ def train_best(candidates: list[Start], trajectories: Trajectories, config: Adap
 def best_trial(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> tuple[Start, float, float]:
     """Start and learning rate with the lowest error of trials, `trial_error`, and that error.
 
-    The best of the trained starts and the best of the random ones, if there are both, are compared at full length: at
-    first a network that was trained for another equation learns faster, later it may be far behind.
+    Of the starts from one donor the best without training is tried. Donors and random weights are compared in whole
+    trials with the first learning rate: in short ones networks of other equations look better than they end. The rates
+    of the best, and 0 for no training, are compared in short trials.
 
     Raises:
         DataFault: fewer than two trajectories.
@@ -134,39 +135,21 @@ def best_trial(candidates: list[Start], trajectories: Trajectories, config: Adap
     if len(trajectories.u) < 2:
         name, count = trajectories.dataset.name, len(trajectories.u)
         raise DataFault(f"{name}: adapting needs at least 2 trajectories, got {count}")
-    kinds = [[start for start in candidates if (start.donor is None) == is_random] for is_random in (False, True)]
-    found = [_best_of_kind(kind, trajectories, config) for kind in kinds if kind]
-    if len(found) > 1:
-        found.sort(key=lambda each: trial_error(each[0], trajectories, config, each[1], is_whole=True))
-    start, rate, error = found[0]
-    if not math.isfinite(error):
+
+    def error(start: Start, rate: float, *, is_whole: bool = False) -> float:
+        return trial_error(start, trajectories, config, rate, is_whole=is_whole)
+
+    tried = []
+    for donor in {start.donor: None for start in candidates}:
+        alike = [start for start in candidates if start.donor == donor]
+        tried.append(min(alike, key=lambda start: error(start, 0.0)) if len(alike) > 1 else alike[0])
+    first = config.learning_rates[0]
+    start = min(tried, key=lambda start: error(start, first, is_whole=True)) if len(tried) > 1 else tried[0]
+    errors = {rate: error(start, rate) for rate in (0.0, *config.learning_rates)}
+    rate = min(errors, key=errors.__getitem__)
+    if not math.isfinite(errors[rate]):
         raise Diverged(f"{trajectories.dataset.name}: no trial is finite; lower adapt.learning_rates")
-    return start, rate, error
-
-
-def _best_of_kind(
-    candidates: list[Start], trajectories: Trajectories, config: AdaptConfig
-) -> tuple[Start, float, float]:
-    """Start and learning rate with the lowest error of trials, and that error; the learning rate 0 is no training.
-
-    Of the starts from the same donor the best one without training is tried, and a donor is chosen with the first
-    learning rate.
-    """
-
-    def error(index: int, rate: float) -> float:
-        return trial_error(candidates[index], trajectories, config, rate)
-
-    first, *others = config.learning_rates
-    errors = {(index, 0.0): error(index, 0.0) for index in range(len(candidates))}
-    tried = [
-        min((i for i, start in enumerate(candidates) if start.donor == donor), key=lambda i: errors[i, 0.0])
-        for donor in {start.donor: None for start in candidates}
-    ]
-    errors |= {(index, first): error(index, first) for index in tried}
-    chosen = min(tried, key=lambda index: errors[index, first])
-    errors |= {(chosen, rate): error(chosen, rate) for rate in others}
-    index, rate = min(errors, key=errors.__getitem__)
-    return candidates[index], rate, errors[index, rate]
+    return start, rate, errors[rate]
 
 
 def trial_error(

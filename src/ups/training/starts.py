@@ -26,6 +26,7 @@ from ups.training.symmetry import conserved_direction
 
 LIMITS, UNITS = ("max_mean", "max_fluctuation", "max_growth", "max_rms"), ("fluctuation_rms", "step_rms", "change_law")
 TRUNK = "mixer.trunks."
+DONOR_SHARE = 0.5  # of the trained weights of another equation in a start, the rest is random
 
 Model = Operator | SteadyModel
 
@@ -75,10 +76,12 @@ def is_known(surrogate: Surrogate, dataset: Dataset) -> bool:
 def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig) -> list[Start]:
     """The family's own network if the surrogate can predict the dataset, else one per donor and one of random weights.
 
-    Trained ones are there twice, the second time with their head solved before training. Donors are the families with
-    as many axes, the own one too where its patch does not divide the grid. `config.donor` may name one, then without
-    random weights beside it, or be `other` although the family is known. The new network has the donor's weights, as
-    far as its fields have counterparts, and a codec of its own.
+    Donors are the families with as many axes, the own one too where its patch does not divide the grid. `config.donor`
+    may name one, then without random weights beside it, or be `other` although the family is known. The new network has
+    a codec of its own and the donor's weights, as far as its fields have counterparts. Those of another equation are
+    shrunk towards random weights w, to a w_donor + (1 - a) w with a = `DONOR_SHARE`: trained weights alone learn
+    another task more slowly than random ones (Ash and Adams 2020, arXiv:1910.08475). Weights of the same equation are
+    kept, and are there twice, the second time with their head solved before training.
 
     Raises:
         ConfigFault: there is no donor, or no trained model.
@@ -87,10 +90,11 @@ def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig
     if not donors:
         return _with_both_heads(_known(surrogate, trajectories, config.recipe.seed))
     plain = scratch(surrogate, trajectories, config)
-    trained = [
-        replace(plain, model=_with_network(plain.model, model, name), donor=name) for name, model in donors.items()
-    ]
-    return _with_both_heads(trained) + ([] if config.donor in donors else [plain])
+    trained = []
+    for name, model in donors.items():
+        start = replace(plain, model=_with_network(plain.model, model, name), donor=name)
+        trained += _with_both_heads([start]) if name == trajectories.family.name else [_shrunk(start, plain)]
+    return trained + ([] if config.donor in donors else [plain])
 
 
 def donors_of(surrogate: Surrogate, dataset: Dataset, donor: str | None) -> dict[str, Model]:
@@ -261,6 +265,14 @@ def _with_network(model: Model, source: Model, family: str) -> Model:
                 stem.weights[0][into] = source.mixer.stem.weights[row][of, : stem.weights[0].shape[1]]
                 summary.weights[0][into] = source.mixer.summary.weights[row][of, : summary.weights[0].shape[1]]
     return changed
+
+
+@torch.no_grad()
+def _shrunk(start: Start, random: Start) -> Start:
+    """The start with its weights moved towards those of `random`, to the share `DONOR_SHARE` of their own."""
+    model = copy.deepcopy(start.model)
+    torch._foreach_lerp_(list(model.parameters()), list(random.model.parameters()), 1 - DONOR_SHARE)
+    return replace(start, model=model)
 
 
 @torch.no_grad()
