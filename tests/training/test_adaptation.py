@@ -80,7 +80,7 @@ def test_trials_choose(surrogate: Surrogate, trajectories: Few):
     config = adapt_section(learning_rates=[1e6, 0.003], steps=60)
     start = scratch(surrogate, few, config)
     _, rate, error = best_trial([start], few, config)
-    assert rate == 0.003 and error < trial_error(start, few, config, 0.0)
+    assert rate == 0.003 and error < trial_error(start, few, config, 0.0, is_whole=True)
 
 
 def test_a_network_that_training_makes_worse_stays_as_it_is(surrogate: Surrogate, trajectories: Few):
@@ -153,24 +153,42 @@ def test_the_best_start_of_a_donor_is_tried(surrogate: Surrogate, trajectories: 
         assert start is candidates[errors.index(min(errors))]
 
 
-@pytest.mark.parametrize(("whole_of_donor", "donor"), [(0.1, "compressible_ns_1d"), (0.3, None)])
-def test_random_weights_may_be_better_in_the_end(
-    monkeypatch: pytest.MonkeyPatch, surrogate: Surrogate, trajectories: Few, whole_of_donor: float, donor: str | None
+@pytest.mark.parametrize(("of_donor", "donor"), [(0.5, "compressible_ns_1d"), (1.5, None)])
+def test_starts_and_rates_are_compared_in_whole_trials(
+    monkeypatch: pytest.MonkeyPatch, surrogate: Surrogate, trajectories: Few, of_donor: float, donor: str | None
 ):
-    """Donors and random weights are compared in whole trials with the first learning rate, rates in short trials."""
-    few, config = trajectories["advection_1d"], adapt_section(donor="other", learning_rates=[0.01, 0.003, 0.02])
-    whole = []
+    """Every start at the first learning rate; the best one at rates beside its best one, until none is better."""
+    few, tried = trajectories["advection_1d"], []
+    config = adapt_section(donor="other", learning_rates=[0.01, 0.003, 0.001, 0.02, 0.0003])
 
-    def error(start: Start, _few: object, _config: object, rate: float, *, is_whole: bool = False) -> float:
-        if is_whole:
-            whole.append((start.donor, rate))
-            return 0.2 if start.donor is None else whole_of_donor
-        return {0.0: 2.0, 0.01: 0.7, 0.003: 0.5, 0.02: 0.6}[rate] * (2 if start.donor is None else 1)
+    def error(start: Start, *, rate: float, is_whole: bool, **_: object) -> float:
+        assert is_whole
+        tried.append((start.donor, rate))
+        at_rate = {0.02: 0.9, 0.01: 0.7, 0.003: 0.5, 0.001: 0.6, 0.0003: 0.1}[rate]
+        return at_rate * (1 if start.donor is None else of_donor)
 
     monkeypatch.setattr(adaptation, "trial_error", error)
-    start, rate, shortest = best_trial(starts(surrogate, few, config), few, config)
-    assert start.donor == donor and rate == 0.003 and shortest == (0.5 if donor else 1.0)
-    assert whole == [("compressible_ns_1d", 0.01), (None, 0.01)]
+    start, rate, best = best_trial(starts(surrogate, few, config), few, config)
+    assert start.donor == donor and rate == 0.003 and best == 0.5 * min(1, of_donor)
+    assert tried[:2] == [("compressible_ns_1d", 0.01), (None, 0.01)]
+    assert tried[2:] == [(donor, 0.003), (donor, 0.02), (donor, 0.001)]  # a better one further off is not found
+
+
+def test_the_own_network_of_another_grid_has_to_be_better_too(
+    monkeypatch: pytest.MonkeyPatch, surrogate: Surrogate, trajectories: Few
+):
+    """Where the family's own network and others can be the start, whole trials decide between the best of both."""
+    few = trajectories["advection_1d"]
+    odd = replace(few, u=few.u[..., :15], dataset=replace(few.dataset, grid=(15,)))
+    config = adapt_section(learning_rates=[0.01])
+    for of_own, expected in ((0.1, "advection_1d"), (0.3, None)):
+
+        def error(start: Start, *_: object, is_whole: bool = False, of_own: float = of_own, **__: object) -> float:
+            return (of_own if start.donor == "advection_1d" else 0.2) if is_whole else 0.05
+
+        monkeypatch.setattr(adaptation, "trial_error", error)
+        start, _, _ = best_trial(starts(surrogate, odd, config), odd, config)
+        assert (start.donor == "advection_1d") == (expected == "advection_1d")
 
 
 def test_a_whole_trial_is_a_whole_training(surrogate: Surrogate, trajectories: Few):
@@ -200,13 +218,12 @@ def test_data_that_are_not_finite_are_told(surrogate: Surrogate, trajectories: F
 
 
 def test_a_surrogate_and_its_gain_are_returned(surrogate: Surrogate, trajectories: Few):
-    """The result predicts the family; its gain is a ratio of two errors of trials."""
+    """The result predicts the family; its gain is a ratio of the errors of two whole trials."""
     few, config = trajectories["advection_1d"], adapt_section()
     gain = adapt(surrogate, few, config)
-    trials = [
-        best_trial(each, few, config)[2] for each in (starts(surrogate, few, config), [scratch(surrogate, few, config)])
-    ]
-    assert gain.over_scratch == pytest.approx(trials[0] / trials[1])
+    start, rate, _ = best_trial(starts(surrogate, few, config), few, config)
+    _, _, from_random = best_trial([scratch(surrogate, few, config)], few, config)
+    assert gain.over_scratch == pytest.approx(trial_error(start, few, config, rate, is_whole=True) / from_random)
     assert gain.surrogate.operator is not None and list(gain.surrogate.operator.rows) == ["advection_1d"]
 
 

@@ -107,9 +107,10 @@ class AdaptConfig(Section):
     known family does so too, with `other` from the best one. The fraction `test_fraction` of a dataset's trajectories
     is for scores.
 
-    - `learning_rates`: each is tried for the fraction `trial_share` of the `steps`, as is no training. Trials are
-      cross-validated: the fraction `valid_fraction` of the trajectories is held out, in turn until each was. The final
-      training uses all of them
+    - `learning_rates`: for a known family each is tried for the fraction `trial_share` of the `steps`, as is no
+      training, in cross-validation: the fraction `valid_fraction` of the trajectories is held out, in turn until each
+      was. Else trials have all steps and hold out one such fraction: at the first of the rates, then at those beside
+      the best so far, until none is better. The final training uses all trajectories
     - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
     - `symmetries`: the images of the trajectories under the symmetries of the PDE are added to them
     - `fno`: a Fourier neural operator of this size is trained beside; null: none

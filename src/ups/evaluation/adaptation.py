@@ -28,8 +28,8 @@ NOTE = (
     "nRMSE of rollouts (of solutions in steady families) on {test} held-out trajectories, physical units. before: the "
     "trained model as it is; adapted: after {steps} steps on the given number of trajectories, from the network of the "
     "family `from`, or random weights where no network of another equation was better in trials; scratch, fno: equally "
-    "many steps from random weights. Each had the same trials of learning rates, and is not trained at all where these "
-    "were worse. Last column: adapted / scratch, below 1 is better."
+    "many steps from random weights. All choose among the same learning rates, and the family's own network is not "
+    "trained where all of them were worse. Last column: adapted / scratch, below 1 is better."
 )
 
 

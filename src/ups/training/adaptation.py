@@ -1,13 +1,14 @@
 """Learn from few: a trained surrogate is adapted to some trajectories of new data, in one process and in memory.
 
-Short trials on parts of the trajectories, scored by rollouts of the others, choose where the training starts, its
-learning rate, and whether it is worth while; the training then uses all of them.
+Trials on parts of the trajectories, scored by rollouts of the others, choose where the training starts, its learning
+rate, and whether it is worth while; the training then uses all of them.
 """
 
 import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ CHECKED_STEPS = 64  # time steps on which the validation error is measured that 
 SOLVED_STEPS = 512  # time steps for which a head is solved, `CHECKED_STEPS` at once
 RIDGE = 1e-5
 
+Trial = tuple[Start, float, float]  # start, learning rate, error
+
 
 @dataclass(frozen=True)
 class Adapted:
@@ -60,9 +63,8 @@ class Adapted:
 class Gain:
     """A surrogate of one family adapted to new data; `over_scratch` compares rollouts it was not trained on.
 
-    It is the nRMSE of the best trial from the trained weights over that of the best trial from random ones, both of
-    equal length or without training: below 1 the trained weights help. `settings` are the constructor arguments of the
-    network.
+    It is the nRMSE of a whole trial over that of the best one from random weights: below 1 trained weights help.
+    `settings` are the constructor arguments of the network.
     """
 
     surrogate: Surrogate
@@ -81,9 +83,10 @@ def adapt(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig)
         Diverged: no learning rate gives finite errors.
     """
     adapted = train_best(starts(surrogate, trajectories, config), trajectories, config)
-    _, _, error = best_trial([scratch(surrogate, trajectories, config)], trajectories, config)
-    start = adapted.start
-    return Gain(adapted.surrogate, start.settings, start.donor, adapted.learning_rate, adapted.trial_error / error)
+    _, _, from_random = best_trial([scratch(surrogate, trajectories, config)], trajectories, config)
+    start, rate = adapted.start, adapted.learning_rate
+    gain = trial_error(start, trajectories, config, rate, is_whole=True) / from_random
+    return Gain(adapted.surrogate, start.settings, start.donor, rate, gain)
 
 
 def train_and_save(
@@ -121,35 +124,51 @@ def train_best(candidates: list[Start], trajectories: Trajectories, config: Adap
     return Adapted(trajectories.family.name, start, model, rate, error)
 
 
-def best_trial(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> tuple[Start, float, float]:
+def best_trial(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> Trial:
     """Start and learning rate with the lowest error of trials, `trial_error`, and that error.
 
-    Of the starts from one donor the best without training is tried. Donors and random weights are compared in whole
-    trials with the first learning rate: in short ones networks of other equations look better than they end. The rates
-    of the best, and 0 for no training, are compared in short trials.
+    Networks of the family itself have short trials. Other networks and random weights have whole ones: in short ones
+    other starts and rates are ahead than at the end.
 
     Raises:
         DataFault: fewer than two trajectories.
         Diverged: no trial is finite.
     """
-    if len(trajectories.u) < 2:
-        name, count = trajectories.dataset.name, len(trajectories.u)
-        raise DataFault(f"{name}: adapting needs at least 2 trajectories, got {count}")
+    dataset, count = trajectories.dataset, len(trajectories.u)
+    if count < 2:
+        raise DataFault(f"{dataset.name}: adapting needs at least 2 trajectories, got {count}")
+    own, others = ([start for start in candidates if (start.donor == dataset.family) == same] for same in (True, False))
+    found = [_best_of_short(own, trajectories, config)] if own else []
+    found += [_best_of_whole(others, trajectories, config)] if others else []
+    if len(found) > 1:
+        found.sort(key=lambda each: trial_error(each[0], trajectories, config, each[1], is_whole=True))
+    if not math.isfinite(found[0][2]):
+        raise Diverged(f"{dataset.name}: no trial is finite; lower adapt.learning_rates")
+    return found[0]
 
-    def error(start: Start, rate: float, *, is_whole: bool = False) -> float:
-        return trial_error(start, trajectories, config, rate, is_whole=is_whole)
 
-    tried = []
-    for donor in {start.donor: None for start in candidates}:
-        alike = [start for start in candidates if start.donor == donor]
-        tried.append(min(alike, key=lambda start: error(start, 0.0)) if len(alike) > 1 else alike[0])
-    first = config.learning_rates[0]
-    start = min(tried, key=lambda start: error(start, first, is_whole=True)) if len(tried) > 1 else tried[0]
-    errors = {rate: error(start, rate) for rate in (0.0, *config.learning_rates)}
+def _best_of_short(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> Trial:
+    """The start that is best before training, at its best rate; the rate 0 is no training."""
+    untrained = [trial_error(start, trajectories, config, 0.0) for start in candidates]
+    start = candidates[untrained.index(min(untrained))]
+    errors = {0.0: min(untrained)}
+    errors |= {rate: trial_error(start, trajectories, config, rate) for rate in config.learning_rates}
     rate = min(errors, key=errors.__getitem__)
-    if not math.isfinite(errors[rate]):
-        raise Diverged(f"{trajectories.dataset.name}: no trial is finite; lower adapt.learning_rates")
     return start, rate, errors[rate]
+
+
+def _best_of_whole(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> Trial:
+    """The start that is best at the first rate; from there the rates beside the best one, until none is better."""
+    error = partial(trial_error, trajectories=trajectories, config=config, is_whole=True)
+    rates, first = sorted(config.learning_rates), config.learning_rates[0]
+    at_first = [error(start, rate=first) for start in candidates]
+    start, errors = candidates[at_first.index(min(at_first))], {first: min(at_first)}
+    while True:
+        best = min(errors, key=errors.__getitem__)
+        beside = rates[max(0, rates.index(best) - 1) : rates.index(best) + 2]
+        if errors.keys() >= set(beside):
+            return start, best, errors[best]
+        errors |= {rate: error(start, rate=rate) for rate in beside if rate not in errors}
 
 
 def trial_error(
