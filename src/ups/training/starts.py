@@ -79,9 +79,9 @@ def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig
     Donors are the families with as many axes, the own one too where its patch does not divide the grid. `config.donor`
     may name one, then without random weights beside it, or be `other` although the family is known. The new network has
     a codec of its own and the donor's weights, as far as its fields have counterparts. Those of another equation are
-    shrunk towards random weights w, to a w_donor + (1 - a) w with a = `DONOR_SHARE`: trained weights alone learn
-    another task more slowly than random ones (Ash and Adams 2020, arXiv:1910.08475). Weights of the same equation are
-    kept, and are there twice, the second time with their head solved before training.
+    shrunk towards random weights w, to a w_donor + (1 - a) w with a = `DONOR_SHARE`: further training from trained
+    weights often ends at larger errors than from random ones (Ash and Adams 2020, arXiv:1910.08475). Weights of the
+    same equation are kept, and are there twice, the second time with their head solved before training.
 
     Raises:
         ConfigFault: there is no donor, or no trained model.
