@@ -181,14 +181,14 @@ def test_the_own_network_of_another_grid_has_to_be_better_too(
     few = trajectories["advection_1d"]
     odd = replace(few, u=few.u[..., :15], dataset=replace(few.dataset, grid=(15,)))
     config = adapt_section(learning_rates=[0.01])
-    for of_own, expected in ((0.1, "advection_1d"), (0.3, None)):
+    for of_own, is_start in ((0.1, True), (0.3, False)):
 
         def error(start: Start, *_: object, is_whole: bool = False, of_own: float = of_own, **__: object) -> float:
             return (of_own if start.donor == "advection_1d" else 0.2) if is_whole else 0.05
 
         monkeypatch.setattr(adaptation, "trial_error", error)
         start, _, _ = best_trial(starts(surrogate, odd, config), odd, config)
-        assert (start.donor == "advection_1d") == (expected == "advection_1d")
+        assert (start.donor == "advection_1d") == is_start
 
 
 def test_a_whole_trial_is_a_whole_training(surrogate: Surrogate, trajectories: Few):
