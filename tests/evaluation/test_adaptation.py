@@ -54,5 +54,6 @@ def test_the_figure_has_a_panel_per_dataset():
     """Errors that do not depend on the number are horizontal lines; a missing method has none."""
     panels = {panel.get_title(): panel.get_lines() for panel in draw_curves(records()).axes}
     assert {name: len(lines) for name, lines in panels.items()} == {"a": 4, "b": 3}
+    assert len({line.get_color() for line in panels["a"]}) == 4
     adapted = next(line for line in panels["a"] if line.get_label() == "adapted")
     assert list(adapted.get_xdata()) == [4, 8] and list(adapted.get_ydata()) == [0.2, 0.1]

@@ -29,6 +29,9 @@ COLOURS = {
     "consistency": "#cc79a7",
     "selected": "#661100",
     "steady": "#d55e00",
+    "adapted": "#004c8c",
+    "before": "#5d3a9b",
+    "scratch": "#e66100",
 }
 OTHER_COLOUR = "#8c564b"
 DASHES = {  # on and off, in line widths; methods without an entry have a solid line
