@@ -217,9 +217,10 @@ def test_data_that_are_not_finite_are_told(surrogate: Surrogate, trajectories: F
             best_trial(candidates, broken, adapt_section())
 
 
-def test_a_surrogate_and_its_gain_are_returned(surrogate: Surrogate, trajectories: Few):
+@pytest.mark.parametrize("donor", [None, "other", "compressible_ns_1d"])
+def test_a_surrogate_and_its_gain_are_returned(surrogate: Surrogate, trajectories: Few, donor: str | None):
     """The result predicts the family; its gain is a ratio of the errors of two whole trials."""
-    few, config = trajectories["advection_1d"], adapt_section()
+    few, config = trajectories["advection_1d"], adapt_section(donor=donor)
     gain = adapt(surrogate, few, config)
     start, rate, _ = best_trial(starts(surrogate, few, config), few, config)
     _, _, from_random = best_trial([scratch(surrogate, few, config)], few, config)

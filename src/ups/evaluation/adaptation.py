@@ -27,9 +27,10 @@ from ups.training.starts import is_known, surrogate_of
 NOTE = (
     "nRMSE of rollouts (of solutions in steady families) on {test} held-out trajectories, physical units. before: the "
     "trained model as it is; adapted: after {steps} steps on the given number of trajectories, from the network of the "
-    "family `from`, or random weights where no network of another equation was better in trials; scratch, fno: equally "
-    "many steps from random weights. All choose among the same learning rates, and the family's own network is not "
-    "trained where all of them were worse. Last column: adapted / scratch, below 1 is better."
+    "family `from`, halfway from random weights if that is of another equation, or from random weights where none was "
+    "better in trials; scratch, fno: equally many steps from random weights. All choose among the same learning rates, "
+    "and the family's own network is not trained where all of them were worse. Last column: adapted / scratch, below 1 "
+    "is better."
 )
 
 

@@ -1,7 +1,6 @@
 """Learn from few: a trained surrogate is adapted to some trajectories of new data, in one process and in memory.
 
-Trials on parts of the trajectories, scored by rollouts of the others, choose where the training starts, its learning
-rate, and whether it is worth while; the training then uses all of them.
+Trials on some trajectories, scored by rollouts of the others, choose the start and its learning rate, or no training.
 """
 
 import copy
@@ -36,7 +35,6 @@ METHODS = ("adapted", "scratch", "fno")
 CHECKED_STEPS = 64  # time steps on which the validation error is measured that scales the noise of training
 SOLVED_STEPS = 512  # time steps for which a head is solved, `CHECKED_STEPS` at once
 RIDGE = 1e-5
-
 Trial = tuple[Start, float, float]  # start, learning rate, error
 
 
@@ -83,10 +81,12 @@ def adapt(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig)
         Diverged: no learning rate gives finite errors.
     """
     adapted = train_best(starts(surrogate, trajectories, config), trajectories, config)
-    _, _, from_random = best_trial([scratch(surrogate, trajectories, config)], trajectories, config)
-    start, rate = adapted.start, adapted.learning_rate
-    gain = trial_error(start, trajectories, config, rate, is_whole=True) / from_random
-    return Gain(adapted.surrogate, start.settings, start.donor, rate, gain)
+    start, rate, error = adapted.start, adapted.learning_rate, adapted.trial_error
+    if start.donor == trajectories.dataset.family:  # its trials were short
+        error = trial_error(start, trajectories, config, rate, is_whole=True)
+    random = [scratch(surrogate, trajectories, config)]
+    of_random = error if start.donor is None else best_trial(random, trajectories, config)[2]
+    return Gain(adapted.surrogate, start.settings, start.donor, rate, error / of_random)
 
 
 def train_and_save(
