@@ -114,7 +114,7 @@ def test_pairs_are_consecutive_snapshots(cache: LatentCache, split: str):
 def test_windows_hold_the_pairs(cache: LatentCache, horizon: int):
     """Whatever the horizon, samples, z and z_next are the same; windows are what the trajectory has around them."""
     name = "1D_Burgers_Sols_Nu0.01"
-    plain, wide = (LatentSamples(cache, "train", horizon=h) for h in (1, horizon))
+    plain, wide = (LatentSamples(cache, "train", horizons={"burgers_1d": h}) for h in (1, horizon))
     assert (wide.num_samples, wide.num_tokens) == (plain.num_samples, plain.num_tokens)
     samples = np.arange(plain.num_samples["burgers_1d"])
     expected, batch = (made.load("burgers_1d", samples) for made in (plain, wide))
@@ -136,8 +136,8 @@ def test_windows_hold_the_pairs(cache: LatentCache, horizon: int):
 def test_families_with_history_have_the_snapshot_before(cache: LatentCache, horizon: int):
     """Whatever the horizon it is the true one, of a first snapshot itself; also of rollouts that start earlier."""
     name = "1D_Burgers_Sols_Nu0.01"
-    plain = LatentSamples(cache, "train", horizon=horizon)
-    samples = LatentSamples(cache, "train", horizon=horizon, history=["burgers_1d"])
+    plain = LatentSamples(cache, "train", horizons={"burgers_1d": horizon})
+    samples = LatentSamples(cache, "train", horizons={"burgers_1d": horizon}, history=["burgers_1d"])
     numbers = np.arange(samples.num_samples["burgers_1d"])
     batch, expected = (made.load("burgers_1d", numbers) for made in (samples, plain))
     assert expected.before is None
@@ -163,7 +163,7 @@ def test_windows_are_as_long_as_the_shortest_trajectories_of_the_family(cache: L
     cache.datasets["short"] = short
     read = cache.read
     cache.read = lambda name, *place: read("1D_Burgers_Sols_Nu0.01", *place)
-    samples = LatentSamples(cache, "train", horizon=9)
+    samples = LatentSamples(cache, "train", horizons={"burgers_1d": 9})
     last = samples.num_samples["burgers_1d"] - 1
     assert {samples.dataset("burgers_1d", sample) for sample in (0, last)} == {"short", "1D_Burgers_Sols_Nu0.01"}
     assert samples.load("burgers_1d", np.array([0, 3, last])).window.shape == (3, 3, 8, 1)

@@ -82,7 +82,7 @@ NO_TERMS: dict[str, dict[str, Any]] = {
     | ({"num_points": 16, "every": 1, "warmup_steps": 0} if name == "query" else {})
     for name in Terms.model_fields
 }
-ONE_STEP = {"horizon": 1, "pushforward": False, "start": 0.5}
+ONE_STEP = {"horizon": 1, "pushforward": False, "start": 0.5, "families": None}
 NOISE = {"P_mean": -0.4, "P_std": 1.2}
 
 

@@ -116,7 +116,7 @@ class GraphMemory:
 def losses_terms_and_weights(root: Path, mode: str | bool, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """Those of an operator trained for some steps of several micro-batches, read after its memory was overwritten."""
     terms = NO_TERMS | {"spectral": {"weight": 0.1, "phase": [0.0, 1.0]}}
-    unroll = {"horizon": 2, "pushforward": False, "start": 0.0}
+    unroll = {"horizon": 2, "pushforward": False, "start": 0.0, "families": None}
     config, launch = section(steps=6, unroll=unroll, terms=terms), launched(micro_batch_tokens=32, compile=mode)
     run, inject = Run(root, "operator", "", {}, inputs_of(root), launch, "cpu", root), Injection(root, 0)
     torch.manual_seed(0)

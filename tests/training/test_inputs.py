@@ -41,7 +41,7 @@ def test_memory_of_a_sample_by_hand():
     backbone = {"hidden_channels": [8, 16, 10], "num_layers": 2, "separate_fields": False}
     settings = {"sizes": sizes, "backbone": backbone}
     assert network_bytes(settings, {"flow": 5}) == {"flow": 4 * 5 * (50 * 16 * 2 + 20 * 12)}
-    assert network_bytes(settings, {"waves": 7}, horizon=3) == {"waves": 3 * 4 * 7 * (50 * 16 * 2 + 20 * 4)}
+    assert network_bytes(settings, {"waves": 7}, horizons={"waves": 3}) == {"waves": 3 * 4 * 7 * (50 * 16 * 2 + 20 * 4)}
     settings["backbone"] = backbone | {"separate_fields": True}
     assert network_bytes(settings, {"flow": 5}) == {"flow": 4 * 5 * (3 * 50 * 16 * 2 + 20 * 12)}
 

@@ -290,7 +290,7 @@ def test_small_changes_count_as_small():
 def test_two_ranks_learn_terms_as_one_does(root: Path):
     """With terms and unrolled, two ranks have the losses of one, and the metrics have each term from step 1 on."""
     on = weighted(query=0.3, spectral=0.1, conservation=0.1).model_dump()
-    how = {"terms": on, "unroll": {"horizon": 2, "pushforward": True, "start": 0.5}}
+    how = {"terms": on, "unroll": {"horizon": 2, "pushforward": True, "start": 0.5, "families": None}}
     one = train(root, launch={"num_processes": 1}, **how)
     expected = [float.fromhex(value) for _, value in losses(one)]
     (root / "06_models" / "operator").rename(root / "06_models" / "one")

@@ -176,7 +176,7 @@ class BaselinesConfig(Section):
             noise=self.noise,
             symmetries=self.symmetries,
             history=family in self.history,
-            unroll=self.unroll,
+            unroll=self.unroll.of(family),
         )
 
 

@@ -45,12 +45,18 @@ class Unroll(Section):
     """Unrolled time steps in training: 1 up to the fraction `start` of the training, then growing to `horizon`.
 
     With `pushforward` no gradient flows from one unrolled step into the one before it (Brandstetter et al. 2022,
-    arXiv:2202.03376).
+    arXiv:2202.03376). Other families than `families` always learn from one step; None: all are unrolled.
     """
 
     horizon: PositiveInt
     pushforward: bool
     start: Annotated[float, Field(ge=0.0, lt=1.0)]
+    families: list[VariantName] | None
+
+    def of(self, family: str) -> "Unroll":
+        """How the steps of one family are unrolled."""
+        is_unrolled = self.families is None or family in self.families
+        return self.model_copy(update={"families": None, "horizon": self.horizon if is_unrolled else 1})
 
 
 class Term(Section):

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -164,14 +164,21 @@ class FieldSamples(_Samples):
 
 
 class LatentSamples(_Samples):
-    """Time steps z -> z_next of the latent cache, in windows of up to `horizon` steps; keys are families.
+    """Time steps z -> z_next of the latent cache, in windows; keys are families.
 
-    A steady solution is a single step from z = 0. All windows of a family have the same number of steps: `horizon`, or
-    the number of steps of the family's shortest trajectories where these have fewer. The samples of the families in
-    `history` have the snapshot before, too.
+    A steady solution is a single step from z = 0. All windows of a family have the same number of steps: that in
+    `horizons`, 1 for families that are not there, or that of the family's shortest trajectories if these have fewer.
+    The samples of the families in `history` have the snapshot before, too.
     """
 
-    def __init__(self, cache: LatentCache, split: str, *, horizon: int = 1, history: Container[str] = ()) -> None:
+    def __init__(
+        self,
+        cache: LatentCache,
+        split: str,
+        *,
+        horizons: Mapping[str, int] = {},
+        history: Container[str] = (),
+    ) -> None:
         super().__init__()
         self.cache, self.history = cache, history
         self._num_steps: dict[str, int] = {}
@@ -179,7 +186,8 @@ class LatentSamples(_Samples):
             family = entry["dataset"]["family"]
             index = self._index.setdefault(family, _SampleIndex())
             num_snapshots = entry["arrays"]["fields"]["shape"][1]
-            self._num_steps[family] = min(self._num_steps.get(family, horizon), num_snapshots - 1)
+            longest = self._num_steps.get(family, horizons.get(family, 1))
+            self._num_steps[family] = min(longest, num_snapshots - 1)
             index.add(name, entry["split"][split], max(1, num_snapshots - 1))
         self._domains = domains(cache)
         self.families = sorted(self._index)

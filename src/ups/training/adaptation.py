@@ -267,7 +267,7 @@ def fit(model: nn.Module, examples: Examples, config: AdaptTraining) -> nn.Modul
     for step in range(config.steps):
         if step % config.validate_every == 0:
             _measure_error((average, model), examples, config)
-        batch = examples.draw(size, config.unroll.horizon, rng)
+        batch = examples.draw(size, config.unroll.of(examples.domain.family).horizon, rng)
         draw = Draw((config.seed, 2, step), size, slice(0, size), device, step)
         value = loss(model, batch, draw).mean()
         optimizer.zero_grad()

@@ -96,8 +96,10 @@ def model_settings(cache: LatentCache, model: Backbone, history: Sequence[str] =
 FLOATS_PER_HIDDEN_CHANNEL, FLOATS_PER_LATENT_CHANNEL = 50, 20
 
 
-def network_bytes(settings: dict[str, Any], num_tokens: dict[str, int], horizon: int = 1) -> dict[str, int]:
-    """Estimated memory of forward and backward pass of a sample of each family, over `horizon` unrolled steps."""
+def network_bytes(
+    settings: dict[str, Any], num_tokens: dict[str, int], horizons: Mapping[str, int] = {}
+) -> dict[str, int]:
+    """Estimated memory of forward and backward pass of a sample of each family; `horizons` as in `LatentSamples`."""
     sizes, backbone = settings["sizes"], settings["backbone"]
     hidden = max(backbone["hidden_channels"]) * backbone["num_layers"]
     estimates = {}
@@ -105,7 +107,7 @@ def network_bytes(settings: dict[str, Any], num_tokens: dict[str, int], horizon:
         row = sizes["families"].index(family)
         rows = sizes["num_fields"][row] if backbone["separate_fields"] else 1
         floats = FLOATS_PER_HIDDEN_CHANNEL * hidden * rows + FLOATS_PER_LATENT_CHANNEL * sizes["latent_channels"][row]
-        estimates[family] = 4 * tokens * floats * horizon
+        estimates[family] = 4 * tokens * floats * horizons.get(family, 1)
     return estimates
 
 

@@ -28,11 +28,14 @@ def fields(tmp_path: Path) -> Receipt:
     return encode_latents(datasets, codec, *options, root / "01_raw", root)
 
 
-@pytest.mark.parametrize("horizon", [1, 3])
-def test_a_baseline_is_unrolled_as_the_operator_is(horizon: int, fields: Receipt, tmp_path: Path):
+@pytest.mark.parametrize(("families", "horizon"), [(None, 3), (["advection_1d"], 3), (["burgers_1d"], 1)])
+def test_a_baseline_is_unrolled_as_the_operator_is(
+    families: list[str] | None, horizon: int, fields: Receipt, tmp_path: Path
+):
     """Training windows have as many steps as the baselines unroll, and need their memory; validation samples one."""
     config = typed().baselines
-    config = config.model_copy(update={"unroll": config.unroll.model_copy(update={"horizon": horizon})})
+    unroll = config.unroll.model_copy(update={"horizon": 3, "families": families})
+    config = config.model_copy(update={"unroll": unroll})
     start, inputs = config.start("linear", "advection_1d"), {"latent_cache": fields}
     section = config.section("linear", "advection_1d", 10, start)
     run = Run(tmp_path, "baseline", "", section.model_dump(), inputs, launched(), "cpu", tmp_path)

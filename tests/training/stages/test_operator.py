@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -34,9 +35,11 @@ STEPS = 24
 SAMPLES = 20_000
 
 
-def unroll(horizon: int = H, *, pushforward: bool = False, start: float = 0.5) -> Unroll:
+def unroll(
+    horizon: int = H, *, pushforward: bool = False, start: float = 0.5, families: list[str] | None = None
+) -> Unroll:
     """How to unroll."""
-    return Unroll(horizon=horizon, pushforward=pushforward, start=start)
+    return Unroll(horizon=horizon, pushforward=pushforward, start=start, families=families)
 
 
 def configured(how: Unroll, std: float = 0.0, own_error: float = 0.0) -> OperatorConfig:
@@ -236,6 +239,18 @@ def test_an_unrolled_operator_resumes_exactly(root: Path, inject: Callable[[str]
     folder = train(root, unroll=how)
     assert_same_training(folder, root / "06_models" / "undisturbed" / undisturbed.name)
     assert len(status_of(root)["restarts"]) == 1
+
+
+@pytest.mark.parametrize("families", [None, ["burgers_1d"], []])
+def test_only_chosen_families_are_unrolled(root: Path, families: list[str] | None):
+    """The others learn from one step, and need the memory of one."""
+    run = Run(root, "operator", "", {}, inputs_of(root), launched(), "cpu", root)
+    plain, stage = (build(configured(unroll(h, families=families)), run) for h in (1, 4))
+    assert len(stage.train.families) > 1
+    for family in stage.train.families:
+        steps = 4 if families is None or family in families else 1
+        assert len(stage.train.load(family, np.zeros(2, int)).states(9)) == 1 + steps
+        assert stage.sample_bytes[family] == steps * plain.sample_bytes[family]
 
 
 @pytest.mark.parametrize("pushforward", [False, True])

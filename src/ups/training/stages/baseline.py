@@ -45,10 +45,11 @@ def build(config: BaselineConfig, run: Run) -> Stage:
     loss = steady_loss if family.steady else step_loss(model.statistics, config)
     loss = augmented(loss, cache, run) if config.symmetries else loss
     history = [config.family] if config.history else []
-    train = LatentSamples(cache, "train", horizon=config.unroll.horizon, history=history)
+    num_steps = config.unroll.horizon
+    train = LatentSamples(cache, "train", horizons={config.family: num_steps}, history=history)
     valid = LatentSamples(cache, "valid", history=history)
-    num_tokens, horizon = train.num_tokens, config.unroll.horizon
-    sample_bytes = {name: 4 * points * _floats_per_point(settings) * horizon for name, points in num_tokens.items()}
+    num_tokens, floats = train.num_tokens, _floats_per_point(settings)
+    sample_bytes = {name: 4 * points * floats * num_steps for name, points in num_tokens.items()}
     stage = Stage(model, settings, loss, train, valid, num_tokens, sample_bytes)
     phase = None if family.steady else partial(horizon_at, steps=config.steps, unroll=config.unroll)
     return replace(stage, phase=phase, after_validation=store_validation_error)

@@ -44,10 +44,11 @@ def build(config: OperatorConfig, run: Run) -> Stage:
     terms = TermSum(config.terms, codec, config.steps)
     loss = step_loss(operator.statistics, config, terms)
     loss = augmented(loss, cache, run) if config.symmetries else loss
-    train = LatentSamples(cache, "train", horizon=config.unroll.horizon, history=config.history)
+    horizons = {family: config.unroll.of(family).horizon for family in cache.families}
+    train = LatentSamples(cache, "train", horizons=horizons, history=config.history)
     valid = LatentSamples(cache, "valid", history=config.history)
     num_tokens = train.num_tokens
-    sample_bytes = network_bytes(settings, num_tokens, config.unroll.horizon)
+    sample_bytes = network_bytes(settings, num_tokens, horizons)
     stage = Stage(operator, settings, loss, train, valid, num_tokens, sample_bytes)
     logged = terms.values if terms.configs else None
 
