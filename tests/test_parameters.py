@@ -293,7 +293,7 @@ WRONG = [
     ("adapt.donor", "burgers"),
     ("adapt.sizes", [1]),
     ("adapt.sizes", [8, 4]),
-    ("adapt.trial_share", 1.5),
+    ("adapt.valid_fraction", 1.5),
     ("judge.gates.0.method", "operatr"),
     ("protocol.families", {"burger_1d": {}}),
     ("adapt.recipe.schedule", "plateau"),

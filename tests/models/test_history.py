@@ -105,7 +105,7 @@ def test_a_wave_equation_needs_the_snapshot_before():
         model = Operator(Sizes(FAMILIES[:1], (1,), (1,), (1,), (0,), NUM_CONDITIONS, history), small(norm=False))
         measure_statistics(model.statistics, examples)
         model.statistics.fit_change_law([(z[:, t], z[:, t + 1]) for t in range(8)], examples.domain)
-        section = adapt_section().training(150, 0.01)
+        section = adapt_section(steps=150).training(0.01)
         model = fit(model, examples, section)
         batch = examples.draw(64, 1, np.random.default_rng(1))
         with torch.no_grad():

@@ -123,7 +123,7 @@ RECIPE = {name: value for name, value in LOOP.items() if name in AdaptRecipe.mod
 def adapt_section(**changes: Any) -> AdaptConfig:
     """The configuration of a short adaptation."""
     section = {"folder": None, "donor": None, "sizes": [4], "test_fraction": 0.3, "valid_fraction": 0.25}
-    section |= {"recipe": RECIPE, "steps": 12, "learning_rates": [0.003, 0.01], "trial_share": 0.5, "warmup_share": 0.1}
+    section |= {"recipe": RECIPE, "steps": 12, "learning_rates": [0.003, 0.01], "warmup_share": 0.1}
     section |= {"noise": noisy(0.0, own_error=1.0), "unroll": ONE_STEP, "symmetries": True, "fno": None}
     return AdaptConfig(**section | changes)
 

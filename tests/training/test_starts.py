@@ -47,7 +47,9 @@ def test_a_known_family_has_two_systems_of_units(surrogate: Surrogate, trajector
     """Those of the trained data, then those of the new trajectories; both with the trained head and a solved one."""
     few, model = trajectories["compressible_ns_1d"], surrogate.operator
     assert model is not None
-    found = starts(surrogate, few, adapt_section())
+    *found, random = starts(surrogate, few, adapt_section())
+    assert random.donor is None and {start.donor for start in found} == {"compressible_ns_1d"}
+    assert starts(surrogate, few, adapt_section(donor="compressible_ns_1d"))[-1].donor is not None
     trained = model.statistics.step_rms[model.rows["compressible_ns_1d"], :6]
     z = encode(surrogate.codec, few).z.unflatten(-1, (3, 2))
     new = z.diff(dim=1).square().mean(dim=(0, 1, 2, 4)).sqrt().repeat_interleave(2)

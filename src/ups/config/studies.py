@@ -101,16 +101,14 @@ class AdaptTraining(AdaptRecipe, Training):
 class AdaptConfig(Section):
     """`--pipeline adapt`: trained networks learn the files of `folder` from `sizes` of their trajectories.
 
-    They begin with the trained head or with one solved by least squares, whichever is better on held-out trajectories.
-    A family that the models do not know starts halfway between random weights and the network of another family,
-    `donor` or the best in trials of `steps` steps, or from random weights where those are the best. With a `donor` a
-    known family does so too, with `other` from the best one. The fraction `test_fraction` of a dataset's trajectories
-    is for scores.
+    Trials choose the start. A family that the models know begins with its own network, with the trained head or one
+    that least squares solve; another one halfway between random weights and the network of another family; both with
+    random weights where those are better. With a `donor` a known family begins with that family's network, with `other`
+    with the best of all others. The fraction `test_fraction` of a dataset's trajectories is for scores.
 
-    - `learning_rates`: for a known family each is tried for the fraction `trial_share` of the `steps`, as is no
-      training, in cross-validation: the fraction `valid_fraction` of the trajectories is held out, in turn until each
-      was. Else trials have all steps and hold out one such fraction: at the first of the rates, then at those beside
-      the best so far, until none is better. The final training uses all trajectories
+    - `learning_rates`: every start is tried untrained and with the first of them, the best one also with those beside
+      the best so far, until none is better. A trial has all steps, and holds out the fraction `valid_fraction` of the
+      trajectories for its error. The final training uses all of them
     - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
     - `symmetries`: the images of the trajectories under the symmetries of the PDE are added to them
     - `fno`: a Fourier neural operator of this size is trained beside; null: none
@@ -124,28 +122,22 @@ class AdaptConfig(Section):
     recipe: AdaptRecipe
     steps: Steps
     learning_rates: Annotated[list[PositiveFloat], Field(min_length=1)]
-    trial_share: Annotated[float, Field(gt=0.0, le=1.0)]
     warmup_share: Fraction
     noise: Noise
     unroll: Unroll
     symmetries: bool
     fno: FNOModel | None
 
-    def training(self, steps: int, learning_rate: float) -> AdaptTraining:
-        """The section of one training of `steps` steps."""
+    def training(self, learning_rate: float) -> AdaptTraining:
+        """The section of one training."""
         return AdaptTraining(
             **self.recipe.model_dump(),
-            steps=steps,
+            steps=self.steps,
             learning_rate=learning_rate,
-            warmup_steps=round(self.warmup_share * steps),
+            warmup_steps=round(self.warmup_share * self.steps),
             noise=self.noise,
             unroll=self.unroll,
         )
-
-    @property
-    def trial_steps(self) -> int:
-        """Steps of a trial."""
-        return max(1, round(self.trial_share * self.steps))
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:

@@ -29,8 +29,7 @@ NOTE = (
     "trained model as it is; adapted: after {steps} steps on the given number of trajectories, from the network of the "
     "family `from`, halfway from random weights if that is of another equation, or from random weights where none was "
     "better in trials; scratch, fno: equally many steps from random weights. All choose among the same learning rates, "
-    "and the family's own network is not trained where all of them were worse. Last column: adapted / scratch, below 1 "
-    "is better."
+    "and none of them is trained where no training was better. Last column: adapted / scratch, below 1 is better."
 )
 
 

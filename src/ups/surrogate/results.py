@@ -142,7 +142,7 @@ def card_text(card: dict[str, Any], families: Mapping[str, FamilyCard]) -> str:
 
 def _gain(adapted: dict[str, Any]) -> str:
     if adapted["donor"] is None:
-        return "from random weights, which were better in trials than networks of other equations"
+        return "from random weights, which were better in trials than trained ones"
     ratio = f"error {adapted['over_scratch']:.2f} times that of random weights, in trials of equal length"
     return f"from the network of {adapted['donor']}: {ratio}"
 

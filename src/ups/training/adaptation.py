@@ -7,9 +7,9 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,12 +35,19 @@ METHODS = ("adapted", "scratch", "fno")
 CHECKED_STEPS = 64  # time steps on which the validation error is measured that scales the noise of training
 SOLVED_STEPS = 512  # time steps for which a head is solved, `CHECKED_STEPS` at once
 RIDGE = 1e-5
-Trial = tuple[Start, float, float]  # start, learning rate, error
+
+
+class Trial(NamedTuple):
+    """What was tried and its `trial_error`; at the learning rate 0 the start is not trained."""
+
+    start: Start
+    rate: float
+    error: float
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """A model of a family and what was chosen; `trial_error` is the nRMSE of the best trial.
+    """A model of a family and what was chosen; `trial_error` is the nRMSE of the best trial, of held-out trajectories.
 
     The learning rate 0 means that no trial was better than no training, so that the model is not trained.
     """
@@ -61,7 +68,7 @@ class Adapted:
 class Gain:
     """A surrogate of one family adapted to new data; `over_scratch` compares rollouts it was not trained on.
 
-    It is the nRMSE of a whole trial over that of the best one from random weights: below 1 trained weights help.
+    It is the nRMSE of the best trial over that of the best one from random weights: below 1 trained weights help.
     `settings` are the constructor arguments of the network.
     """
 
@@ -81,12 +88,10 @@ def adapt(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig)
         Diverged: no learning rate gives finite errors.
     """
     adapted = train_best(starts(surrogate, trajectories, config), trajectories, config)
-    start, rate, error = adapted.start, adapted.learning_rate, adapted.trial_error
-    if start.donor == trajectories.dataset.family:  # its trials were short
-        error = trial_error(start, trajectories, config, rate, is_whole=True)
+    start, error = adapted.start, adapted.trial_error
     random = [scratch(surrogate, trajectories, config)]
-    of_random = error if start.donor is None else best_trial(random, trajectories, config)[2]
-    return Gain(adapted.surrogate, start.settings, start.donor, rate, error / of_random)
+    of_random = error if start.donor is None else best_trial(random, trajectories, config).error
+    return Gain(adapted.surrogate, start.settings, start.donor, adapted.learning_rate, error / of_random)
 
 
 def train_and_save(
@@ -120,15 +125,15 @@ def train_and_save(
 def train_best(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> Adapted:
     """Train from the start and with the learning rate of the best trial, on all trajectories; raises as `adapt`."""
     start, rate, error = best_trial(candidates, trajectories, config)
-    model = train_from(start, trajectories, config, steps=config.steps, rate=rate)
+    model = train_from(start, trajectories, config, rate)
     return Adapted(trajectories.family.name, start, model, rate, error)
 
 
 def best_trial(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> Trial:
-    """Start and learning rate with the lowest error of trials, `trial_error`, and that error.
+    """The trial with the lowest error.
 
-    Networks of the family itself have short trials. Other networks and random weights have whole ones: in short ones
-    other starts and rates are ahead than at the end.
+    Every start is tried without training (the rate 0) and at the first of the rates; the best of those that were
+    trained also at the rates beside its best one, until none is better.
 
     Raises:
         DataFault: fewer than two trajectories.
@@ -137,68 +142,44 @@ def best_trial(candidates: list[Start], trajectories: Trajectories, config: Adap
     dataset, count = trajectories.dataset, len(trajectories.u)
     if count < 2:
         raise DataFault(f"{dataset.name}: adapting needs at least 2 trajectories, got {count}")
-    own, others = ([start for start in candidates if (start.donor == dataset.family) == same] for same in (True, False))
-    found = [_best_of_short(own, trajectories, config)] if own else []
-    found += [_best_of_whole(others, trajectories, config)] if others else []
-    if len(found) > 1:
-        found.sort(key=lambda each: trial_error(each[0], trajectories, config, each[1], is_whole=True))
-    if not math.isfinite(found[0][2]):
+
+    def tried(start: Start, rate: float) -> Trial:
+        return Trial(start, rate, trial_error(start, trajectories, config, rate))
+
+    by_error, rates, first = attrgetter("error"), sorted(config.learning_rates), config.learning_rates[0]
+    untrained, best = (min((tried(start, rate) for start in candidates), key=by_error) for rate in (0.0, first))
+    known, place = {first}, rates.index(first)
+    while beside := set(rates[max(0, place - 1) : place + 2]) - known:
+        best = min((best, *(tried(best.start, rate) for rate in sorted(beside))), key=by_error)
+        known, place = known | beside, rates.index(best.rate)
+    best = min(untrained, best, key=by_error)
+    if not math.isfinite(best.error):
         raise Diverged(f"{dataset.name}: no trial is finite; lower adapt.learning_rates")
-    return found[0]
+    return best
 
 
-def _best_of_short(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> Trial:
-    """The start that is best before training, at its best rate; the rate 0 is no training."""
-    untrained = [trial_error(start, trajectories, config, 0.0) for start in candidates]
-    start = candidates[untrained.index(min(untrained))]
-    errors = {0.0: min(untrained)}
-    errors |= {rate: trial_error(start, trajectories, config, rate) for rate in config.learning_rates}
-    rate = min(errors, key=errors.__getitem__)
-    return start, rate, errors[rate]
+def trial_error(start: Start, trajectories: Trajectories, config: AdaptConfig, rate: float) -> float:
+    """The nRMSE of rollouts of the fraction `config.valid_fraction` of the trajectories, after training on the others.
 
-
-def _best_of_whole(candidates: list[Start], trajectories: Trajectories, config: AdaptConfig) -> Trial:
-    """The start that is best at the first rate; from there the rates beside the best one, until none is better."""
-    error = partial(trial_error, trajectories=trajectories, config=config, is_whole=True)
-    rates, first = sorted(config.learning_rates), config.learning_rates[0]
-    at_first = [error(start, rate=first) for start in candidates]
-    start, errors = candidates[at_first.index(min(at_first))], {first: min(at_first)}
-    while True:
-        best = min(errors, key=errors.__getitem__)
-        beside = rates[max(0, rates.index(best) - 1) : rates.index(best) + 2]
-        if errors.keys() >= set(beside):
-            return start, best, errors[best]
-        errors |= {rate: error(start, rate=rate) for rate in beside if rate not in errors}
-
-
-def trial_error(
-    start: Start, trajectories: Trajectories, config: AdaptConfig, rate: float, *, is_whole: bool = False
-) -> float:
-    """The nRMSE of rollouts, mean over all trajectories; each is predicted after a trial on other ones.
-
-    Cross-validation: the fraction `config.valid_fraction` is held out in turn. A whole trial has as many steps as the
-    training, and holds out one such fraction alone. Infinite where a trial diverges.
+    A trial has as many steps as the training: in shorter ones other starts and rates are ahead than at the end.
+    Infinite where it diverges.
     """
-    every, total, count = torch.arange(len(trajectories.u)), 0.0, 0
-    size = max(1, round(config.valid_fraction * len(every)))
-    parts = every.split(min(size, len(every) - 1))
-    for held in parts[:1] if is_whole else parts:
-        part = trajectories.of(every[~torch.isin(every, held)])
-        try:
-            model = train_from(start, part, config, steps=config.steps if is_whole else config.trial_steps, rate=rate)
-        except Diverged:
-            return math.inf
-        total += len(held) * rollout_error(start.codec, model, trajectories.of(held))
-        count += len(held)
-    return total / count if math.isfinite(total) else math.inf
+    count = len(trajectories.u)
+    held = min(max(1, round(config.valid_fraction * count)), count - 1)
+    try:
+        model = train_from(start, trajectories.of(slice(held, None)), config, rate)
+    except Diverged:
+        return math.inf
+    error = rollout_error(start.codec, model, trajectories.of(slice(held)))
+    return error if math.isfinite(error) else math.inf
 
 
-def train_from(start: Start, trajectories: Trajectories, config: AdaptConfig, *, steps: int, rate: float) -> nn.Module:
+def train_from(start: Start, trajectories: Trajectories, config: AdaptConfig, rate: float) -> nn.Module:
     """The model of a start, trained on trajectories, and on their images where `config.symmetries` says so.
 
     With a learning `rate` of 0 it is the model `before_training`.
     """
-    section = config.training(steps, rate or config.learning_rates[0])
+    section = config.training(rate or config.learning_rates[0])
     model, examples = before_training(start, trajectories, config, section)
     return fit(model, examples, section) if rate else model
 

@@ -74,7 +74,7 @@ def is_known(surrogate: Surrogate, dataset: Dataset) -> bool:
 
 
 def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig) -> list[Start]:
-    """The family's own network if the surrogate can predict the dataset, else one per donor and one of random weights.
+    """The family's own network if the surrogate can predict the dataset, else one per donor; and one of random weights.
 
     Donors are the families with as many axes, the own one too where its patch does not divide the grid. `config.donor`
     may name one, then without random weights beside it, or be `other` although the family is known. The new network has
@@ -86,15 +86,13 @@ def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig
     Raises:
         ConfigFault: there is no donor, or no trained model.
     """
+    family, plain = trajectories.family.name, scratch(surrogate, trajectories, config)
     donors = donors_of(surrogate, trajectories.dataset, config.donor)
-    if not donors:
-        return _with_both_heads(_known(surrogate, trajectories, config.recipe.seed))
-    plain = scratch(surrogate, trajectories, config)
-    trained = []
+    trained = [] if donors else _with_both_heads(_known(surrogate, trajectories, config.recipe.seed))
     for name, model in donors.items():
         start = replace(plain, model=_with_network(plain.model, model, name), donor=name)
-        trained += _with_both_heads([start]) if name == trajectories.family.name else [_shrunk(start, plain)]
-    return trained + ([] if config.donor in donors else [plain])
+        trained += _with_both_heads([start]) if name == family else [_shrunk(start, plain)]
+    return trained if config.donor in (family, *donors) else [*trained, plain]
 
 
 def donors_of(surrogate: Surrogate, dataset: Dataset, donor: str | None) -> dict[str, Model]:
