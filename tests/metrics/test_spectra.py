@@ -111,3 +111,11 @@ def test_a_slope_is_no_checkerboard():
     slope = torch.linspace(0, 1, 32, dtype=torch.float64).reshape(1, 1, 1, 32)
     as_period = torch.fft.fft(slope)[..., 16].abs().square() / 32**2
     assert nyquist_energy(slope).item() < 1e-3 * as_period.item()
+
+
+@pytest.mark.parametrize("grid", [(32,), (8, 6), (4, 6, 8)])
+def test_energies_add_up_whatever_is_reduced_at_once(grid: tuple[int, ...]):
+    """Energies of snapshots in single precision, summed in double, are those of all at once, bit for bit."""
+    u = torch.randn(3, 21, 2, *grid, generator=torch.Generator().manual_seed(0))
+    whole = nyquist_energy(u).double().sum(1)
+    assert torch.equal(sum(nyquist_energy(u[:, t : t + 1]).double().sum(1) for t in range(21)), whole)

@@ -40,14 +40,15 @@ def nyquist_energy(u: Tensor) -> Tensor:
     Along an axis of n points it is the mean over its lines of a^2, a = sum_i w_i (-1)^i u_i / sum_i w_i with the Hann
     window w_i = sin^2(pi (i + 1/2) / n). Without a window a would measure the jump between both ends of an axis that is
     not periodic. A network whose tokens are patches of 2 points per axis shows its patches in these waves, as a
-    checkerboard. Of an odd number of points the last one is left out.
+    checkerboard. Of an odd number of points the last one is left out. Energies have the precision of u, so that sums of
+    them in float64 hardly depend on how many snapshots are reduced at once.
     """
     energy = torch.zeros(*u.shape[:3], 1, dtype=torch.float64, device=u.device)
     for axis, num_points in enumerate(u.shape[3:], start=3):
         weights = _alternating_window(num_points // 2 * 2, u.device)
         amplitudes = u.movedim(axis, -1)[..., : len(weights)].double() @ weights
         energy += amplitudes.square().reshape(*u.shape[:3], -1).mean(-1, keepdim=True)
-    return energy
+    return energy.to(u.dtype)
 
 
 def log_bands(num_shells: int) -> dict[int, tuple[int, int]]:
