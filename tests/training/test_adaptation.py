@@ -145,6 +145,17 @@ def _with_separate_fields(start: Start) -> Operator:
     return model
 
 
+def test_the_best_untrained_start_is_found(surrogate: Surrogate, trajectories: Few):
+    """The four states of a trained network and random weights differ before training; their order does not matter."""
+    few, config = trajectories["compressible_ns_1d"], adapt_section(learning_rates=[1e6])
+    candidates = starts(surrogate, few, config)
+    errors = [trial_error(start, few, config, 0.0) for start in candidates]
+    assert len(set(errors)) == 5
+    for order in (candidates, candidates[::-1]):
+        start, rate, _ = best_trial(order, few, config)
+        assert start is candidates[errors.index(min(errors))] and rate == 0.0
+
+
 @pytest.mark.parametrize("of_untrained", [1.0, 0.01])
 @pytest.mark.parametrize("best", range(5))
 def test_starts_and_rates_are_compared_in_trials(

@@ -28,13 +28,16 @@ def fields(tmp_path: Path) -> Receipt:
     return encode_latents(datasets, codec, *options, root / "01_raw", root)
 
 
-@pytest.mark.parametrize(("families", "horizon"), [(None, 3), (["advection_1d"], 3), (["burgers_1d"], 1)])
+@pytest.mark.parametrize(
+    ("longest", "families", "horizon"),
+    [(1, None, 1), (3, None, 3), (3, ["advection_1d"], 3), (3, ["burgers_1d"], 1)],
+)
 def test_a_baseline_is_unrolled_as_the_operator_is(
-    families: list[str] | None, horizon: int, fields: Receipt, tmp_path: Path
+    longest: int, families: list[str] | None, horizon: int, fields: Receipt, tmp_path: Path
 ):
     """Training windows have as many steps as the baselines unroll, and need their memory; validation samples one."""
     config = typed().baselines
-    unroll = config.unroll.model_copy(update={"horizon": 3, "families": families})
+    unroll = config.unroll.model_copy(update={"horizon": longest, "families": families})
     config = config.model_copy(update={"unroll": unroll})
     start, inputs = config.start("linear", "advection_1d"), {"latent_cache": fields}
     section = config.section("linear", "advection_1d", 10, start)
