@@ -98,7 +98,7 @@ def sections_within(name: str, section: type[Section], value: dict[str, Any]) ->
             yield name, each
     for key, field in section.model_fields.items():
         inner = section_in(field.annotation)
-        if inner is not None and value[key] is not None:
+        if inner is not None:
             yield f"{name}.{key}", inner
             yield from sections_within(f"{name}.{key}", inner, value[key]) if isinstance(value[key], dict) else ()
 

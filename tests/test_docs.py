@@ -278,6 +278,35 @@ def test_numbers_on_the_pages_are_those_of_the_code():
     assert f"`format` ({bundle.FORMAT})" in formats
 
 
+def anchors_of(page: str) -> set[str]:
+    """The anchors of the headings of a page: given ones, or those that MkDocs makes of the words."""
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", page), re.MULTILINE):
+        given = re.search(r"\{ #(\S+) \}$", heading)
+        words = re.sub(r"[^\w\s-]", "", heading.lower()).strip()
+        found.add(given[1] if given else re.sub(r"[\s-]+", "-", words))
+    return found
+
+
+def test_links_on_the_pages_lead_to_pages_of_the_site():
+    """Each link in a page, in those made from README, configuration and tables too, to a page of it and its anchors."""
+    pages = {path.name: path.read_text(encoding="utf-8") for path in PAGES[1:]}
+    pages |= {page: hooks.text_page(Path(source)) for source, page in hooks.TEXTS.items()}
+    pages |= {f"{name}.md": hooks.notebook_page(name) for name in hooks.NOTEBOOKS}
+    pages["results.md"] += hooks.published_tables()
+    pages["parameters.md"] = parameter_page.parameters_page()
+    api = {f"api/{path.name}" for path in (PROJECT / "notebooks/api").glob("*.md")}
+    figures = {path.name for path in (PROJECT / hooks.PUBLISHED).glob("*/*.svg")}
+    anchors, num_links = {name: anchors_of(text) for name, text in pages.items()}, 0
+    for name, text in pages.items():
+        prose = re.sub(r"`[^`]*`", "", FENCE.sub("", text))
+        for target, anchor in re.findall(r"\]\((?!https?:|data:)([^)\s#]*)#?([^)\s]*)\)", prose):
+            assert target in {"", *pages, *api, *figures}, f"{name}: {target}"
+            assert not anchor or anchor in anchors[target or name], f"{name}: {target}#{anchor}"
+            num_links += 1
+    assert num_links > 100
+
+
 class Loaded(html.parser.HTMLParser):
     """Addresses from which a page loads something by itself; links that a reader follows are none."""
 
