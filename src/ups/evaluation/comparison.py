@@ -32,7 +32,7 @@ COST_NOTE = (
     "three columns are geometric means over the datasets that a method predicts and is not off for; rows with "
     "different numbers of datasets are not comparable. The solver is ours, on the same grid and on the CPU, with other "
     "initial states. Training and parameters include the stages that a method builds on: the codec, for the "
-    "correctors also the operator and the steady model."
+    "correctors also the operator and the steady model; parameters also the statistics that are kept with them."
 )
 COMPILED_NOTE = (
     "Operator and steady model were compiled, in training too; the baselines were not, because torch's compiler does "
