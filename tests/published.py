@@ -22,8 +22,8 @@ START, END = "<!-- by `python tests/published.py` -->\n", "<!-- end -->\n"
 POINTS = """\
 - **Errors**: ours is lower for {rollouts} equations (single steps: {steps}); the geometric mean of the last column is
 {mean} (single steps: {step_mean}).
-- **Sizes**: operator and codec, for ten equations, have {operator} parameters (with statistics), steady model and codec,
-for Darcy flow, {steady}; eleven FNOs {fno}, eleven U-Nets {unet}.
+- **Sizes**: operator and codec, for ten equations, have {operator} parameters (with statistics), steady model and
+codec, for Darcy flow, {steady}; eleven FNOs {fno}, eleven U-Nets {unet}.
 - **Times**: {shortest} to {longest} seconds of training per equation, for each of the three. Our operator predicts a
 snapshot in {over_fno} of the FNO's time, and {over_solver} times as fast as our numerical solver on the same grid: by
 equation {by_equation} times (nothing is compiled)."""

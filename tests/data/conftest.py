@@ -203,16 +203,6 @@ def fake_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def families() -> Iterator[Families]:
-    """The table of families, which is again what it was after the test."""
-    before, stored = dict(FAMILIES), set(FAMILIES._stored)
-    yield FAMILIES
-    FAMILIES.clear()
-    FAMILIES.update(before)
-    FAMILIES._stored = stored
-
-
-@pytest.fixture
 def kdv_known(families: Families) -> None:
     """Korteweg-de Vries is a known family, as if `families.yml` had defined it."""
     families.define(KDV)

@@ -16,6 +16,9 @@ from packaging.utils import canonicalize_name
 
 from tests.contents import assert_same
 from tests.surrogate.test_model import CASES
+from tests.untrained import make_loadable
+from ups import Family, write_dataset
+from ups.data.families import Families
 from ups.errors import ConfigFault, DataFault
 from ups.files import UMASK, read_json, write_json
 from ups.surrogate.bundle import CARD, TENSORS, TEXT
@@ -81,6 +84,21 @@ def test_a_bundle_of_a_bundle_is_the_same_files(bundle: Path, tmp_path: Path):
     for name in (CARD, TENSORS, TEXT):
         assert (again / name).read_bytes() == (bundle / name).read_bytes()
         assert stat.S_IMODE((again / name).stat().st_mode) == 0o666 & ~UMASK
+
+
+def test_a_bundle_of_an_own_family_on_two_grids_is_loaded(tmp_path: Path, families: Families):
+    """Its variants are known where the family was not: in another process."""
+    known, root = dict(families), tmp_path / "root"
+    (root / "01_raw").mkdir(parents=True)
+    wave = Family("wave_1d", "u_t = u_x", ("u",), ("x",), "periodic", ())
+    for n in (8, 12):
+        u, x = np.random.default_rng(n).normal(size=(5, 4, n)), np.arange(n) / n
+        write_dataset(root / f"01_raw/wave_{n}.hdf5", wave, {"u": u}, parameters={}, coordinates={"x": x}, dt=0.1)
+    made = load(make_loadable(root, (), count=0), device="cpu")
+    made.save(tmp_path / "bundle")
+    families.clear()
+    families.update(known)
+    assert load(tmp_path / "bundle", device="cpu").families == made.families == ("wave_1d-12", "wave_1d-8")
 
 
 def test_a_bundle_can_be_moved(bundle: Path, tmp_path: Path):

@@ -22,6 +22,7 @@ from ups.data.field_stores import resumable
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import find_datasets
 from ups.errors import ConfigFault, DataFault
+from ups.files import write_json
 from ups.surrogate import files
 from ups.surrogate.files import Job, Request
 from ups.surrogate.model import Model, load
@@ -147,6 +148,20 @@ def test_changed_initial_states_are_another_request(model: Model, tmp_path: Path
     assert (source.stat().st_size, source.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     with pytest.raises(ConfigFault, match="exists"):
         Job.of(model, source, target, asked).run(lambda count: None)
+
+
+def test_another_correction_is_another_request(root: Path, tmp_path: Path):
+    """`choose_corrector` may choose again for the same weights: an ensemble of the former correction is not kept."""
+    source, target, asked = raw_file(root, "advection_1d"), tmp_path / "out.npz", request("advection_1d", members=2)
+    (tmp_path / "root").mkdir()
+    made = make_loadable(tmp_path / "root", ("advection_1d",), count=5)
+    for num_steps in (1, 2):
+        correction = {"mode": "sample", "sigma": 5.0, "sigma_min": 0.02, "num_steps": num_steps, "residual_scale": 0.7}
+        chosen = {"advection_1d": {"diffusion": correction | {"noise_correlation": 0.5}}}
+        write_json(made / "06_models/corrector.json", {"families": chosen})
+        job = Job.of(load(made, device="cpu"), source, target, asked)
+        with nullcontext() if num_steps == 1 else pytest.raises(ConfigFault, match="exists"):
+            job.run(lambda count: None)
 
 
 def test_two_killed_requests_are_not_mixed(root: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -168,7 +168,7 @@ def read(folder: Path, device: torch.device) -> Bundle:
     models = {}
     try:
         definitions = [entry["definition"] for entry in card["families"].values()]
-        FAMILIES.define(*(Family(**each) for each in definitions if base_of(each["name"]) == each["name"]))
+        FAMILIES.define(*(Family(**each | {"name": base_of(each["name"])}) for each in definitions))
         for stage, settings in card["settings"].items():
             model = MODELS[stage](**_tuples(settings))
             weights = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{stage}/")}

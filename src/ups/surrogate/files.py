@@ -162,8 +162,9 @@ class Job:
         )
 
     def _digest(self) -> str:
-        """SHA-256 of all that the predictions depend on: request, batches, initial states and models."""
-        asked = [asdict(self.request), str(self.source.resolve()), *stamp(self.source), self.size]
+        """SHA-256 of all that the predictions depend on: request, batches, initial states, models and corrections."""
+        models = [self.model.card["settings"], self.model.card["corrections"]]
+        asked = [asdict(self.request), str(self.source.resolve()), *stamp(self.source), self.size, *models]
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
         for stage, model in models_of(self.model.surrogate).items():
             for name, tensor in model.state_dict().items():
