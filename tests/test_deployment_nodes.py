@@ -23,7 +23,7 @@ from tests.untrained import make_loadable
 from ups.config import RegistrationConfig
 from ups.errors import ConfigFault, DataFault
 from ups.files import digest_of
-from ups.pipelines.deployment import crown, example_of
+from ups.pipelines.deployment import crown, example_of, register
 from ups.runs import registry, tracking
 from ups.surrogate.bundle import TENSORS
 from ups.surrogate.model import Model, load
@@ -91,6 +91,13 @@ def test_the_champion_is_loaded_by_its_name(first: str, model: Model):
     expected = model.predict("advection_1d", U_0, steps=3)
     np.testing.assert_array_equal(found.predict("advection_1d", U_0, steps=3), expected)
     assert ups.load(f"models:/ups/{first}").families == FAMILIES
+
+
+def test_scores_of_other_models_are_not_registered(tmp_path: Path):
+    """The operator was trained again since."""
+    scored = {"models": {"codec": "0", "operator": "0"}}
+    with pytest.raises(DataFault, match=r"scores of other models: run `kedro run --pipeline evaluation` first"):
+        register([], scored, CONFIG, tmp_path, codec={"weights": "0"}, operator={"weights": "1"})
 
 
 def test_mlflow_predicts_the_same(served: Any, model: Model):

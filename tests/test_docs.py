@@ -23,13 +23,12 @@ from pydantic import TypeAdapter
 import ups
 from notebooks import hooks, parameter_page
 from tests.test_parameters import base, load
-from tests.untrained import make_loadable
+from tests.untrained import make_corrector, make_loadable
 from ups.commands import _parameters, main
 from ups.config import CorrectorConfig, Parameters, packaged
 from ups.config.sections import Fraction, PerDimension, Seed
 from ups.data import latent_cache
 from ups.errors import ConfigFault
-from ups.files import write_json
 from ups.hooks import check_parameters
 from ups.metrics import bootstrap
 from ups.pipeline_registry import register_pipelines
@@ -161,7 +160,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_loadable(folder / "data", FAMILIES_ON_PAGES, count=5)
     how = {"mode": "sample", "sigma": 5.0, "sigma_min": 0.02, "num_steps": 1, "residual_scale": 1.0}
     chosen = {"diffusion_sorption_1d": {"consistency": how | {"noise_correlation": 0.0}}}
-    write_json(folder / "data/06_models/corrector.json", {"families": chosen})
+    make_corrector(folder / "data", chosen)
     return folder
 
 

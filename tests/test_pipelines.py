@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import h5py
+import numpy as np
 import pytest
 import yaml
 from kedro.framework.project import pipelines
@@ -21,6 +22,7 @@ from kedro.pipeline import Pipeline
 
 from tests.training.jobs import adapt_section, processes_of, wait_until
 from ups.config import WHOLE
+from ups.data.families import Families, Family
 from ups.data.simulate import simulate
 from ups.errors import ConfigFault
 from ups.metrics.bootstrap import MIN_TRAJECTORIES
@@ -517,6 +519,21 @@ def test_adapting_needs_a_folder(tmp_path: Path):
     line = r"FAULT 2 config: adapt.folder is not set: .* --params adapt.folder=DIR"
     assert re.fullmatch(line, caught.value.line)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_corrected_definition_is_another_adaptation(families: Families, tmp_path: Path):
+    """Boundary and symmetries follow from it: what was found with the former one is not "up to date"."""
+    (tmp_path / "files").mkdir()
+    u = np.random.default_rng(0).normal(size=(8, 4, 8))
+    np.savez(tmp_path / "files/wave_1d_0.npz", u=u, dx=0.125, dt=0.1)
+    found = []
+    for boundary in ("periodic", "outflow", "outflow"):
+        families.define(Family("wave_1d", "u_t = u_x", ("u",), ("x",), boundary, ()))
+        described = describe_few(adapt_section(folder=str(tmp_path / "files")), WHOLE, tmp_path)
+        (dataset,) = described["datasets"].values()
+        found.append((dataset["boundary"][0], described["fingerprint"]))
+    assert [boundary for boundary, _ in found] == ["periodic", "outflow", "outflow"]
+    assert found[0] != found[1] == found[2]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import torch
@@ -15,7 +16,8 @@ from ups.files import WEIGHTS, digest_of, read_json, write_json
 from ups.pipelines.data import describe_datasets, fit_normalization, list_folder
 from ups.pipelines.training import encode_latents
 from ups.runs.run import Run
-from ups.runs.stage_cache import Receipt, untrained_receipt
+from ups.runs.stage_cache import Receipt, trained_receipts, untrained_receipt
+from ups.surrogate.trained import stage_digests
 from ups.training.checkpoints import publish_tensors
 from ups.training.stages import STAGES
 
@@ -55,6 +57,13 @@ def make_loadable(root: Path, families: Iterable[str], count: int) -> Path:
         write_json(root / f"06_models/{stage}.json", receipt(root, stage))
     write_json(root / "04_feature/latent_cache.json", receipt(root, "latent_cache"))
     return root
+
+
+def make_corrector(root: Path, families: dict[str, dict[str, Any]]) -> None:
+    """Write the corrections of families by method as those that were chosen for the models of a loadable data root."""
+    stages = {stage: receipt(root, stage) for stage in STAGE_NAMES}
+    models = stage_digests(trained_receipts(stages) | {"latent_cache": receipt(root, "latent_cache")})
+    write_json(root / "06_models/corrector.json", {"families": families, "models": models})
 
 
 def make_stage(root: Path, stage: str) -> None:

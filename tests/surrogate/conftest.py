@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.data.conftest import write_file
-from tests.untrained import make_loadable
-from ups.files import write_json
+from tests.untrained import make_corrector, make_loadable
 from ups.surrogate.bundle import Bundle
 from ups.surrogate.model import Model, load
 
@@ -33,7 +32,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "01_raw").mkdir()
     write_file(root / "01_raw", "burgers_1d", "1D_Burgers_Sols_Nu0.1.hdf5", count=5)
     make_loadable(root, FAMILIES, count=5)
-    write_json(root / "06_models/corrector.json", {"families": METHODS})
+    make_corrector(root, METHODS)
     return root
 
 

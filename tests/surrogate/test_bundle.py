@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +67,46 @@ def test_stages_of_different_runs_are_refused(
     write_json(path, read_json(path) | changed)
     with pytest.raises(DataFault, match=message):
         load(root)
+
+
+@pytest.mark.parametrize(
+    ("place", "content"),
+    [
+        ("07_model_output/rollouts.json", {}),
+        ("06_models/coverage.json", {"families": {"burgers_1d": {"threshold": 1.0}}}),
+        ("06_models/corrector.json", {"families": {"burgers_1d": {"diffusion": {"mode": "sample"}}}}),
+    ],
+)
+@pytest.mark.parametrize("models", [{}, {"models": {"operator": "0"}}])
+def test_what_was_found_of_other_models_is_left_out(
+    data_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str, content: Any, models: Any
+):
+    """After a new training: scores, coverage and corrector of the former models, which one line says."""
+    root = tmp_path / "root"
+    shutil.copytree(data_root, root, symlinks=True)
+    record = {"family": "burgers_1d", "method": "operator", "metric": "nRMSE", "horizon": "rollout", "value": 0.5}
+    for path, written in (("08_reporting/metrics.json", [record]), (place, content | models)):
+        (root / path).parent.mkdir(exist_ok=True)
+        write_json(root / path, written)
+    loaded = load(root, device="cpu")
+    assert loaded.describe("burgers_1d").scores == {} and not loaded.describe("burgers_1d").ensembles
+    assert [entry["coverage"] for entry in loaded.card["families"].values()] == [None] * len(loaded.families)
+    assert f"{place}: " in caplog.text and "of other models, left out" in caplog.text
+
+
+def test_scores_of_these_models_are_shown(data_root: Path, tmp_path: Path):
+    """Whatever else is known of their stages."""
+    root = tmp_path / "root"
+    shutil.copytree(data_root, root, symlinks=True)
+    record = {"family": "burgers_1d", "method": "operator", "metric": "nRMSE", "horizon": "rollout", "value": 0.5}
+    models = {name: read_json(root / f"06_models/{name}.json")["weights"] for name in ("codec", "operator")}
+    for path, written in (
+        ("08_reporting/metrics.json", [record]),
+        ("07_model_output/rollouts.json", {"models": models}),
+    ):
+        (root / path).parent.mkdir(exist_ok=True)
+        write_json(root / path, written)
+    assert load(root, device="cpu").describe("burgers_1d").scores == {("operator", "nRMSE", "rollout"): 0.5}
 
 
 def test_a_data_root_without_codec_is_one_line(data_root: Path, tmp_path: Path):

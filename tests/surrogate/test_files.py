@@ -14,7 +14,7 @@ import xarray as xr
 import zarr
 from scipy.io import netcdf_file
 
-from tests.untrained import make_loadable
+from tests.untrained import make_corrector, make_loadable
 from ups.data import field_stores
 from ups.data.field_files import open_fields
 from ups.data.field_output import Content, structure_of
@@ -22,7 +22,6 @@ from ups.data.field_stores import resumable
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import find_datasets
 from ups.errors import ConfigFault, DataFault
-from ups.files import write_json
 from ups.surrogate import files
 from ups.surrogate.files import Job, Request
 from ups.surrogate.model import Model, load
@@ -158,7 +157,7 @@ def test_another_correction_is_another_request(root: Path, tmp_path: Path):
     for num_steps in (1, 2):
         correction = {"mode": "sample", "sigma": 5.0, "sigma_min": 0.02, "num_steps": num_steps, "residual_scale": 0.7}
         chosen = {"advection_1d": {"diffusion": correction | {"noise_correlation": 0.5}}}
-        write_json(made / "06_models/corrector.json", {"families": chosen})
+        make_corrector(made, chosen)
         job = Job.of(load(made, device="cpu"), source, target, asked)
         with nullcontext() if num_steps == 1 else pytest.raises(ConfigFault, match="exists"):
             job.run(lambda count: None)

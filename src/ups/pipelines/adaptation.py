@@ -12,6 +12,7 @@ from ups.config import AdaptConfig, EvaluationConfig, LaunchConfig, SubsampleCon
 from ups.data.families import Dataset
 from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
+from ups.data.recognition import digests_of
 from ups.data.sources import find_families, list_files
 from ups.errors import ConfigFault, DataFault
 from ups.pipelines import STAGES, cached, step
@@ -54,6 +55,7 @@ def describe_few(config: AdaptConfig, subsample: SubsampleConfig, data_root: Pat
     options = {"subsample": subsample.of(set(families.values())), "seed": config.recipe.seed}
     options |= {"test_fraction": config.test_fraction, "valid_fraction": config.valid_fraction}
     inputs = options | {"files": list_files(folder, data_root / "01_raw" / "checksums.json")}
+    inputs |= {"families": digests_of(families.values())}
 
     def work(_: Path) -> Receipt:
         found = inspect("describe", folder=folder, names=names, **options)

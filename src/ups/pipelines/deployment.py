@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from kedro.pipeline import Pipeline
 
-from ups.config import EvaluationConfig, LaunchConfig, PredictConfig, RegistrationConfig
+from ups.config import LaunchConfig, PredictConfig, RegistrationConfig
 from ups.errors import ConfigFault, DataFault
 from ups.files import digest_of
 from ups.pipelines import step
 from ups.pipelines.evaluation import SURROGATE
 from ups.runs.machine import compute_as_in_training, device
-from ups.runs.stage_cache import Receipt, fingerprint
+from ups.runs.stage_cache import Receipt, trained_receipts
 
 if TYPE_CHECKING:
     from ups.surrogate.model import Model
@@ -34,8 +34,7 @@ def create_predict() -> Pipeline:
 
 def create_register() -> Pipeline:
     """Needs the results of `kedro run --pipeline full`."""
-    inputs = SURROGATE | {"metrics": "metrics", "rollouts": "rollouts"}
-    inputs |= {"config": "params:registration", "evaluation": "params:evaluation"}
+    inputs = SURROGATE | {"metrics": "metrics", "rollouts": "rollouts", "config": "params:registration"}
     return Pipeline([step(register, inputs, ["registration", "champion_metrics"])], tags="register")
 
 
@@ -63,7 +62,6 @@ def register(
     metrics: list[dict[str, Any]],
     rollouts: Receipt,
     config: RegistrationConfig,
-    evaluation: EvaluationConfig,
     data_root: Path,
     **stages: Receipt,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -78,8 +76,9 @@ def register(
     from ups.runs import registry
     from ups.surrogate.bundle import TENSORS
     from ups.surrogate.model import load
+    from ups.surrogate.trained import stage_digests
 
-    if fingerprint("ups.evaluation.parts", evaluation, stages) != rollouts["fingerprint"]:
+    if stage_digests(trained_receipts(stages)) != rollouts.get("models"):
         raise DataFault("metrics.json has the scores of other models: run `kedro run --pipeline evaluation` first")
     model = load(data_root, device="cpu")
     errors = errors_of(metrics, model.card["families"], stages["latent_cache"]["key"]["source files"])

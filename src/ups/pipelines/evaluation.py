@@ -18,6 +18,7 @@ from ups.config import (
     SubsampleConfig,
 )
 from ups.data.pdebench import FAMILIES
+from ups.data.recognition import digests_of
 from ups.data.sources import find_families, list_files
 from ups.pipelines import STAGES, cached, on_ranks, reporting, step
 from ups.pipelines.reporting import pages_of, steady_by_family
@@ -85,7 +86,7 @@ def measure_coverage(
     trained = trained_stages(inputs, launch, data_root)
     place, config = "06_models/coverage", config.scores_only
     measured = cached("measure_coverage", data_root, place, "ups.evaluation.coverage", config, inputs)
-    return measured(lambda folder: measure(folder, trained, config, launch, raw))
+    return measured(lambda folder: measure(folder, trained, config, launch, raw)) | {"models": trained.digests}
 
 
 def evaluate_few(
@@ -124,7 +125,8 @@ def choose_corrector(
     trained = trained_stages(inputs, launch, data_root)
     chosen = cached("choose_corrector", data_root, "06_models/corrector", "ups.evaluation.choice", config, inputs)
     receipt = chosen(lambda folder: choose_on_valid_split(folder, trained, config, launch, raw))
-    return {key: receipt[key] for key in ("path", "fingerprint", "families")}, receipt["report"]
+    chosen_for = {"models": trained.digests}
+    return {key: receipt[key] for key in ("path", "fingerprint", "families")} | chosen_for, receipt["report"]
 
 
 def choose_on_valid_split(
@@ -170,7 +172,8 @@ def evaluate(
     scored = cached("evaluate", data_root, "07_model_output/evaluate", "ups.evaluation.parts", config, inputs)
     receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw, choices=choices))
     records = with_digests(receipt["records"], trained.cache())
-    return records, {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
+    rollouts = {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
+    return records, rollouts | {"models": trained.digests}
 
 
 def score_test_split(
@@ -255,6 +258,7 @@ def evaluate_external(
     inputs["subsample"] = subsample.of(set(families.values()))
     sets = external_sets(folder, list(families), inputs["subsample"], trained)
     inputs["files"] = list_files(folder, data_root / "01_raw" / "checksums.json")
+    inputs["families"] = digests_of(families.values())
     module = "ups.evaluation.external"
     scored = cached("evaluate_external", data_root, "07_model_output/external", module, config, inputs)
     receipt = scored(lambda place: score_external(place, trained, sets, config, launch))

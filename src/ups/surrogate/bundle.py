@@ -6,7 +6,8 @@ safetensors alone.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+import logging
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from ups.errors import ConfigFault, DataFault
 from ups.files import RUN, digest_of, place_of, publish, read_json, write_json
 from ups.models.weights import load_settings
 from ups.surrogate.surrogate import Correction, Surrogate
-from ups.surrogate.trained import MODELS, PLAIN_STAGES, Trained, surrogate_of
+from ups.surrogate.trained import MODELS, PLAIN_STAGES, Trained, stage_digests, surrogate_of
+
+log = logging.getLogger(__name__)
 
 CARD, TENSORS, TEXT = "model.json", "weights.safetensors", "README.md"
 FORMAT = 2  # of model.json
@@ -45,6 +48,8 @@ class Bundle:
 def from_data_root(root: Path, device: torch.device) -> Bundle:
     """The models that the last run trained below a data root.
 
+    Scores, coverage and corrector of other models are left out, with a warning.
+
     Raises:
         DataFault: codec and latent cache are missing, no model is trained, or a file is damaged.
     """
@@ -53,12 +58,10 @@ def from_data_root(root: Path, device: torch.device) -> Bundle:
     FAMILIES.read(root)
     trained = _trained(root)
     cache, surrogate = trained.cache(), trained.surrogate(device)
-    metrics, scores = root / "08_reporting" / "metrics.json", []
-    if metrics.is_file():  # models that were not evaluated have no scores
-        scores = read_json(metrics, list[dict[str, Any]])
-    coverage, covered = root / "06_models" / "coverage.json", {}
-    if coverage.is_file():  # models that were not evaluated do not warn
-        covered = read_json(coverage, dict[str, Any])["families"]
+    # Models that were not evaluated have no scores and do not warn.
+    scored = _receipt_of(trained, root / "07_model_output" / "rollouts.json", "scores")
+    scores = read_json(root / "08_reporting" / "metrics.json", list[dict[str, Any]]) if scored else []
+    covered = _receipt_of(trained, root / "06_models" / "coverage.json", "coverage").get("families", {})
     families = {}
     for name, domain in domains(cache).items():
         if surrogate.model(name) is None:
@@ -93,7 +96,7 @@ def _checked(card: dict[str, Any], place: Path) -> dict[str, Any]:
 
 def _trained(root: Path) -> Trained:
     receipts = {}
-    for name in (*MODELS, "corrector"):
+    for name in MODELS:
         path = root / "06_models" / f"{name}.json"
         if path.is_file() and "untrained" not in (receipt := read_json(path, dict[str, Any])):
             receipts[name] = receipt
@@ -104,22 +107,29 @@ def _trained(root: Path) -> Trained:
     if old := _stages_of_another_run(trained):
         what = f"{root} has a new codec, latent cache or model, with which {', '.join(old)} was not trained"
         raise DataFault(f"{what}: finish the run, `kedro run`, or repeat the former one")
-    return trained
+    corrector = _receipt_of(trained, root / "06_models" / "corrector.json", "corrector")
+    return replace(trained, stages=receipts | {"corrector": corrector}) if corrector else trained
+
+
+def _receipt_of(trained: Trained, path: Path, what: str) -> dict[str, Any]:
+    """The receipt of a step after training; empty if there is none or, with a warning, if it is of other models."""
+    if not path.is_file():
+        return {}
+    receipt = read_json(path, dict[str, Any])
+    if (models := receipt.get("models")) is not None and models.items() <= trained.digests.items():
+        return receipt
+    log.warning("%s: %s of other models, left out; `kedro run --pipeline evaluation` makes it anew", path, what)
+    return {}
 
 
 def _stages_of_another_run(trained: Trained) -> list[str]:
     """Stages that were not trained on the latents and with the models that are there: a run stopped in between."""
-    known = _digests(trained.stages | {"latent_cache": trained.latent_cache})
+    known = trained.digests
     later = [stage for stage in MODELS if stage in trained.stages and stage != "codec"]
     if trained.latent_cache["codec"]["weights"] != known["codec"]:
         return later
     inputs = {stage: read_json(place_of(trained.data_root, trained.stages[stage]) / RUN)["inputs"] for stage in later}
-    return [stage for stage in later if not _digests(inputs[stage]).items() <= known.items()]
-
-
-def _digests(receipts: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """What identifies the weights of each stage and the latents."""
-    return {name: receipt.get("weights", receipt.get("fingerprint")) for name, receipt in receipts.items()}
+    return [stage for stage in later if not stage_digests(inputs[stage]).items() <= known.items()]
 
 
 def _without_trajectories(score: dict[str, Any]) -> dict[str, Any]:

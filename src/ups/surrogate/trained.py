@@ -40,6 +40,11 @@ class Trained:
     stages: dict[str, dict[str, Any]]
     data_root: Path
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """What identifies the weights of each stage, the latents and the choice of the corrector."""
+        return stage_digests(self.stages | {"latent_cache": self.latent_cache})
+
     def cache(self) -> "LatentCache":
         """The latents on which the stages were trained."""
         from ups.data.latent_cache import LatentCache
@@ -59,6 +64,11 @@ class Trained:
         tolerances = self.latent_cache["key"]["options"]["tolerance"].items()
         scales = {family: scale for family, each in tolerances if (scale := scale_of(each)) is not None}
         return replace(surrogate_of(models, chosen), latent_scales=scales)
+
+
+def stage_digests(receipts: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The hash of the weights of each trained stage, the fingerprint of other steps."""
+    return {name: receipt.get("weights", receipt.get("fingerprint")) for name, receipt in receipts.items()}
 
 
 def surrogate_of(models: dict[str, nn.Module], chosen: dict[tuple[str, str], Correction]) -> Surrogate:
