@@ -226,6 +226,16 @@ def test_other_files_are_not_called_a_test_split(results: Results):
     assert "may be others than those of training" in text and "test split" not in text
 
 
+def test_a_run_on_other_trajectories_has_no_factor():
+    """Half of the error on another test split says nothing of the models."""
+    first, same, other = (
+        record("1D_Burgers", "operator", 0.5 * i) | {"digest": d} for i, d in ((2, "a"), (1, "a"), (1, "b"))
+    )
+    runs = {name: Scores([each], []) for name, each in (("this run", first), ("same", same), ("other", other))}
+    (row,) = run_rows(runs, {"1D_Burgers": "Burgers"}).rows
+    assert row[2:] == ["0.5 [0.1, 0.9] (× 0.5)", "0.5 [0.1, 0.9]"]
+
+
 def test_a_run_that_diverged_has_no_factor():
     """An error that is not finite is said so, and is never the best."""
     runs = {"this run": Scores([record("1D_Burgers", "operator", 0.5)], [])}

@@ -112,6 +112,15 @@ def test_a_root_without_comparison_is_named(tmp_path: Path):
         compare_seeds(SeedsConfig(data_roots=roots))
 
 
+def test_baselines_of_other_trajectories_are_refused(tmp_path: Path):
+    """`full` ran again with another split, and `baselines` did not."""
+    roots = [report(tmp_path / "a", 0.1), report(tmp_path / "b", 0.2)]
+    path = tmp_path / "b/08_reporting/metrics.json"
+    path.write_text(json.dumps([record | {"digest": "other"} for record in json.loads(path.read_text())]))
+    with pytest.raises(DataFault, match=r"/b: no scores of persistence, .*fno on flow: run"):
+        compare_seeds(SeedsConfig(data_roots=roots))
+
+
 def test_the_same_seed_twice_is_refused(tmp_path: Path):
     """Errors that agree to the last bit are of one seed, whatever the baselines had."""
     roots = [report(tmp_path / "a", 0.1), report(tmp_path / "b", 0.1, fno=0.3)]

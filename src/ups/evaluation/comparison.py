@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import isfinite, isnan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation.corrector import HIGH_BAND
 from ups.evaluation.costs import OURS, PER_SNAPSHOT
+from ups.evaluation.entries import comparable
 from ups.evaluation.predictions import HORIZONS, plain_method
 from ups.evaluation.records import WITHOUT_LIMITS
 from ups.evaluation.styles import NORMAL, SMALL, colour_of, common_legend, log_axes, new_figure, tidy, wrapped
 from ups.evaluation.tables import SELECTED, STRONG, WITHOUT_SAMPLING, geometric_mean, number, ratio, table
+from ups.files import read_json
 from ups.metrics.bootstrap import bootstrap_interval, ratio_of_means
 from ups.surrogate.trained import OFF
 
@@ -45,15 +48,34 @@ Errors = dict[tuple[str, str, str], float | None]
 """(dataset, method, horizon) -> nRMSE, NaN where the method is off."""
 
 
+def errors_in(root: Path) -> Errors:
+    """The errors that the pipelines `full` and `baselines` have written below a data root.
+
+    Raises:
+        DataFault: one of them was not run there, or `baselines` for other trajectories.
+    """
+    files = [root / "08_reporting" / name for name in ("metrics.json", "baseline_metrics.json")]
+    for file in files:
+        if not file.is_file():
+            raise DataFault(
+                f"{file} does not exist: run `kedro run --pipeline full`, then `kedro run --pipeline baselines`, "
+                f"both with --params data_root={root},seed=N and the --env of the others"
+            )
+    try:
+        return errors_of(*map(read_json, files))
+    except DataFault as fault:
+        raise DataFault(f"{root}: {fault}") from None
+
+
 def errors_of(metrics: Records, baseline_metrics: Records) -> Errors:
     """The nRMSE of every method.
 
     Raises:
-        DataFault: the scores of a baseline are missing.
+        DataFault: the scores of a baseline are missing, or are those of other trajectories.
     """
     errors = {
         (r["dataset"], r["method"], r["horizon"]): _OFF if r.get("mode") == OFF else r["value"]
-        for r in (*metrics, *baseline_metrics)
+        for r in (*metrics, *comparable(baseline_metrics, metrics))
         if r["metric"] == "nRMSE"
     }
     for dataset, family in {r["dataset"]: r["family"] for r in metrics}.items():

@@ -78,6 +78,10 @@ class Scores:
         interval = f" [{number(record['low'])}, {number(record['high'])}]" if record.get("low") is not None else ""
         return f"{number(record['value'])}{interval}"
 
+    def digest(self, dataset: str, method: str) -> str | None:
+        """What identifies the trajectories on which rollouts were scored."""
+        return self.records.get((dataset, method, "nRMSE", "rollout"), {}).get("digest")
+
     def methods(self, dataset: str) -> list[str]:
         """The methods that were scored on a dataset, without correctors that are off."""
         found = [(key[1], r) for key, r in self.records.items() if key[0] == dataset]
@@ -236,10 +240,15 @@ def run_rows(runs: dict[str, Scores], titles: dict[str, str]) -> ReportTable:
         known = [value for value in values if value is not None]
         best |= {(len(rows), 1 + i) for i, value in enumerate(values) if value is not None and value == min(known)}
         cells = [scores.cell(dataset, ours, "nRMSE", "rollout") for scores in runs.values()]
-        factors = (ratio(value, values[0]) for value in values[1:])
+        digests = [scores.digest(dataset, ours) for scores in runs.values()]
+        pairs = zip(values[1:], digests[1:], strict=True)
+        factors = (ratio(value, values[0]) if digest == digests[0] else None for value, digest in pairs)
         words = [f"{cell} (× {number(x)})" if x else cell for cell, x in zip(cells[1:], factors, strict=True)]
         rows.append([titles[dataset], cells[0], *words])
-    note = "nRMSE of rollouts without corrector, with 95 % intervals; in parentheses the factor to this run."
+    note = (
+        "nRMSE of rollouts without corrector, with 95 % intervals; in parentheses the factor to this run, where both "
+        "were scored on the same trajectories."
+    )
     return ReportTable("runs", "Runs side by side", ["dataset", *runs], rows, note, frozenset(best))
 
 

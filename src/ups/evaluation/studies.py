@@ -21,13 +21,12 @@ from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
-from ups.evaluation.comparison import FURTHER, HORIZON_TITLES, Errors, best, errors_of, further_baselines
+from ups.evaluation.comparison import FURTHER, HORIZON_TITLES, Errors, best, further_baselines
 from ups.evaluation.parts import score_sets
 from ups.evaluation.predictions import HORIZONS, Compute, plain_method
 from ups.evaluation.scores import held_out
 from ups.evaluation.styles import GRID, NORMAL, colour_of, new_figure, tidy, wrapped
 from ups.evaluation.tables import STRONG, WITHOUT_SAMPLING, geometric_mean, number, ratio, table
-from ups.files import read_json
 from ups.models.codec import Codec, group_name
 from ups.surrogate.trained import Trained
 
@@ -183,22 +182,6 @@ SEEDS_NOTE = (
     "each data root, and the geometric mean. `ours` is the operator, or the steady model."
 )
 FURTHER_NOTE = "Below, ours is compared with the best of all networks: FNO, U-Net and those whose errors are shown."
-
-
-def errors_in(root: Path) -> Errors:
-    """The errors that the pipelines `full` and `baselines` have written below a data root.
-
-    Raises:
-        DataFault: one of them was not run there.
-    """
-    files = [root / "08_reporting" / name for name in ("metrics.json", "baseline_metrics.json")]
-    for file in files:
-        if not file.is_file():
-            raise DataFault(
-                f"{file} does not exist: run `kedro run --pipeline full`, then `kedro run --pipeline baselines`, "
-                f"both with --params data_root={root},seed=N and the --env of the others"
-            )
-    return errors_of(*map(read_json, files))
 
 
 def seeds_text(runs: dict[str, Errors]) -> str:

@@ -229,7 +229,8 @@ def compare_seeds(config: SeedsConfig) -> tuple[str, str]:
         ConfigFault: fewer than two data roots.
         DataFault: a data root has no scores yet, or other datasets than the first, or the same errors as another.
     """
-    from ups.evaluation.studies import draw_seeds, errors_in, seed_ratios, seeds_text
+    from ups.evaluation.comparison import errors_in
+    from ups.evaluation.studies import draw_seeds, seed_ratios, seeds_text
     from ups.evaluation.styles import svg_file
 
     if len(config.data_roots) < 2:
