@@ -1,5 +1,6 @@
 """Scores of predictions in files: those that the evaluation has kept, and those of anybody."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,15 @@ def score_of(path: Path, trained: Path) -> list[dict[str, Any]]:
     """The records of kept rollouts."""
     (truth,) = (trained / "01_raw").glob(f"{path.name.removesuffix('.diffusion.zarr')}*.h*5")
     return score(path, truth)
+
+
+def test_kept_rollouts_are_scored_by_their_own_truth(trained: Path, evaluated: tuple, tmp_path: Path):
+    """Another file is refused: the rollouts know their trajectories."""
+    other = tmp_path / "1D_Advection_Sols_beta0.7.hdf5"
+    (kept,) = evaluated[1].glob("1D_Advection*.operator.zarr")
+    shutil.copyfile(next((trained / "01_raw").glob("1D_Advection*")), other)
+    with pytest.raises(DataFault, match=r"beta0.7.hdf5: is not the truth of .*; choose 1D_Advection\S*0.4.hdf5"):
+        score(kept, other)
 
 
 def test_a_scaled_truth_has_the_error_of_its_scale(tmp_path: Path):

@@ -1,11 +1,13 @@
 """`Model.adapt`: what it refuses, and that the result predicts what it has learned."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.surrogate.test_wrong_inputs import values
 from ups.data.families import Family
@@ -99,6 +101,25 @@ def test_a_family_that_is_defined_again_changes_no_model(model: Model):
     for adapted, name in ((first, "c"), (second, "d")):
         assert adapted.describe(OWN.name).parameters == {name: (1.0,)}
         assert np.isfinite(adapted.predict(OWN.name, values(8), steps=1)).all()
+
+
+def test_a_family_on_other_axes_is_one_line(model: Model):
+    """Models of 1D and 2D families have no network for 3D."""
+    family = Family("wave_3d", "u_t = u_x", ["u"], ["x", "y", "z"], "periodic", [])
+    with pytest.raises(ConfigFault, match="no trained family has 3 axes, as wave_3d has"):
+        model.adapt(family, values(4, 3, 8, 8, 8), steps=1, dt=0.1, lengths=(1.0, 1.0, 1.0))
+    FAMILIES.pop("wave_3d")
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_may_be_switched_off(model: Model, mode: Callable[[], AbstractContextManager[None]]):
+    """Adapting trains all the same, with tensors that were made so, too."""
+    with mode():
+        u = torch.from_numpy(values(4, 3, 8)) * 1.0
+        adapted = model.adapt("advection_1d", u, steps=2, beta=0.7, dt=0.1)
+    expected = model.adapt("advection_1d", u.numpy(), steps=2, beta=0.7, dt=0.1)
+    first, second = (each.predict("advection_1d", values(8), steps=1) for each in (adapted, expected))
+    np.testing.assert_array_equal(first, second)
 
 
 def test_an_adapted_model_serves_its_family_alone(model: Model):

@@ -1,5 +1,6 @@
 """Networks from which an adaptation starts."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from ups.errors import ConfigFault
 from ups.models.operator import Operator
 from ups.surrogate.surrogate import Surrogate
 from ups.training.examples import Trajectories, encode
-from ups.training.starts import Start, fno_scratch, rollout_error, scratch, starts, surrogate_of
+from ups.training.starts import Start, donors_of, fno_scratch, rollout_error, scratch, starts, surrogate_of
 
 
 def error_of(start: Start, few: Trajectories) -> float:
@@ -116,6 +117,31 @@ def test_a_known_family_can_count_as_unknown(surrogate: Surrogate, trajectories:
     """`other` leaves out the family's own trunk."""
     found = starts(surrogate, trajectories["advection_1d"], adapt_section(donor="other"))
     assert [start.donor for start in found] == ["compressible_ns_1d", None]
+
+
+@pytest.mark.parametrize(
+    ("family", "donor", "n", "expected"),
+    [
+        ("compressible_ns_1d", None, 16, []),
+        ("compressible_ns_1d", None, 15, ["compressible_ns_1d"]),
+        ("compressible_ns_1d", "other", 16, ["advection_1d"]),
+        ("advection_1d", "other", 16, ["compressible_ns_1d"]),
+        ("advection_1d", "compressible_ns_1d", 16, ["compressible_ns_1d"]),
+    ],
+)
+def test_of_a_shared_trunk_one_family_is_the_donor(
+    surrogate: Surrogate,
+    trajectories: dict[str, Trajectories],
+    family: str,
+    donor: str | None,
+    n: int,
+    expected: list[str],
+):
+    """The one that is named; else the own one, on a grid that its patch does not divide too."""
+    operator = copy.deepcopy(surrogate.operator)
+    operator.backbone = replace(operator.backbone, separate_trunks=False)
+    dataset = replace(trajectories[family].dataset, grid=(n,))
+    assert list(donors_of(replace(surrogate, operator=operator, steady=None), dataset, donor)) == expected
 
 
 def test_a_donor_with_other_axes_is_refused(surrogate: Surrogate, trajectories: dict[str, Trajectories]):

@@ -142,6 +142,9 @@ def score_predictions(
         dataset, indices = _test_split(test_split_of, truth)
     with open_fields(predictions, FAMILIES[dataset.family]) as file:
         kept = Origin.of(predictions, file.attributes)
+        if kept and truth.name not in (files := [Path(name).name for name in kept.dataset["files"]]):
+            remedy = f"choose {' or '.join(files)}"
+            raise file_fault(truth, f"is not the truth of {predictions.name}, which the evaluation has kept", remedy)
         origin = kept or _origin(dataset, indices, predictions.stem, compute, file, seed)
         dataset, method = Dataset.from_json(origin.dataset), method or origin.method
         part = "" if len(origin.indices) == dataset.num_trajectories else "the test split of "

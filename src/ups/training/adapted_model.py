@@ -21,6 +21,8 @@ from ups.training.adaptation import adapt
 from ups.training.examples import Trajectories, encode
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def adapt_bundle(
     bundle: Bundle,
     family: str | Family,
@@ -36,7 +38,8 @@ def adapt_bundle(
 
     Raises as `adapt`; ConfigFault for arguments that do not suit the family.
     """
-    trajectories = _trajectories(bundle.card, family, u, dt, lengths, arguments, device)
+    arguments = {name: _trainable(value) for name, value in arguments.items()}
+    trajectories = _trajectories(bundle.card, family, _trainable(u), dt, lengths, arguments, device)
     dataset, name = trajectories.dataset, trajectories.family.name
     config = AdaptConfig.model_validate(packaged("adapt") | {"steps": steps})
     gain = adapt(bundle.surrogate, trajectories, config)
@@ -95,6 +98,11 @@ def _trajectories(
     given = {name: arguments[name] for name in spec.coefficients}
     coefficients, _ = read_coefficients(spec, given, fields[:, 0], None, device)
     return Trajectories(dataset, fields, fields.new_zeros(count, 0, *grid) if coefficients is None else coefficients)
+
+
+def _trainable(value: Any) -> Any:
+    """A copy of a tensor that was made in inference mode, from which no gradient could be computed."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def _fields(u: Array, family: Family, device: torch.device) -> Tensor:

@@ -4,7 +4,6 @@ import copy
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -98,6 +97,8 @@ def starts(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig
 def donors_of(surrogate: Surrogate, dataset: Dataset, donor: str | None) -> dict[str, Model]:
     """The models, by family, whose networks a dataset starts from; none if it starts from its own.
 
+    Of families that share one trunk there is only one, if possible the dataset's own.
+
     Raises:
         ConfigFault: `donor` is a family, or `other`, whose networks do not fit the dataset.
     """
@@ -108,6 +109,8 @@ def donors_of(surrogate: Surrogate, dataset: Dataset, donor: str | None) -> dict
     if not allowed:
         known = ", ".join(fitting) or "none"
         raise ConfigFault(f"adapt.donor = {donor} does not fit {dataset.name}; trained networks that do: {known}")
+    if not _model_like(surrogate, dataset.family).backbone.separate_trunks:
+        allowed = [dataset.family] if dataset.family in allowed else allowed[:1]
     return {name: fitting[name] for name in allowed}
 
 
@@ -220,25 +223,24 @@ def _model_like(surrogate: Surrogate, family: str) -> Model:
 
 
 def _donors(surrogate: Surrogate, dataset: Dataset) -> dict[str, Model]:
-    """The models, by family, whose trunk of that family has the dataset's number of axes and fits into its network.
-
-    Of families that share one trunk there is only one.
-    """
+    """The models, by family, whose trunk of that family has the dataset's number of axes and fits into its network."""
     backbone, num_axes = _model_like(surrogate, dataset.family).backbone, len(dataset.grid)
     models = [model for model in (surrogate.operator, surrogate.steady) if model is not None]
-    donors = {
+    return {
         family: model
         for model in models
         for family, row in model.rows.items()
         if model.sizes.num_axes[row] == num_axes and model.backbone == backbone
     }
-    return donors if backbone.separate_trunks else dict(islice(donors.items(), 1))
 
 
 def _group_like(surrogate: Surrogate, dataset: Dataset) -> FieldGroup:
     """The codec's group of the family, or of any other with as many axes; its patch suits the trained trunks."""
-    groups = surrogate.codec.groups
-    alike = [group for group in groups.values() if len(group.grid) == len(dataset.grid)]
+    groups, num_axes = surrogate.codec.groups, len(dataset.grid)
+    alike = [group for group in groups.values() if len(group.grid) == num_axes]
+    if not alike:
+        what = f"no trained family has {num_axes} axes, as {dataset.name} has"
+        raise ConfigFault(f"{what}: adapt models of a family on grids with as many")
     return groups.get(group_name(dataset.family, "fields")) or max(alike, key=lambda group: group.num_tokens)
 
 
