@@ -18,7 +18,7 @@ from ups.evaluation import costs
 from ups.performance import pace
 from ups.performance.pace import TIMED_FRACTIONS
 from ups.pipelines import baselines
-from ups.runs.run import Run, append_metrics
+from ups.runs.run import Run, append_metrics, saved_validation
 from ups.training.stages.operator import horizon_at
 
 SIZES = {"learning_rate": 3.0, "hidden_channels": 2.0, "modes": 2.0}
@@ -32,17 +32,27 @@ def launch() -> LaunchConfig:
 
 
 def test_a_budget_is_what_the_trained_models_took(launch: LaunchConfig, tmp_path: Path):
-    """Steps are those of the run that made the model, whatever the parameters say now; families share evenly."""
+    """Steps are those that made the model, fewer than configured with early stopping; families share evenly."""
     ours = {}
     for stage, steps in (("codec", 10), ("operator", 100), ("steady", 30)):
         folder = tmp_path / stage
         folder.mkdir()
-        Run(folder, stage, "", {"steps": steps}, {}, launch, "cpu", tmp_path).write()
+        Run(folder, stage, "", {"steps": 2 * steps}, {}, launch, "cpu", tmp_path).write()
+        append_metrics(folder, steps // 2, {"valid_loss": 0.2})
+        append_metrics(folder, steps, {"valid_loss": 0.3})
         ours[stage] = {"stage": stage, "path": stage}
     pace = {"seconds_per_step": {"codec": 0.3, "operator": 0.2, "steady": 0.1}}
     cache = {"transient": ["burgers_1d", "advection_1d"], "steady": ["darcy_2d"]}
     seconds = baselines.budget(pace, cache, tmp_path, **ours)
     assert seconds == pytest.approx({"burgers_1d": 1 + 10, "advection_1d": 1 + 10, "darcy_2d": 1 + 3})
+
+
+def test_a_trial_is_judged_by_the_weights_that_it_saves(tmp_path: Path):
+    """The last ones, or with early stopping the best."""
+    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.2)):
+        append_metrics(tmp_path, step, {"valid_loss": loss})
+        append_metrics(tmp_path, step, {"loss": loss})
+    assert (saved_validation(tmp_path, None), saved_validation(tmp_path, 1)) == (0.2, 0.1)
 
 
 def test_baselines_are_timed_as_they_unroll(launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

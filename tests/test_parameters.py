@@ -235,6 +235,7 @@ WRONG = [
     ("codec.model.max_tokens", [256, 256, True]),
     ("ablation.steps", 0),
     ("ablation.seeds", []),
+    ("baselines.linear.kernel_size", 4),
     ("ablation.variants", {}),
     ("ablation.variants.0.name", "two words"),
     ("ablation.variants.1.overrides", None),
@@ -509,6 +510,14 @@ def test_compression_begins_with_what_is_not_compressed():
     """The first variant, with which the others are compared, has no tolerance."""
     rounded = changed("compression.variants.0.latents", {"default": 0.1})
     assert "the first of compression.variants" in refusal(rounded)
+
+
+def test_rows_of_compression_have_different_names():
+    """A copied variant that keeps its name would share a row with the first."""
+    parameters = load("base")
+    name = parameters["compression"]["variants"][0]["name"]
+    twice = changed("compression.variants.1.name", name)
+    assert "compression.variants need different names" in refusal(twice)
 
 
 def test_a_champion_has_errors_of_one_kind():

@@ -1,4 +1,4 @@
-"""Atomic writing of files (temporary name, flush to disk, rename), JSON, and digests of files."""
+"""Atomic writing of files (temporary name, flush to disk, rename), JSON, digests of files; number of cores."""
 
 import errno
 import hashlib
@@ -263,3 +263,8 @@ def place_of(root: Path, receipt: Any) -> Path:
     if not (root / path).resolve().is_relative_to(root.resolve()):
         raise DataFault(f"{root / path} leads out of {root} by a link; put the files there and run again")
     return root / path
+
+
+def num_cores() -> int:
+    """Cores that this process may use: a batch system or `taskset` may leave it few of many."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -106,7 +106,7 @@ if __name__ == "__main__":
 def two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few values there are, two processes simulate."""
     monkeypatch.setattr(module, "FEW_VALUES", 0)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 import json
 import math
-import os
 import re
 from dataclasses import asdict
 from itertools import product
@@ -15,6 +14,7 @@ from matplotlib.colors import to_hex
 from tests.training.jobs import launched
 from ups.data.samples import LatentSamples
 from ups.evaluation.styles import png
+from ups.files import num_cores
 from ups.metrics.spectra import error_spectra
 from ups.performance.benchmark import (
     gpu_comparisons,
@@ -39,7 +39,7 @@ NAMES = {
         for model, batch, ranks, exchange in product(
             ("", "large_model_"), ("", "weak_"), (2, 4), ("", "_bfloat16_exchange", "_without_exchange")
         )
-        if not model or ranks <= (os.cpu_count() or 1)
+        if not model or ranks <= num_cores()
     ),
     "first_step_over_import_torch",
     "resume_seconds",
@@ -53,7 +53,7 @@ NAMES = {
     "encoding_over_cat",
     "encoding_over_h5py",
     "encoding_over_writing",
-    *(["encoding_2_over_1_cores"] if len(os.sched_getaffinity(0)) > 1 else []),
+    *(["encoding_2_over_1_cores"] if num_cores() > 1 else []),
     "first_cold_batch_seconds",
     "batch_of_100000_over_100_trajectories",
     "speed_switches_over_plain",

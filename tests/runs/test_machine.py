@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tests.contents import expect_one_line
 from tests.training.jobs import launched
 from ups.errors import ConfigFault, DataFault
-from ups.runs import machine, processes
+from ups.runs import machine, processes, torchrun
 
 
 def test_what_is_remembered_is_applied(tmp_path: Path):
@@ -44,7 +44,7 @@ def test_a_parameter_comes_first(tmp_path: Path):
 
 def test_much_data_is_scored_by_all_cores_of_a_cpu(monkeypatch: pytest.MonkeyPatch):
     """Little data by one process, and what the parameters or a GPU say comes first."""
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 5})
     one, two = (launched(device="auto", num_processes=number) for number in (1, 2))
     scoring = machine.scoring_launch(one, machine.MANY_TOKENS)
     assert (scoring.num_processes, scoring.threads_per_process) == (4, 1)
@@ -52,6 +52,14 @@ def test_much_data_is_scored_by_all_cores_of_a_cpu(monkeypatch: pytest.MonkeyPat
     assert machine.scoring_launch(two, machine.MANY_TOKENS) == two
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert machine.scoring_launch(one, machine.MANY_TOKENS) == one
+
+
+def test_a_job_has_the_cores_that_it_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Not all of a machine of which a batch system gives it eight: four for each of two processes."""
+    monkeypatch.setattr("os.cpu_count", lambda: 256)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
+    launch = launched(num_processes=2, threads_per_process=None)
+    assert torchrun.environment(launch, tmp_path, "lo")["OMP_NUM_THREADS"] == "4"
 
 
 def test_places_do_not_disturb_each_other(tmp_path: Path):

@@ -237,6 +237,12 @@ def test_what_only_this_machine_has_is_not_left_out(tmp_path: Path):
     assert job(tmp_path).render("slurm")
     with pytest.raises(ConfigFault, match=r"parameters.yml is not copied to the machines of sky: move"):
         job(tmp_path, **CLOUD).render("sky")
+    for name in ("parameters.yaml", "parameters/operator.json"):  # Kedro reads these as well
+        (tmp_path / "conf/local" / name).parent.mkdir(exist_ok=True)
+        path = path.rename(tmp_path / "conf/local" / name)
+        path.write_text('{"operator": {"steps": 9}}')
+        with pytest.raises(ConfigFault, match=rf"{name} is not copied to the machines of sky: move"):
+            job(tmp_path, **CLOUD).render("sky")
 
 
 WRONG = [

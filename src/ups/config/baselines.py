@@ -44,9 +44,16 @@ class TransformerModel(Section):
 
 
 class LinearModel(Section):
-    """Size of the linear stencil: `kernel_size` points per axis."""
+    """Size of the linear stencil: `kernel_size` points per axis, an odd number."""
 
     kernel_size: PositiveInt
+
+    @field_validator("kernel_size")
+    @classmethod
+    def _check_odd(cls, value: int) -> int:
+        if value % 2 == 0:
+            raise ValueError(f"must be odd, found {value}: as many points on both sides")
+        return value
 
 
 class BaselineRecipe(Recipe):

@@ -69,7 +69,10 @@ class CompressionConfig(Section):
     variants: Annotated[list[CompressionVariant], Field(min_length=2)]
 
     @model_validator(mode="after")
-    def _check_first(self) -> Self:
+    def _check_variants(self) -> Self:
+        names = [variant.name for variant in self.variants]
+        if len(set(names)) < len(names):
+            raise ValueError(f"compression.variants need different names: found {', '.join(names)}")
         if (self.variants[0].codec, self.variants[0].latents) != (None, None):
             raise ValueError("the first of compression.variants is the one to compare with: codec and latents null")
         return self

@@ -17,7 +17,7 @@ from ups.data.http import Advance
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import Files, entry_of
 from ups.errors import ConfigFault, LostWorker
-from ups.files import digest_of, only_writer, read_json, write_json
+from ups.files import digest_of, num_cores, only_writer, read_json, write_json
 
 SIMULATED = "simulated.json"
 FEW_VALUES = 2**20  # numbers per field of files that one process simulates about as soon as others have started
@@ -84,7 +84,7 @@ def _simulate_each(recipes: dict[Path, dict[str, Any]], advance: Advance) -> Ite
     The number of processes changes no value: each file is solved in one thread.
     """
     values = {path: _num_values(recipe) for path, recipe in recipes.items()}
-    num_processes = min(len(recipes), os.cpu_count() or 1)
+    num_processes = min(len(recipes), num_cores())
     if num_processes > 1 and sum(values.values()) > FEW_VALUES:
         largest_first = dict(sorted(recipes.items(), key=lambda item: -values[item[0]]))
         yield from _in_processes(largest_first, num_processes, advance)

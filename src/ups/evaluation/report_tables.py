@@ -15,7 +15,7 @@ from ups.evaluation.predictions import HORIZONS, plain_method
 from ups.evaluation.tables import number, ratio
 from ups.files import WEIGHTS, place_of
 from ups.models.weights import load
-from ups.runs.run import Run, training_seconds
+from ups.runs.run import Run, trained_steps, training_seconds
 from ups.runs.stage_cache import Receipt, trained_receipts
 from ups.surrogate.trained import OFF
 
@@ -277,7 +277,7 @@ def stage_rows(receipts: dict[str, Receipt], data_root: Path) -> ReportTable:
     for stage, receipt in trained_receipts(receipts).items():
         folder = place_of(data_root, receipt)
         run, weights = Run.read(folder), load(folder / WEIGHTS)["weights"]
-        numbers = (run.config["steps"], training_seconds(folder), sum(value.numel() for value in weights.values()))
+        numbers = (trained_steps(folder), training_seconds(folder), sum(value.numel() for value in weights.values()))
         rows.append([stage, *map(text_of, numbers), str(run.config["seed"]), run.device])
     columns = ["stage", "steps", "seconds of training steps", "parameters", "seed", "device"]
     return ReportTable("stages", "Training", columns, rows, "Seconds without validation, compilation and start.")

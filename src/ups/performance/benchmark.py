@@ -7,7 +7,6 @@ alternately in one job, because the speed of a shared machine drifts. A record h
 import json
 import logging
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from ups.config import BenchmarkConfig
 from ups.errors import LostWorker
-from ups.files import remove_leftovers
+from ups.files import num_cores, remove_leftovers
 from ups.metrics.spectra import error_spectra
 from ups.runs.machine import float8_needs, in_turns
 from ups.runs.run import Run, metric_lines
@@ -50,7 +49,7 @@ SPECTRUM_SHAPES = {"snapshot": (1, 1, 1, 128, 128), "trajectory": (1, 20, 2, 128
 def measure(run: Run, config: BenchmarkConfig, num_gpus: int) -> list[Record]:
     """All records; `run` is the operator as it is trained by default, on one process and all cores."""
     families = [dataset.family for dataset in config.datasets]
-    threads = run.launch.threads_per_process or os.cpu_count() or 1
+    threads = run.launch.threads_per_process or num_cores()
     # The learning rate is low, so that no setup diverges in a million steps.
     run = replace(run, config=run.config | ENDLESS | {"learning_rate": 1e-4, "log_every": run.config["log_every"]})
     single = switch_comparisons(families) | {CHECKPOINTS: checkpoint_comparison(families, threads)}
@@ -156,7 +155,7 @@ def _scaling(run: Run, families: list[str], config: BenchmarkConfig, num_gpus: i
         if run.device == "cpu" or world_size <= num_gpus:
             launch = run.launch.model_copy(update={"num_processes": world_size, "threads_per_process": 1})
             comparisons = scaling_comparisons(families, world_size, {"batch_tokens": run.config["batch_tokens"]})
-            oversubscribed = run.device == "cpu" and world_size > (os.cpu_count() or 1)
+            oversubscribed = run.device == "cpu" and world_size > num_cores()
             wide = {} if oversubscribed else scaling_comparisons(families, world_size, large)
             comparisons |= {f"large_model_{name}": both for name, both in wide.items()}
             timings = _time(replace(run, launch=launch), f"ranks{world_size}", config, comparisons)

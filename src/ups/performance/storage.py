@@ -27,7 +27,7 @@ from ups.config import BenchmarkConfig
 from ups.data.latent_cache import LatentCache
 from ups.data.latent_shards import Layout, shard_path, write_shard
 from ups.data.samples import LatentSamples
-from ups.files import place_of, publish, read_json, write_json
+from ups.files import num_cores, place_of, publish, read_json, write_json
 from ups.performance.benchmark import Record, record
 from ups.runs.machine import in_turns, medians
 from ups.runs.run import REQUEST, RESULT, Run
@@ -57,7 +57,7 @@ def _encoding(run: Run, config: BenchmarkConfig) -> list[Record]:
     datasets = run.inputs["datasets"]
     family = config.loading_datasets[0].family
     chosen = {name: entry for name, entry in datasets["datasets"].items() if entry["family"] == family}
-    num_processes = min(2, len(os.sched_getaffinity(0)))
+    num_processes = min(2, num_cores())
     how = {"num_processes": num_processes, "threads_per_process": 1, "latent_store": None}
     launch = run.launch.model_copy(update=how)
     inputs = {"codec": run.inputs["codec"], "datasets": datasets | {"datasets": chosen}}

@@ -21,7 +21,7 @@ from ups.pipelines.reporting import JUDGE, OF_BASELINES, REPORT, judge, report
 from ups.pipelines.training import encode_latents
 from ups.runs.launcher import train_stage
 from ups.runs.machine import compute_as_in_training, device
-from ups.runs.run import Run, last_validation, training_cpu_seconds
+from ups.runs.run import Run, saved_validation, trained_steps, training_cpu_seconds
 from ups.runs.stage_cache import Receipt, trained_receipts
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -93,7 +93,7 @@ def measure_pace(
 def budget(pace: Receipt, latent_cache: Receipt, data_root: Path, **ours: Receipt) -> dict[str, float]:
     """Training seconds per family: those of our codec, operator and steady model, shared evenly by their families."""
     runs = _runs(ours, data_root)
-    seconds = {run.stage: run.config["steps"] * pace["seconds_per_step"][run.stage] for run in runs}
+    seconds = {run.stage: trained_steps(run.folder) * pace["seconds_per_step"][run.stage] for run in runs}
     transient, still = latent_cache["transient"], latent_cache["steady"]
     shared = seconds["codec"] / len(transient + still)
     result = {family: shared + seconds["operator"] / len(transient) for family in transient}
@@ -180,7 +180,7 @@ def _attempted(
 def _validated(section: BaselineConfig, inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> float:
     """The validation loss after a trial; infinite if the training diverged."""
     trial = _attempted(section, inputs, launch, data_root)
-    return math.inf if trial is None else last_validation(place_of(data_root, trial))
+    return math.inf if trial is None else saved_validation(place_of(data_root, trial), section.patience)
 
 
 def evaluate_baselines(

@@ -1,6 +1,5 @@
 """Pipelines `tune`, `profile` and `benchmark`: memory and time of training steps, and their speed in other setups."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from ups.config import (
     SteadyConfig,
 )
 from ups.config.training import TrainingSection
-from ups.files import read_json
+from ups.files import num_cores, read_json
 from ups.pipelines import step
 from ups.pipelines.data import describe_datasets, fit_normalization, simulate_pdebench
 from ups.pipelines.training import codec_rates, encode_latents, no_datasets, train_codec
@@ -187,7 +186,7 @@ def measure_speed(
     where, root = machine.training_device(launch, "operator", operator.precision), data_root / BENCHMARK
     section = operator.model_dump(mode="json")
     run = Run(root / "06_models/operator", "operator", "benchmark", section, data, launch, where, root, root / "01_raw")
-    described = machine.describe_machine(where, launch.threads_per_process or os.cpu_count() or 1, config.seed)
+    described = machine.describe_machine(where, launch.threads_per_process or num_cores(), config.seed)
     exported = export_records(run, config)  # first, because it may fail for want of a package
     records = [*measure(run, config, torch.cuda.device_count()), *storage_records(run, config), *exported]
     return {"machine": described, "records": records}

@@ -18,7 +18,7 @@ from pydantic import PositiveInt
 
 from ups.config import LaunchConfig
 from ups.errors import ConfigFault
-from ups.files import read_json, write_json
+from ups.files import num_cores, read_json, write_json
 from ups.runs.processes import now, use_whole_float32
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def compute_as_in_training(launch: LaunchConfig) -> None:
     """Let torch use as many threads in this process, and as precise convolutions, as in a training process."""
     import torch
 
-    torch.set_num_threads(launch.threads_per_process or os.cpu_count() or 1)
+    torch.set_num_threads(launch.threads_per_process or num_cores())
     use_whole_float32()
 
 
@@ -120,9 +120,7 @@ def scoring_launch(launch: LaunchConfig, num_tokens: int) -> LaunchConfig:
     """
     if device(launch) == "cuda" or launch.num_processes > 1 or num_tokens < MANY_TOKENS:
         return launch
-    return launch.model_copy(
-        update={"num_processes": min(os.cpu_count() or 1, MOST_PROCESSES), "threads_per_process": 1}
-    )
+    return launch.model_copy(update={"num_processes": min(num_cores(), MOST_PROCESSES), "threads_per_process": 1})
 
 
 def with_tuned_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: Path) -> LaunchConfig:

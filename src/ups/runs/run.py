@@ -82,10 +82,15 @@ def metric_lines(folder: Path) -> list[str]:
     return text.split("\n")[:-1]
 
 
-def last_validation(folder: Path) -> float:
-    """The validation loss that a finished training logged last."""
-    lines = map(json.loads, reversed(metric_lines(folder)))
-    return next(line["valid_loss"] for line in lines if "valid_loss" in line)
+def saved_validation(folder: Path, patience: int | None) -> float:
+    """The validation loss of the weights that a finished training saved: the last, with early stopping the best."""
+    losses = [line["valid_loss"] for line in map(json.loads, metric_lines(folder)) if "valid_loss" in line]
+    return losses[-1] if patience is None else min(losses)
+
+
+def trained_steps(folder: Path) -> int:
+    """Steps that a finished training made: with early stopping fewer than `steps` of its configuration."""
+    return json.loads(metric_lines(folder)[-1])["step"]
 
 
 def training_seconds(folder: Path) -> float:

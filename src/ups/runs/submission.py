@@ -21,6 +21,7 @@ MOUNT = "/results"  # where a job of a cloud has its storage
 GRACE_SECONDS = 120  # between SIGTERM and SIGKILL, in which a job saves its step
 FINAL = [fault.exit_code for fault in (ConfigFault, DataFault, Diverged, OutOfMemory, StorageFault, GateFailed)]
 DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+CONFIGURATION = {".yml", ".yaml", ".json"}  # suffixes of the files that Kedro reads below conf/
 CATALOGS = Path.home() / ".sky" / "catalogs"
 
 
@@ -117,7 +118,8 @@ class Job:
             if (value := getattr(self.submit, option)) > 1 and option not in TARGETS[name].several:
                 able = " and ".join(other for other, target in TARGETS.items() if option in target.several)
                 raise ConfigFault(f"submit.{option} = {value} is for {able} only: with {name} set submit.{option}=1")
-        for path in sorted((self.project / "conf" / "local").glob("*.yml")) if "local" in self.words else ():
+        local = sorted((self.project / "conf" / "local").rglob("*")) if "local" in self.words else []
+        for path in (path for path in local if path.suffix in CONFIGURATION):
             if set(yaml.safe_load(path.read_text(encoding="utf-8")) or {}) - {"submit"}:
                 remedy = "move its values to an environment of its own, conf/NAME, for --env NAME"
                 raise ConfigFault(f"{path} is not copied to the machines of {name}: {remedy}")

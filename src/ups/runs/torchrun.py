@@ -21,7 +21,7 @@ import psutil
 
 from ups.config import LaunchConfig
 from ups.errors import LostWorker, Preempted, StorageFault
-from ups.files import plain, private_folder, read_json, storage_faults, write_json
+from ups.files import num_cores, plain, private_folder, read_json, storage_faults, write_json
 from ups.runs.processes import die_with_parent
 from ups.runs.progress import stop_requested
 from ups.runs.run import ALIVE, FAULTS, LOG, RANK_STORE, REQUEST, RESULT, Run
@@ -92,7 +92,7 @@ def environment(launch: LaunchConfig, data_root: Path, interface: str) -> dict[s
 
     Torch would keep compiled code in the shared temporary folder, where another user could plant an entry.
     """
-    threads = launch.threads_per_process or max(1, (os.cpu_count() or 1) // launch.num_processes)
+    threads = launch.threads_per_process or max(1, num_cores() // launch.num_processes)
     variables = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "HDF5_PLUGIN_PATH": ""}
     # NCCL takes a name without "=" as the beginning of several.
     variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} | launch.nccl
