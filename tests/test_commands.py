@@ -57,6 +57,16 @@ def test_check_needs_the_definition(project: Path):
     assert "u [m] surface elevation" in result.output and "complete: kedro run --params source=folder" in result.output
 
 
+def test_check_takes_a_link_by_its_own_name(project: Path):
+    """As the pipeline does: git-annex and DVC keep files under other names."""
+    (project / "conf/local/families.yml").write_text(yaml.safe_dump({"kdv_1d": ENTRY | {"name": "kdv_1d"}}))
+    (project / "store").mkdir()
+    (project / "a.hdf5").rename(project / "store/0f3a9c")
+    (project / "a.hdf5").symlink_to("store/0f3a9c")
+    result = run("check", "a.hdf5")
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -162,7 +162,7 @@ def check(file: Path, family: str | None, env: str) -> None:
     from ups.data.inspection import inspect
 
     define_families(Path("conf"), env)
-    found = inspect("examine", path=file.resolve(), family=family)
+    found = inspect("examine", path=file.absolute(), family=family)
     shown = Table(box=box.SIMPLE_HEAD, show_header=False)
     for topic, words in found["facts"].items():
         shown.add_row(topic, escape(words))

@@ -13,6 +13,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 from scipy.io import netcdf_file
 
@@ -21,6 +22,7 @@ from ups.data.arrays import open_data
 from ups.data.families import Families
 from ups.data.field_files import open_fields
 from ups.data.inspection import inspect
+from ups.data.pdebench import FAMILIES
 from ups.data.sources import list_files
 from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import DataFault, StorageFault
@@ -234,6 +236,48 @@ def _claim_much(folder: Path) -> Path:
     with zipfile.ZipFile(folder / "named.npz", "w") as archive:
         archive.writestr("u.npy", header.getvalue())
     return folder / "named.npz"
+
+
+ENCODINGS = {
+    "packed": ({"dtype": "int16", "scale_factor": 1e-4}, "'u' is packed"),
+    "missing": ({"_FillValue": -9999.0}, r"'u' marks missing values by -9999 \(_FillValue\)"),
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("kind", ["nc", "zarr 2", "zarr 3", "hdf5"])
+def test_numbers_that_are_no_values_are_refused(tmp_path: Path, kind: str, encoding: str):
+    """Packed integers, and values below which there are none: as data and as initial states."""
+    how, message = ENCODINGS[encoding]
+    path = tmp_path / f"kdv_1d_delta{DELTA}.{kind.split()[0]}"
+    data = xr.Dataset({"u": (("n", "t", "x"), U)}, coords={"t": T, "x": X})
+    if kind == "nc":
+        data.to_netcdf(path, engine="scipy", encoding={"u": how})
+    elif kind == "hdf5":
+        with h5py.File(path, "w") as file:
+            file["u"], file["t"], file["x"] = U, T, X
+            file["u"].attrs.update({name: value for name, value in how.items() if name != "dtype"})
+    else:
+        data.to_zarr(path, zarr_format=int(kind[-1]), encoding={"u": how}, consolidated=False)
+    with pytest.raises(DataFault, match=message):
+        inspect("describe_file", path=path, family="kdv_1d")
+    with pytest.raises(DataFault, match=message), open_fields(path, KDV) as file:
+        file.read(0, 0, slice(None))
+
+
+@pytest.mark.parametrize("suffix", ["npz", "hdf5"])
+def test_initial_states_have_the_parameters_that_data_have(tmp_path: Path, suffix: str):
+    """Under the name of PDEBench's files, `Nu`, as under that of the family, also beside a single array."""
+    path = tmp_path / f"in.{suffix}"
+    for name in ("u", "states"):
+        arrays = {name: np.ones((2, 8), np.float32), "Nu": np.float64(0.7)}
+        if suffix == "npz":
+            np.savez(path, **arrays)
+        else:
+            with h5py.File(path, "w") as file:
+                file.update(arrays)
+        with open_fields(path, FAMILIES["burgers_1d"]) as found:
+            assert found.parameters["nu"].tolist() == [0.7, 0.7] and found.first.count == 2
 
 
 def test_an_absurd_claim_costs_nothing(tmp_path: Path):

@@ -110,6 +110,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "grid of another size": ({"coordinates": {"x": X[:-1]}}, "'x' has 31 entries for 32 points"),
     "grid of words": ({"coordinates": {"x": ["a"] * 32}}, "'x' has dtype <U1, expected real numbers"),
     "step backwards": ({"dt": -DT}, "'dt' is -0.02; expected a positive step"),
+    "hyphen": ({"family": replace(KDV, name="kdv-1d")}, "would be a variant of a family; choose a name without hyphen"),
+    "long formula": ({"family": replace(KDV, formulas=("u" * 20_000,))}, "the definition of kdv_1d is too long"),
     "one snapshot": ({"arrays": {"u": U[:, :1]}}, "one snapshot per trajectory"),
 }
 

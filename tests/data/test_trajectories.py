@@ -8,6 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
+from ups.data.families import Subsample
+from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader, find_datasets, find_files, name_variants
 from ups.errors import DataFault
@@ -322,6 +324,19 @@ def test_grids_and_boundaries_of_one_family_are_variants(write, tmp_path):
         "compressible_ns_1d-8-outflow",
         "compressible_ns_1d-8-periodic",
     ]
+
+
+def test_domains_of_different_lengths_are_no_variants(write, tmp_path):
+    """A model has no input that says the length, so that one family cannot have two on one grid."""
+    paths = [write("burgers_1d", f"1D_Burgers_Sols_Nu{nu}.hdf5") for nu in (0.1, 1.0)]
+    with h5py.File(paths[1], "r+") as file:
+        file["x-coordinate"][...] *= 2
+    options = {"subsample": {"burgers_1d": dataclasses.asdict(Subsample())}, "seed": 0}
+    options |= {"valid_fraction": 0.3, "test_fraction": 0.3}
+    with pytest.raises(
+        DataFault, match=r"Nu0.1 and 1D_Burgers_Sols_Nu1.0, both of burgers_1d, have domains of \S+ and"
+    ):
+        inspect("describe", folder=tmp_path, names=[path.name for path in paths], **options)
 
 
 def test_variants_are_their_family_with_another_name():

@@ -13,6 +13,8 @@ import zarr
 from tests.data.conftest import write_file
 from tests.evaluation.test_external import CORRECTOR, LAUNCH, NOTHING_CHOSEN, config, stages
 from tests.untrained import receipt
+from ups import Family, write_dataset
+from ups.data.families import Families
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader, inspect_file
 from ups.errors import ConfigFault, DataFault
@@ -87,6 +89,17 @@ def test_kept_rollouts_are_scored_by_their_own_truth(trained: Path, evaluated: t
     shutil.copyfile(next((trained / "01_raw").glob("1D_Advection*")), other)
     with pytest.raises(DataFault, match=r"beta0.7.hdf5: is not the truth of .*; choose 1D_Advection\S*0.4.hdf5"):
         score(kept, other)
+
+
+def test_the_truth_may_define_its_family(tmp_path: Path, families: Families):
+    """`ups score` needs no families.yml for a file that `write_dataset` wrote."""
+    known, u = dict(families), np.random.default_rng(0).normal(size=(3, 4, 8)).astype(np.float32)
+    wave = Family("wave_1d", "u_t = u_x", ("u",), ("x",), "periodic", ())
+    truth = write_dataset(tmp_path / "truth.hdf5", wave, {"u": u}, parameters={}, dx=0.125, dt=0.1)
+    families.clear()
+    families.update(known)
+    np.savez(tmp_path / "predicted.npz", u=u)
+    assert error_of(score(tmp_path / "predicted.npz", truth))["value"] == 0
 
 
 def test_a_scaled_truth_has_the_error_of_its_scale(tmp_path: Path):

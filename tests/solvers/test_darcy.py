@@ -3,8 +3,10 @@ from math import log2, pi
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from ups.solvers import sample_initial_states
+from ups.errors import ConfigFault
+from ups.solvers import sample_initial_states, solve
 from ups.solvers.darcy import darcy, darcy_matrix
 
 
@@ -42,6 +44,13 @@ def test_darcy_of_constant_permeability_is_poisson():
     eigenvalue = 4 * num_points**2 * np.sin(pi * m / 2 / (num_points + 1)) ** 2
     poisson = sine @ ((sine @ np.ones((num_points, num_points)) @ sine) / (eigenvalue[:, None] + eigenvalue)) @ sine
     np.testing.assert_allclose(darcy(np.full((12, 12), a), beta, 1.0), beta / a * poisson, rtol=1e-12)
+
+
+@pytest.mark.parametrize("nu", [torch.ones(8, 8, dtype=torch.int64), torch.full((8, 8), torch.nan)])
+def test_darcy_needs_real_numbers(nu: Tensor):
+    """Solutions have the type of the permeability: of integers all would be zero."""
+    with pytest.raises(ConfigFault, match="darcy_2d needs finite floating-point numbers as its permeability nu"):
+        solve("darcy_2d", None, {"nu": nu, "beta": 1.0}, [0.0])
 
 
 def test_darcy_at_the_middle_of_the_square():

@@ -84,10 +84,7 @@ def blocks_of(shape: tuple[int, ...], dtype: np.dtype) -> Iterator[tuple[Any, ..
 
 
 def _starts_with(path: Path, signature: bytes) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(signature)) == signature
+    return path.is_file() and hdf5.head_of(path).startswith(signature)
 
 
 def _copied(path: Path) -> Path:
@@ -207,6 +204,10 @@ def _read_netcdf(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
         shapes = {name: (tuple(v.shape), np.dtype(v.data.dtype)) for name, v in file.variables.items()}
         axes = {name: tuple(map(str, v.dimensions)) for name, v in file.variables.items()}
         attributes = {name: _plain(value) for name, value in file._attributes.items()}
+        problems = {name: hdf5.encoding_of(v._attributes) for name, v in file.variables.items()}
+    for name, problem in problems.items():
+        if problem is not None:
+            raise ValueError(f"{name!r} {problem}; {hdf5.PLAIN}")
 
     def reader(name: str, indices: list[tuple[Any, ...]]) -> Callable[[], Iterator[np.ndarray]]:
         def read() -> Iterator[np.ndarray]:

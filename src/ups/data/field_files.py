@@ -144,8 +144,6 @@ def _of_hdf5(file: h5py.File) -> dict[str, Stored]:
         is_group = kind_of(file, name) is h5py.Group
         path = f"{name}/data" if is_group else name  # of a link, which opening refuses
         if not (is_group and path not in file) and (dataset := open_dataset(file, path)).dtype.kind in "fiu":
-            if "scale_factor" in dataset.attrs or "add_offset" in dataset.attrs:
-                raise file_fault(file.filename, f"{path!r} is packed", "store floating-point numbers")
             arrays[path] = Stored(dataset.shape, partial(read, path), axes_of(dataset))
         if is_group and "t" not in arrays and f"{name}/grid/t" in file:
             arrays["t"] = Stored(open_dataset(file, f"{name}/grid/t").shape, partial(read, f"{name}/grid/t"))
@@ -190,7 +188,7 @@ def _fields(path: Path, arrays: dict[str, Stored], family: Family) -> dict[str, 
 
 def _single(arrays: dict[str, Stored], family: Family) -> Stored | None:
     """The only array that is no coordinate and has no name of the family; None if there are several or none."""
-    known = {*family.parameters, *family.coefficients, *family.axes, *COORDINATES}
+    known = {*family.parameters, *family.attributes.values(), *family.coefficients, *family.axes, *COORDINATES}
     others = [stored for name, stored in arrays.items() if name not in known and not name.endswith("-coordinate")]
     return others[0] if len(others) == 1 else None
 
@@ -290,8 +288,8 @@ def _parameters(
     for name in family.parameters:
         attribute = family.attributes.get(name, name)
         stated = attributes.get(name, attributes.get(attribute))
-        if name in arrays:
-            stated = [float(str(value)) for value in arrays[name].read(()).ravel()]  # decimals of float32
+        if (stored := arrays.get(name, arrays.get(attribute))) is not None:
+            stated = [float(str(value)) for value in stored.read(()).ravel()]  # decimals of float32
         if stated is None and (stated := parameter_in_name(path, attribute)) is None:
             continue
         values = np.asarray(stated)

@@ -6,7 +6,7 @@ HDF5 itself crashes or hangs on some damaged files: `ups.data.inspection` is the
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -26,6 +26,8 @@ MAX_CHUNK_BYTES = 2**28  # unpacked
 MAX_ATTRIBUTE_ELEMENTS = 2**10
 MAX_TEXT_BYTES = 2**12  # of an attribute
 MAX_LABEL_LENGTH = 2**14
+PACKED, MISSING = ("scale_factor", "add_offset"), ("_FillValue", "missing_value")  # attributes, as NetCDF has them
+PLAIN = "store floating-point numbers, NaN where some are missing, without such an attribute"
 MAX_NAMES = 2**20  # at the root of a file
 MAX_UNPACKED_RATIO, FREE_UNPACKED_BYTES = 32, 2**26  # an array may have 64 MiB, or 32 times the bytes of its file
 MAX_REASON_LENGTH = 500
@@ -77,7 +79,7 @@ def open_file(path: Path) -> h5py.File:
         source = RemoteFile(path)
         head = source.read(80)
     else:
-        source, head = path, _head_of(path)
+        source, head = path, head_of(path)
     if not head.startswith(SIGNATURE):
         raise file_fault(path, f"is {describe_content(head)}, not an HDF5 file")
     try:
@@ -88,7 +90,8 @@ def open_file(path: Path) -> h5py.File:
         raise file_fault(path, f"cannot be opened, probably truncated ({error})") from error
 
 
-def _head_of(path: Path) -> bytes:
+def head_of(path: Path) -> bytes:
+    """The first bytes of a file, or all if there are fewer; `DataFault` where it cannot be read."""
     try:
         with path.open("rb") as stream:
             return stream.read(80)
@@ -220,6 +223,8 @@ def open_dataset(file: h5py.File, name: str) -> h5py.Dataset:
         raise file_fault(file.filename, f"{name!r} needs the HDF5 filter {max(plugins)}", "use gzip or lzf")
     if dataset.chunks is not None and math.prod(dataset.chunks) * _dtype_of(dataset).itemsize > MAX_CHUNK_BYTES:
         raise file_fault(file.filename, f"{name!r} has absurd chunks of {dataset.chunks}")
+    if (problem := _encoding_of(dataset)) is not None:
+        raise file_fault(file.filename, f"{name!r} {problem}", PLAIN)
     return dataset
 
 
@@ -242,6 +247,24 @@ def open_array(file: h5py.File, name: str, rank: int, kind: str = "f") -> h5py.D
         what = f"{name!r} unpacks to {dataset.nbytes} bytes, over {MAX_UNPACKED_RATIO} times the size of the file"
         raise file_fault(file.filename, what)
     return dataset
+
+
+def encoding_of(attributes: Mapping[str, Any]) -> str | None:
+    """Why the numbers of an array are not its values: they are packed, or one of them marks missing values."""
+    if any(name in attributes for name in PACKED):
+        return "is packed"
+    for name in MISSING:
+        value = np.asarray(attributes.get(name, np.nan))
+        if value.dtype.kind in "fiu" and value.size == 1 and np.isfinite(value).all():
+            return f"marks missing values by {value.item():g} ({name})"
+    return None
+
+
+def _encoding_of(dataset: h5py.Dataset) -> str | None:
+    with corruption_faults(dataset, "has damaged attributes"):
+        found = [name for name in (*PACKED, *MISSING) if name in dataset.attrs]
+        sizes = {name: math.prod(dataset.attrs.get_id(name).shape) for name in found}
+        return encoding_of({name: dataset.attrs[name] for name in found if sizes[name] <= MAX_ATTRIBUTE_ELEMENTS})
 
 
 def _dtype_of(dataset: h5py.Dataset) -> np.dtype:

@@ -126,11 +126,14 @@ def describe(folder: str, names: list[str], subsample: Subsamples, **fractions: 
 
     Initial states are compared on all points of the first snapshots, so that splits do not depend on strides.
     """
+    from ups.data.recognition import expect_one_length
     from ups.data.splits import split
     from ups.data.trajectories import find_datasets, name_variants
 
     taken, thinned = _subsample(Path(folder), find_datasets(Path(folder), names), subsample)
-    return {"datasets": _as_json(name_variants(thinned)), "splits": split(Path(folder), taken, **fractions)}
+    named = name_variants(thinned)
+    expect_one_length(named.values())
+    return {"datasets": _as_json(named), "splits": split(Path(folder), taken, **fractions)}
 
 
 def find(folder: str, names: list[str], subsample: Subsamples) -> dict[str, Any]:
@@ -141,10 +144,11 @@ def find(folder: str, names: list[str], subsample: Subsamples) -> dict[str, Any]
 
 
 def describe_file(path: str, family: str | None) -> dict[str, Any]:
-    """The dataset of one file, as JSON; `family` instead of that which its name matches."""
+    """The dataset of one file, as JSON; `family` instead of that which its name matches; and own families."""
     from ups.data.trajectories import inspect_file
 
-    return asdict(inspect_file(Path(path), family))
+    dataset = asdict(inspect_file(Path(path), family))
+    return {"dataset": dataset, "definitions": [family.definition for family in FAMILIES.defined]}
 
 
 def _subsample(folder: Path, datasets: dict[str, Dataset], subsample: Subsamples) -> tuple[dict, dict]:

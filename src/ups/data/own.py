@@ -12,7 +12,7 @@ import numpy as np
 from ups.data.arrays import HDF5_SUFFIXES, blocks_of, open_data
 from ups.data.definitions import AXES
 from ups.data.families import Dataset, Family
-from ups.data.hdf5 import file_fault, kind_of, list_names
+from ups.data.hdf5 import MAX_LABEL_LENGTH, file_fault, kind_of, list_names
 from ups.data.layouts import find_length, find_shape, find_times, inspect_file
 from ups.data.normalization import check_slab, read_slabs
 from ups.data.pdebench import FAMILIES
@@ -51,6 +51,9 @@ def write_dataset(
         raise ConfigFault(f"{path}: {family.name} has a layout of PDEBench's own, write its files as PDEBench does")
     if not isinstance(arrays, dict):
         raise ConfigFault(f"{path}: arrays is a {type(arrays).__name__}, expected arrays by name: {{'u': u}}")
+    definition = json.dumps(family.definition)
+    if Family.from_json(definition, str(path)) != family or len(definition) > MAX_LABEL_LENGTH:
+        raise ConfigFault(f"{path}: the definition of {family.name} is too long: shorten its formulas and meanings")
     points = {name: _as_numbers(path, name, each) for name, each in (coordinates or {}).items()}
     _expect_names(f"{path}: arrays", arrays, (*family.fields, *family.coefficients))
     _expect_names(f"{path}: parameters", parameters, family.parameters)
@@ -62,7 +65,7 @@ def write_dataset(
     with publish(path) as temporary:
         with h5py.File(temporary, "w") as file:
             # Of PDEBench's families the name is enough.
-            file.attrs["family"] = json.dumps(family.definition) if family.file_pattern is None else family.name
+            file.attrs["family"] = definition if family.file_pattern is None else family.name
             file.attrs.update(attributes)
             for name, array in points.items():
                 file[name] = array

@@ -2,14 +2,18 @@
 
 import re
 from collections.abc import Iterable
+from itertools import combinations
 from pathlib import Path
 
 import h5py
+import numpy as np
 
-from ups.data.families import Family
+from ups.data.families import Dataset, Family
 from ups.data.hdf5 import file_fault, read_label
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
+
+LENGTH_TOLERANCE = 0.01
 
 
 def find_family(file_name: str) -> Family | None:
@@ -55,6 +59,15 @@ def _define(path: Path, definition: str) -> Family:
         what = f"defines {family.name} otherwise than PDEBench, families.yml or another file"
         raise file_fault(path, what, "use one definition for all files, or another name")
     return known
+
+
+def expect_one_length(datasets: Iterable[Dataset]) -> None:
+    """Refuse datasets of one family, or variant, on domains of different lengths: a model has no input that says it."""
+    for first, second in combinations(datasets, 2):
+        if first.family == second.family and not np.allclose(first.lengths, second.lengths, rtol=LENGTH_TOLERANCE):
+            lengths = (" x ".join(f"{length:g}" for length in each.lengths) for each in (first, second))
+            what = f"{first.name} and {second.name}, both of {first.family}, have domains of {' and '.join(lengths)}"
+            raise DataFault(f"{what}: make a family of each, or leave one out")
 
 
 def digests_of(families: Iterable[str]) -> dict[str, str]:

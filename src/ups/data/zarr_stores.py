@@ -1,12 +1,15 @@
 """Stores of zarr of unknown origin: no codec that could run code, the names of axes, and chunks without a file."""
 
+import base64
 import json
 import logging
 import math
+import struct
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ups.data.hdf5 import PLAIN, encoding_of
 from ups.files import files_in
 
 log = logging.getLogger(__name__)
@@ -28,9 +31,20 @@ def open_zarr(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     opened = zarr.open(path, mode="r")
     arrays = {name: opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
     for each, array in arrays.items():
+        if (problem := encoding_of(_encoding(array))) is not None:
+            raise ValueError(f"{each!r} {problem}; {PLAIN}")
         if array.dtype.kind == "f" and array.ndim > 1 and (num_missing := _count_missing(path / array.path, array)):
             _warn_of_missing(path, each, num_missing, float(array.fill_value or 0))
     return arrays, dict(opened.attrs)
+
+
+def _encoding(array: Any) -> dict[str, Any]:
+    """The attributes of an array; xarray writes markers of missing values as the fill value of zarr 2, or in base64."""
+    attributes = dict(array.attrs)
+    if isinstance(text := attributes.get("_FillValue"), str):
+        (attributes["_FillValue"],) = struct.unpack("<d", base64.standard_b64decode(text))
+    is_marker = array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in attributes and array.fill_value != 0
+    return attributes | ({"_FillValue": array.fill_value} if is_marker and array.fill_value is not None else {})
 
 
 def _count_missing(folder: Path, array: Any) -> int:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from ups.config import EvaluationConfig, LaunchConfig
-from ups.data.families import Dataset, base_of, condition_features
+from ups.data.families import Dataset, Family, base_of, condition_features
 from ups.data.field_files import FieldFile, open_fields
 from ups.data.hdf5 import file_fault
 from ups.data.inspection import inspect
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
+from ups.data.recognition import expect_one_length
 from ups.data.samples import domains
 from ups.data.sources import md5_of
 from ups.data.trajectories import TrajectoryReader
@@ -74,6 +75,8 @@ def _external_set(folder: Path, dataset: Dataset, codec: Codec, cache: LatentCac
     if any(n % patch for n in dataset.grid):
         what = f"grid {' x '.join(map(str, dataset.grid))} is not divided by the codec's patch of {patch} points"
         raise file_fault(path, what, f"choose files with multiples of {patch} points per axis")
+    trained = [Dataset.from_json(each["dataset"]) for each in cache.datasets.values()]
+    expect_one_length([dataset, *(each for each in trained if each.family == dataset.family)])
     domain = Domain(dataset.family, tuple(n // patch for n in dataset.grid), _periodic(dataset, cache))
     return TrajectorySet(folder, dataset, tuple(range(dataset.num_trajectories)), condition_features(dataset), domain)
 
@@ -136,7 +139,9 @@ def score_predictions(
     if family is not None and test_split_of is not None:
         raise ConfigFault(f"{test_split_of} knows the family of {truth.name}: leave out --family")
     if test_split_of is None:
-        dataset = Dataset.from_json(inspect("describe_file", path=truth, family=family))
+        found = inspect("describe_file", path=truth, family=family)
+        FAMILIES.define(*(Family(**definition) for definition in found["definitions"]))
+        dataset = Dataset.from_json(found["dataset"])
         indices = list(range(dataset.num_trajectories))
     else:
         dataset, indices = _test_split(test_split_of, truth)

@@ -54,6 +54,8 @@ def darcy_solutions(c: dict[str, float | Tensor], length: float) -> Tensor:
     nu = torch.as_tensor(c["nu"])
     if nu.ndim not in (2, 3):
         raise ConfigFault(f"darcy_2d needs a permeability nu of shape (X, Y) or (B, X, Y), got {tuple(nu.shape)}")
+    if not nu.is_floating_point() or not nu.isfinite().all():
+        raise ConfigFault(f"darcy_2d needs finite floating-point numbers as its permeability nu, got {nu.dtype}")
     beta = torch.as_tensor(c["beta"])
     fields = nu.reshape(-1, 1, *nu.shape[-2:])
     if len(fields) == 1 and beta.ndim == 1:
