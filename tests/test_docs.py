@@ -24,10 +24,11 @@ import ups
 from notebooks import hooks, parameter_page
 from tests.test_parameters import base, load
 from tests.untrained import make_corrector, make_loadable
-from ups.commands import _parameters, main
+from ups.commands import _expect_parameters, _parameters, main
 from ups.config import CorrectorConfig, Parameters, packaged
 from ups.config.sections import Fraction, PerDimension, Seed
 from ups.data import latent_cache
+from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
 from ups.hooks import check_parameters
 from ups.metrics import bootstrap
@@ -105,7 +106,7 @@ def check_ups(command: str) -> None:
     except click.BadOptionUsage as error:
         assert error.option_name in {option for each in main.commands[name].params for option in each.opts}
         return
-    _parameters(context.args)
+    _expect_parameters(_parameters(context.args), {name for each in FAMILIES.values() for name in each.parameters})
 
 
 @pytest.mark.parametrize(("page", "command"), commands("kedro run"))

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from tests.training.jobs import launched
 from tests.untrained import make_loadable
+from ups import commands
 from ups.commands import main
 from ups.config import PredictConfig
 from ups.errors import ConfigFault
@@ -20,6 +21,7 @@ from ups.pipelines.deployment import predict
 TRAINED = ("advection_1d", "darcy_2d")
 KILLED = """
 import os, sys
+from ups import commands
 from ups.commands import main
 from ups.surrogate import files
 files.BATCH_TOKENS = 1
@@ -117,6 +119,13 @@ def test_wrong_options_end_in_one_line(root: Path, source: Path, tmp_path: Path,
     ended = ups("predict", source, tmp_path / "out.npz", "--model", root, *options)
     assert ended.exit_code == 2 and problem in ended.output and ended.output.count("\n") == 1
     assert ended.output.startswith("FAULT 2 config: ") and not any(tmp_path.iterdir())
+
+
+def test_parameters_may_resemble_options():
+    """`--speed` is a parameter of a wave equation, and without such an equation a misspelt `--seed`."""
+    commands._expect_parameters(["speed", "feed"], {"speed", "feed"})
+    with pytest.raises(ConfigFault, match="there is no option --speed: did you mean --seed?"):
+        commands._expect_parameters(["speed"], {"nu"})
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,22 @@ def test_a_misspelt_name_is_answered_with_the_nearest(options: dict[str, Any], l
     assert str(caught.value).startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"pipeline_names": ["full", "baselines"]},
+            "full and baselines write the same results: run one",
+        ),
+        ({"from_nodes": ["evaluate"], "to_nodes": ["train_codec"]}, "no node fits all of these options"),
+    ],
+)
+def test_what_cannot_run_is_one_line(options: dict[str, Any], line: str):
+    """Two pipelines with one result, and options that leave no node."""
+    with pytest.raises(ConfigFault, match=line):
+        check_names(register_pipelines(), options)
+
+
 def test_a_name_unlike_any_other_is_answered_with_those_that_are_known():
     """All of a few, the first of many, and "none" where there are none; never a suggestion that is not like it."""
     assert nearest("viscosity", ["nu", "beta"]) == "; known: nu, beta"

@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import warnings
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,9 @@ def predict(context: click.Context, source: Path, target: Path, place: str, devi
     from ups.runs.progress import ProgressBar
     from ups.surrogate.files import Job, Request
 
-    job = Job.of(ups.load(place, device=device), source, target, Request(**asked, parameters=parameters))
+    model = ups.load(place, device=device)
+    _expect_parameters(parameters, {name for card in model.cards.values() for name in card.family.parameters})
+    job = Job.of(model, source, target, Request(**asked, parameters=parameters))
     with ProgressBar("predict", job.total, "snapshots") as bar:
         job.run(bar.advance)
     click.echo(target)
@@ -103,9 +106,15 @@ def _parameters(given: list[str]) -> dict[str, float]:
             parameters[name[2:]] = float(value)
         except ValueError:
             raise ConfigFault(f"{name} is {value!r}, not a number: {hint}") from None
-        if near:
-            raise ConfigFault(f"there is no option {name}: {hint}")
     return parameters
+
+
+def _expect_parameters(given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse what is no parameter of a family, but nearly an option: a misspelt one."""
+    for name in given:
+        near = most_similar(f"--{name}", [option.opts[0] for option in predict.params], OPTION_SIMILARITY)
+        if name not in known and near is not None:
+            raise ConfigFault(f"there is no option --{name}: did you mean {near}?")
 
 
 @main.command()

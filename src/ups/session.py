@@ -10,6 +10,7 @@ import yaml
 from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.framework.session import KedroSession
 from kedro.pipeline import Pipeline
+from kedro.pipeline.pipeline import OutputNotUniqueError
 from omegaconf.errors import OmegaConfBaseException
 
 from ups.commands import FaultExit
@@ -88,7 +89,8 @@ def check_names(pipelines: dict[str, Pipeline], options: dict[str, Any]) -> None
     """Check the names in the options of `kedro run`.
 
     Raises:
-        ConfigFault: there is no such pipeline, or it has no such node, dataset, tag or namespace.
+        ConfigFault: there is no such pipeline, it has no such node, dataset, tag or namespace, none is left to run, or
+            two pipelines cannot run together.
     """
     chosen = options.get("pipeline_names") or ["__default__"]
     _expect(chosen, pipelines, "pipeline")
@@ -100,6 +102,19 @@ def check_names(pipelines: dict[str, Pipeline], options: dict[str, Any]) -> None
     for option, names in known.items():
         what = {"tags": "tag", "namespaces": "namespace"}.get(option, "dataset" if names is datasets else "node")
         _expect(options.get(option) or (), names, what)
+    try:
+        whole = sum((pipelines[name] for name in chosen), Pipeline([]))
+    except OutputNotUniqueError:
+        raise ConfigFault(f"{' and '.join(chosen)} write the same results: run one after the other") from None
+    given = {**dict.fromkeys((*known, "from_inputs", "to_outputs")), **options}
+    try:
+        whole.filter(
+            tags=given["tags"], from_nodes=given["from_nodes"], to_nodes=given["to_nodes"],
+            node_names=given["node_names"], from_inputs=given["from_inputs"], to_outputs=given["to_outputs"],
+            node_namespaces=given["namespaces"],
+        )  # fmt: skip
+    except ValueError:
+        raise ConfigFault("no node fits all of these options: see `kedro registry describe`") from None
 
 
 def _expect(names: Iterable[str], known: Iterable[str], what: str) -> None:

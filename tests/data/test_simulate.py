@@ -1,4 +1,5 @@
 import re
+import resource
 from pathlib import Path
 
 import h5py
@@ -12,7 +13,7 @@ from ups.data.families import Family
 from ups.data.pdebench import FAMILIES
 from ups.data.simulate import file_name, files_of, simulate
 from ups.data.trajectories import TrajectoryReader, find_datasets
-from ups.errors import ConfigFault, DataFault
+from ups.errors import ConfigFault, DataFault, StorageFault
 from ups.metrics.errors import conservation_drift
 from ups.solvers import SIMULATED_FAMILIES, sample_initial_states
 from ups.solvers.families import PROBLEMS
@@ -243,3 +244,22 @@ def test_conserved_fields_are_conserved(tmp_path: Path, family: Family):
     u = u[:, :, [family.fields.index(field) for field in family.conserved]]
     assert conservation_drift(u[:, 1:], u[:, 0]).max().item() < 1e-5
     assert (u[:, 1:] - u[:, :1]).abs().max().item() > 1e-3
+
+
+@pytest.mark.parametrize("limit", [0, 1_000, 4_000])
+@pytest.mark.parametrize("family", ["burgers_1d", "diffusion_reaction_2d", "incompressible_ns_2d"])
+def test_a_full_disk_is_one_line(tmp_path: Path, family: str, limit: int):
+    """In each layout, wherever the disk fills up; nothing is left, and HDF5 survives."""
+    parameters = {"nu": 0.01} if family == "burgers_1d" else {}
+    sizes = {"num_trajectories": 3, "resolution": 32, "num_snapshots": 5, "duration": 0.1, "seed": 0}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(StorageFault, match="free some space"):
+            simulate(tmp_path / "out.hdf5", family=family, parameters=parameters, **sizes)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not any(tmp_path.iterdir())
+    simulate(tmp_path / "out.hdf5", family=family, parameters=parameters, **sizes)
+    with h5py.File(tmp_path / "out.hdf5") as file:
+        assert len(file) > 0

@@ -5,6 +5,7 @@ import time
 from importlib import machinery
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,30 @@ from tests.training.jobs import launched
 from ups.errors import ConfigFault, DataFault
 from ups.runs import machine, processes, torchrun
 
+SECTION = {"model": {"hidden_channels": [8, 8, 8]}, "precision": "float32", "batch_tokens": 64, "seed": 0}
+
+
+def tuned(root: Path, stage: str = "operator", device: str = "cpu", **launch: Any) -> int | None:
+    """The micro-batch of a run with the options of `SECTION`."""
+    return machine.with_tuned_micro_batch(launched(**launch), stage, SECTION, device, root).micro_batch_tokens
+
 
 def test_what_is_remembered_is_applied(tmp_path: Path):
     """A run takes the micro-batch that was found for its stage, device and processes."""
-    machine.save_micro_batch(launched(), "operator", "cpu", tmp_path, 512)
-    assert machine.with_tuned_micro_batch(launched(), "operator", "cpu", tmp_path).micro_batch_tokens == 512
+    machine.save_micro_batch(launched(), "operator", SECTION, "cpu", tmp_path, 512)
+    assert tuned(tmp_path) == 512
+
+
+@pytest.mark.parametrize("changed", [{"model": {}}, {"precision": "bfloat16"}, {"batch_tokens": 128}, {"kind": "fno"}])
+def test_what_was_found_for_another_model_is_not(tmp_path: Path, changed: dict[str, Any]):
+    """Its memory is another; another seed changes none."""
+    machine.save_micro_batch(launched(), "operator", SECTION, "cpu", tmp_path, 512)
+    others = (
+        machine.with_tuned_micro_batch(launched(), "operator", SECTION | {"seed": 1}, "cpu", tmp_path),
+        machine.with_tuned_micro_batch(launched(), "operator", SECTION | changed, "cpu", tmp_path),
+        machine.with_tuned_micro_batch(launched(memory_gigabytes=1.0), "operator", SECTION, "cpu", tmp_path),
+    )
+    assert [launch.micro_batch_tokens for launch in others] == [512, None, None]
 
 
 @pytest.mark.parametrize(
@@ -29,17 +49,14 @@ def test_what_is_remembered_is_applied(tmp_path: Path):
 )
 def test_what_was_found_elsewhere_is_not(tmp_path: Path, launch: dict, stage: str, device: str):
     """Another stage, device, sharding or number of processes says nothing."""
-    machine.save_micro_batch(launched(), "operator", "cpu", tmp_path, 512)
-    assert machine.with_tuned_micro_batch(launched(**launch), stage, device, tmp_path).micro_batch_tokens is None
+    machine.save_micro_batch(launched(), "operator", SECTION, "cpu", tmp_path, 512)
+    assert tuned(tmp_path, stage, device, **launch) is None
 
 
 def test_a_parameter_comes_first(tmp_path: Path):
     """Who names a micro-batch gets it."""
-    machine.save_micro_batch(launched(), "operator", "cpu", tmp_path, 512)
-    assert (
-        machine.with_tuned_micro_batch(launched(micro_batch_tokens=64), "operator", "cpu", tmp_path).micro_batch_tokens
-        == 64
-    )
+    machine.save_micro_batch(launched(), "operator", SECTION, "cpu", tmp_path, 512)
+    assert tuned(tmp_path, micro_batch_tokens=64) == 64
 
 
 def test_much_data_is_scored_by_all_cores_of_a_cpu(monkeypatch: pytest.MonkeyPatch):
@@ -65,22 +82,19 @@ def test_a_job_has_the_cores_that_it_may_use(monkeypatch: pytest.MonkeyPatch, tm
 def test_places_do_not_disturb_each_other(tmp_path: Path):
     """What is remembered for one stage leaves the others, and the last word counts."""
     for stage, tokens in (("operator", 512), ("steady", 64), ("operator", 256)):
-        machine.save_micro_batch(launched(), stage, "cpu", tmp_path, tokens)
-    found = {
-        stage: machine.with_tuned_micro_batch(launched(), stage, "cpu", tmp_path) for stage in ("operator", "steady")
-    }
-    assert {stage: launch.micro_batch_tokens for stage, launch in found.items()} == {"operator": 256, "steady": 64}
+        machine.save_micro_batch(launched(), stage, SECTION, "cpu", tmp_path, tokens)
+    assert (tuned(tmp_path, "operator"), tuned(tmp_path, "steady")) == (256, 64)
 
 
 @pytest.mark.parametrize("tokens", [None, 512])
 def test_a_wrong_file_is_one_line(tmp_path: Path, tokens: int | None):
     """Whatever stands in `tuning.json`, who reads it or adds to it says what is wrong in one line."""
-    machine.save_micro_batch(launched(), "operator", "cpu", tmp_path, 512)
+    machine.save_micro_batch(launched(), "operator", SECTION, "cpu", tmp_path, 512)
     path = tmp_path / "06_models/tuning.json"
     if tokens is None:
-        expect_one_line(path, lambda: machine.with_tuned_micro_batch(launched(), "operator", "cpu", tmp_path))
+        expect_one_line(path, lambda: machine.with_tuned_micro_batch(launched(), "operator", SECTION, "cpu", tmp_path))
     else:
-        expect_one_line(path, lambda: machine.save_micro_batch(launched(), "steady", "cpu", tmp_path, tokens))
+        expect_one_line(path, lambda: machine.save_micro_batch(launched(), "steady", SECTION, "cpu", tmp_path, tokens))
 
 
 @pytest.mark.parametrize("tokens", ['"512"', "0", "-1", "1.5", "true", "[]"])
@@ -92,7 +106,7 @@ def test_a_wrong_micro_batch_is_one_line(tmp_path: Path, tokens: str):
     with pytest.raises(
         DataFault, match=r"tuning\.json is damaged \(operator on 1 x cpu, ddp.*; delete it and run again$"
     ):
-        machine.with_tuned_micro_batch(launched(), "operator", "cpu", tmp_path)
+        machine.with_tuned_micro_batch(launched(), "operator", SECTION, "cpu", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,26 @@ def test_a_server_keeps_artifacts_itself(
     assert place == (None if is_server else (tmp_path / "mlruns").as_uri())
 
 
+def test_each_run_of_a_process_has_the_store_of_its_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two sessions in a notebook, unless the user has named a store."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(tracking, "_embedded", None)
+    for name in ("one", "two"):
+        tracking.open_run("full", tmp_path / name, {}, {})
+        assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/{name}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mine.db")
+    tracking.open_run("full", tmp_path / "three", {}, {})
+    assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/mine.db"
+
+
+def test_names_of_datasets_are_names_of_metrics(store: MagicMock, tmp_path: Path):
+    """A + may stand in the name of a file, and in none of MLflow's; where metrics fail, the report is kept."""
+    store.log_batch.side_effect = requests.HTTPError("500")
+    tracking.log_results({"test/kdv+1/operator/rollout/nRMSE": 1.0}, {}, tmp_path)
+    ((metric,),) = (call.kwargs["metrics"] for call in store.log_batch.call_args_list)
+    assert metric.key == "test/kdv_1/operator/rollout/nRMSE" and store.log_artifacts.called
+
+
 def test_a_failed_upload_is_a_warning_without_password(
     store: MagicMock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -49,7 +69,7 @@ def test_a_failed_upload_is_a_warning_without_password(
     store.log_artifacts.side_effect = requests.HTTPError(f"403 Client Error: Forbidden for url: {SERVER}/artifacts")
     tracking.log_results({"score": 1.0}, {}, tmp_path)
     (line,) = caplog.messages
-    assert "the result of this run is not tracked: 403" in line and "//***@server" in line and "hidden" not in line
+    assert "the report of this run is not tracked: 403" in line and "//***@server" in line and "hidden" not in line
 
 
 def test_tables_that_cannot_be_made_are_a_warning(

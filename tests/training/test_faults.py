@@ -192,7 +192,7 @@ def test_too_little_memory(root: Path, undisturbed: Undisturbed, inject: Inject,
     (told,) = status_of(root)["restarts"]
     assert "set launch.micro_batch_tokens below that" in told
     found = read_json(folder / "run.json")["launch"]["micro_batch_tokens"]
-    assert read_json(root / "06_models/tuning.json") == {"operator on 2 x cpu, ddp": found}
+    assert list(read_json(root / "06_models/tuning.json").values()) == [found]
     if faults != FOUR:
         assert_close(folder, undisturbed(2))
 

@@ -19,6 +19,7 @@ What they contain:
 
 - `hdf5`: checked access to HDF5 files of unknown origin
 - `arrays`, `zarr_stores`: files in other formats, copied to HDF5 once
+- `hdf5_output`: new HDF5 files, on a disk that may be full
 - `axes`: names of the axes of arrays, and their order
 - `inspection`: first reading of files, in a child process with limits
 - `layouts`: the four HDF5 layouts of PDEBench

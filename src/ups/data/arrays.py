@@ -21,6 +21,7 @@ import numpy as np
 
 from ups.data import hdf5, zarr_stores
 from ups.data.hdf5 import COPY_SUFFIX, file_fault, open_file
+from ups.data.hdf5_output import create_file
 from ups.errors import Fault, StorageFault
 from ups.files import files_in, only_writer, publish, remove_leftovers
 
@@ -113,7 +114,7 @@ def _write_copy(path: Path, copy: Path) -> None:
     origin = str(stamp(path))
     arrays, numbers = _read_contents(path)
     try:
-        with publish(copy) as temporary, h5py.File(temporary, "w") as file:
+        with publish(copy) as temporary, create_file(temporary) as file:
             file.attrs.update(numbers | {STAMP: origin})
             for name, array in arrays.items():
                 dataset = file.create_dataset(name, array.shape, array.dtype)

@@ -23,7 +23,7 @@ NUM_PARAMETERS = len(PARAMETERS) + MAX_OTHER_PARAMETERS
 NUM_CONDITIONS = 2 + 2 * NUM_PARAMETERS + MAX_DIMS * (1 + len(BOUNDARIES))
 # Other meanings of names in files of data and among the arguments of `Model.predict`.
 RESERVED = {*AXES, *(f"d{axis}" for axis in AXES), "t", "dt", "time", "tensor", "family"}
-RESERVED |= {"u_0", "u_before", "steps", "members", "seed", "self"}
+RESERVED |= {"u_0", "u_before", "steps", "members", "seed", "self", "model", "start", "device"}
 
 
 def base_of(name: str) -> str:

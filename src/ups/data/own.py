@@ -13,6 +13,7 @@ from ups.data.arrays import HDF5_SUFFIXES, blocks_of, open_data
 from ups.data.definitions import AXES
 from ups.data.families import Dataset, Family
 from ups.data.hdf5 import MAX_LABEL_LENGTH, file_fault, kind_of, list_names
+from ups.data.hdf5_output import create_file
 from ups.data.layouts import find_length, find_shape, find_times, inspect_file
 from ups.data.normalization import check_slab, read_slabs
 from ups.data.pdebench import FAMILIES
@@ -63,7 +64,7 @@ def write_dataset(
     numbers = steps | {family.attributes.get(name, name): number for name, number in parameters.items()}
     attributes = {name: _as_number(path, name, number) for name, number in numbers.items()}
     with publish(path) as temporary:
-        with h5py.File(temporary, "w") as file:
+        with create_file(temporary) as file:
             # Of PDEBench's families the name is enough.
             file.attrs["family"] = definition if family.file_pattern is None else family.name
             file.attrs.update(attributes)

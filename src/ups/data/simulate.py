@@ -14,6 +14,7 @@ import yaml
 from torch import Tensor
 
 from ups.data.families import Family
+from ups.data.hdf5_output import create_file
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
 from ups.files import publish, remove_leftovers
@@ -116,7 +117,7 @@ def simulate(
     indices, grid = range(first, first + num_trajectories), (resolution,) * problem.num_axes
     content = SimulatedFile(FAMILIES[family], problem, parameters, indices, grid, num_snapshots, duration)
     remove_leftovers(path.parent, path.name)
-    with publish(path) as temporary, h5py.File(temporary, "w") as file:
+    with publish(path) as temporary, create_file(temporary) as file:
         _write(file, content, seed, start, boundary, advance)
 
 

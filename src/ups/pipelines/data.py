@@ -13,6 +13,7 @@ from ups.data.recognition import digests_of
 from ups.data.simulated import simulate_files
 from ups.data.sources import SUPPLEMENT, Files, download_files, list_files
 from ups.datasets import pages_in
+from ups.errors import ConfigFault
 from ups.files import place_of
 from ups.pipelines import cached, step
 from ups.runs.progress import ProgressBar, TransferBars
@@ -38,6 +39,8 @@ def simulate_pdebench(source: str, config: SimulateConfig, raw: Path) -> Files:
     """Simulate PDEBench's families into files of PDEBench's own layout."""
     if source != "simulate":
         return {}
+    if not config.datasets:
+        raise ConfigFault("simulate.datasets is empty: name at least one dataset, or another source")
     recipes = [dataset.model_dump() | {"seed": config.seed} for dataset in config.datasets]
     total = sum(dataset.num_trajectories * dataset.num_snapshots for dataset in config.datasets)
     with ProgressBar("simulate", total, "snapshots") as bar:

@@ -121,8 +121,8 @@ def _tune(
     run = Run(folder, stage, "tuning", section, trained_receipts(inputs), launch, where, data_root, raw)
     found = run_query(TUNE_WORKER, run, {})
     # A whole share that fits is remembered as well: without a number the launcher would cut it by an estimate.
-    machine.save_micro_batch(launch, stage, where, data_root, found["tokens"] or found["whole"])
-    return {"stage": stage, "place": machine.tuning_key(launch, stage, where), **found}
+    machine.save_micro_batch(launch, stage, section, where, data_root, found["tokens"] or found["whole"])
+    return {"stage": stage, "place": machine.tuning_key(launch, stage, section, where), **found}
 
 
 def _missing(stage: str, inputs: dict[str, Inputs]) -> str | None:

@@ -46,8 +46,8 @@ def train_stage(
         remove_leftovers(folder)
         if not is_finished(folder):
             kind = machine.training_device(launch, stage, config.precision)
-            tuned = machine.with_tuned_micro_batch(launch, stage, kind, data_root)
             section = config.model_dump(mode="json")
+            tuned = machine.with_tuned_micro_batch(launch, stage, section, kind, data_root)
             _train(Run(folder, stage, key, section, inputs, tuned, kind, data_root, raw))
         # A worker that is killed right after it has saved the weights leaves its checkpoints.
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
@@ -136,7 +136,7 @@ def _is_curable(fault: Fault, launch: LaunchConfig) -> bool:
 
 def _with_smaller_micro_batches(run: Run, tokens: int) -> Run:
     """`run` with half the `tokens` that did not fit into memory, which is saved for later runs as well."""
-    machine.save_micro_batch(run.launch, run.stage, run.device, run.data_root, tokens // 2)
+    machine.save_micro_batch(run.launch, run.stage, run.config, run.device, run.data_root, tokens // 2)
     return replace(run, launch=run.launch.model_copy(update={"micro_batch_tokens": tokens // 2}))
 
 

@@ -1,5 +1,7 @@
 """The machine: its device, the micro-batch that fits into its memory, times on it, its description in tables."""
 
+import hashlib
+import json
 import os
 import platform
 import shutil
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 TUNING = "tuning.json"
+OF_MEMORY = ("kind", "family", "model", "precision", "batch_tokens", "unroll")  # options of a stage
 GIBIBYTE = 2**30
 LONG_CALL_SECONDS = 5.0
 # Of trajectories that several processes score on a CPU. On two cores their start takes longer than they save with
@@ -123,26 +126,36 @@ def scoring_launch(launch: LaunchConfig, num_tokens: int) -> LaunchConfig:
     return launch.model_copy(update={"num_processes": min(num_cores(), MOST_PROCESSES), "threads_per_process": 1})
 
 
-def with_tuned_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: Path) -> LaunchConfig:
+def with_tuned_micro_batch(
+    launch: LaunchConfig, stage: str, section: dict[str, Any], device: str, data_root: Path
+) -> LaunchConfig:
     """`launch` with the micro-batch that `--pipeline tune` found here, unless the parameters set one."""
     path = data_root / "06_models" / TUNING
     if launch.micro_batch_tokens is not None or not path.is_file():
         return launch
     found: Tuning = read_json(path, Tuning)
-    return launch.model_copy(update={"micro_batch_tokens": found.get(tuning_key(launch, stage, device))})
+    return launch.model_copy(update={"micro_batch_tokens": found.get(tuning_key(launch, stage, section, device))})
 
 
-def save_micro_batch(launch: LaunchConfig, stage: str, device: str, data_root: Path, tokens: int) -> None:
+def save_micro_batch(
+    launch: LaunchConfig, stage: str, section: dict[str, Any], device: str, data_root: Path, tokens: int
+) -> None:
     """Save the largest micro-batch that fits into memory, in tokens."""
     path = data_root / "06_models" / TUNING
     found = read_json(path, Tuning) if path.is_file() else {}
-    write_json(path, found | {tuning_key(launch, stage, device): tokens})
+    write_json(path, found | {tuning_key(launch, stage, section, device): tokens})
 
 
-def tuning_key(launch: LaunchConfig, stage: str, device: str) -> str:
-    """All that the memory of a micro-batch depends on, beside the machine, for example "operator on 2 x cuda, ddp"."""
+def tuning_key(launch: LaunchConfig, stage: str, section: dict[str, Any], device: str) -> str:
+    """All that the memory of a micro-batch depends on, beside the machine: "operator on 2 x cuda, ddp, 5f3a09c1".
+
+    The digits stand for what the section of the stage and `launch` say of model and memory.
+    """
     graphs = ", reduce-overhead" if launch.compile == "reduce-overhead" else ""
-    return f"{stage} on {launch.world_size} x {device}, {launch.sharding}{graphs}"
+    content = [section.get(name) for name in OF_MEMORY]
+    content += [launch.activation_checkpointing, launch.memory_gigabytes, launch.memory_fraction]
+    digits = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{stage} on {launch.world_size} x {device}, {launch.sharding}{graphs}, {digits}"
 
 
 def in_turns(contenders: dict[str, Callable[[], object]], rounds: int, device: "torch.device") -> dict[str, float]:

@@ -31,6 +31,8 @@ PARAM_BATCH = 100  # parameters per request, the limit of MLflow
 LONGEST_VALUE = 6000  # characters of a parameter, the limit of MLflow
 PAUSE_SECONDS = 30.0  # without requests after one that failed
 # By default a call to a dead server returns after four minutes.
+_embedded: str | None = None  # the store that an earlier run in this process has used, if that was no one's choice
+
 CLIENT_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
@@ -72,10 +74,11 @@ def open_run(name: str, data_root: Path, tags: dict[str, str], params: dict[str,
     """Open the run of one `kedro run` in the embedded store below `data_root`, unless MLFLOW_TRACKING_URI is set."""
     from mlflow.entities import Param
 
+    global _embedded  # noqa: PLW0603
     os.environ[PARENT_RUN] = ""  # if the store fails, stages report `tracking: degraded` instead of `off`
     with _store_may_fail("this run"):
-        if "MLFLOW_TRACKING_URI" not in os.environ:
-            os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{_store(data_root / 'mlflow.db')}"
+        if os.environ.get("MLFLOW_TRACKING_URI", _embedded) == _embedded:
+            _embedded = os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{_store(data_root / 'mlflow.db')}"
         tracker = client()
         experiment = tracker.get_experiment_by_name(EXPERIMENT)
         # A server keeps artifacts where it was told to: it cannot show files of this machine.
@@ -118,10 +121,12 @@ def log_results(metrics: dict[str, float], tags: dict[str, str], reports: Path) 
 
     if run_id := os.environ.get(PARENT_RUN):
         now, tracker = int(time.time() * 1000), client()
-        values = [Metric(key, value, now, 0) for key, value in metrics.items()]
+        # Names of files may have a +, which MLflow refuses.
+        values = [Metric(re.sub(r"[^\w./ :-]", "_", key), value, now, 0) for key, value in metrics.items()]
         with _store_may_fail("the result of this run"):
             for start in range(0, len(values), BATCH):
                 tracker.log_batch(run_id, metrics=values[start : start + BATCH])
+        with _store_may_fail("the report of this run"):
             for key, value in tags.items():
                 tracker.set_tag(run_id, key, value)
             tracker.log_artifacts(run_id, str(reports), reports.name)
