@@ -238,6 +238,19 @@ def _claim_much(folder: Path) -> Path:
     return folder / "named.npz"
 
 
+def test_many_chunks_are_many_accesses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file per snapshot: listing and reading them takes as long as it takes, each access a limited time."""
+    path, accesses = tmp_path / f"kdv_1d_delta{DELTA}.zarr", []
+    group = zarr.open_group(path, mode="w")
+    for name, values in {"u": U, "x": X, "t": T}.items():
+        group.create_array(name, data=values, chunks=(1, 1, 32)[-values.ndim :])
+    monkeypatch.setattr("ups.data.zarr_stores.MOST_FILES", 4)
+    monkeypatch.setattr("ups.data.hdf5.before_access", accesses.append)
+    with open_data(path) as file:
+        np.testing.assert_array_equal(file["u"], U.astype(np.float32))
+    assert accesses.count(str(path)) > 3 * U.shape[0] * U.shape[1] / 4
+
+
 ENCODINGS = {
     "packed": ({"dtype": "int16", "scale_factor": 1e-4}, "'u' is packed"),
     "missing": ({"_FillValue": -9999.0}, r"'u' marks missing values by -9999 \(_FillValue\)"),

@@ -23,7 +23,7 @@ from ups.data import hdf5, zarr_stores
 from ups.data.hdf5 import COPY_SUFFIX, file_fault, open_file
 from ups.data.hdf5_output import create_file
 from ups.errors import Fault, StorageFault
-from ups.files import files_in, only_writer, publish, remove_leftovers
+from ups.files import only_writer, publish, remove_leftovers
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
 SUFFIXES = (*HDF5_SUFFIXES, ".nc", ".npz", ".zarr")
@@ -67,7 +67,7 @@ def stamp(path: Path) -> tuple[int, int]:
     if not path.is_dir():
         status = path.stat()
         return status.st_size, status.st_mtime_ns
-    statuses = {str(each.relative_to(path)): each.stat() for each in files_in(path)}
+    statuses = {str(each.relative_to(path)): each.stat() for each in zarr_stores.files_of(path)}
     listed = [(name, status.st_size, status.st_mtime_ns) for name, status in statuses.items()]
     digest = hashlib.sha256(repr(listed).encode()).digest()
     return sum(size for _, size, _ in listed), int.from_bytes(digest[:7])
@@ -189,13 +189,9 @@ def _read_zarr(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
     stored = {}
     arrays, attributes = zarr_stores.open_zarr(path, "tensor")
     for name, array in arrays.items():
-        read = partial(_read_blocks, array, list(blocks_of(array.shape, array.dtype)))
+        read = partial(zarr_stores.read_blocks, path, array, list(blocks_of(array.shape, array.dtype)))
         stored[name] = StoredArray(array.shape, array.dtype, read, zarr_stores.axes_of(array) or ())
     return stored, {name: value for name, value in attributes.items() if isinstance(value, str | int | float)}
-
-
-def _read_blocks(array: Any, indices: list[tuple[Any, ...]]) -> Iterator[np.ndarray]:
-    return (np.asarray(array[index]) for index in indices)
 
 
 def _read_netcdf(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:

@@ -5,15 +5,20 @@ import json
 import logging
 import math
 import struct
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ups.data import hdf5
 from ups.data.hdf5 import PLAIN, encoding_of
 from ups.files import files_in
 
 log = logging.getLogger(__name__)
 
+MOST_FILES = 2_000  # in one access: a store may have a chunk for every snapshot
 MAX_METADATA_BYTES = 2**24  # of one array in zarr
 # Codecs of zarr that only compress or reorder bytes; others may run code, as that for pickled objects does.
 CODECS = {"bytes", "blosc", "crc32c", "gzip", "lz4", "sharding_indexed", "transpose", "zlib", "zstd"}
@@ -47,10 +52,34 @@ def _encoding(array: Any) -> dict[str, Any]:
     return attributes | ({"_FillValue": array.fill_value} if is_marker and array.fill_value is not None else {})
 
 
+def files_of(folder: Path) -> Iterator[Path]:
+    """All files of a store, in a fixed order; each part of them is one access, which may take a limited time."""
+    for number, path in enumerate(files_in(folder)):
+        if number % MOST_FILES == 0:
+            hdf5.before_access(str(folder))
+        yield path
+
+
+def read_blocks(path: Path, array: Any, indices: list[tuple[Any, ...]]) -> Iterator[np.ndarray]:
+    """The values of an array at some indices; each access reads some files alone."""
+    rows = array.shape[0] if array.shape else 1
+    num_chunks = math.prod(-(-n // size) for n, size in zip(array.shape, array.chunks, strict=True))
+    step = max(1, rows * MOST_FILES // max(1, num_chunks))
+    for index in indices:
+        if index != (slice(None),) or rows <= step:
+            yield np.asarray(array[index])
+            continue
+        values = np.empty(array.shape, array.dtype)
+        for first in range(0, rows, step):
+            hdf5.before_access(str(path))
+            values[first : first + step] = array[first : first + step]
+        yield values
+
+
 def _count_missing(folder: Path, array: Any) -> int:
     """Chunks, or shards, that have no file; `nchunks_initialized` of zarr takes the square of the time."""
     sizes = zip(array.shape, array.shards or array.chunks, strict=True)
-    names = (each.name for each in files_in(folder))
+    names = (each.name for each in files_of(folder))
     num_stored = sum(name != "zarr.json" and not name.startswith(".") for name in names)
     return max(0, math.prod(-(-n // max(1, size)) for n, size in sizes) - num_stored)
 
@@ -63,7 +92,7 @@ def _warn_of_missing(path: Path, name: str, num_missing: int, value: float) -> N
 
 def refuse_code(path: Path) -> None:
     """Refuse a zarr store with a codec that is not in `CODECS`, before zarr reads it, by a ValueError."""
-    for file in (each for each in files_in(path) if each.name in ("zarr.json", ".zarray", ".zmetadata")):
+    for file in (each for each in files_of(path) if each.name in ("zarr.json", ".zarray", ".zmetadata")):
         if file.stat().st_size > MAX_METADATA_BYTES:
             raise ValueError(f"{file.name} is absurdly large")
         unknown = sorted(_codecs_in(json.loads(file.read_bytes())) - CODECS)
