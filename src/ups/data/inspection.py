@@ -126,13 +126,13 @@ def describe(folder: str, names: list[str], subsample: Subsamples, **fractions: 
 
     Initial states are compared on all points of the first snapshots, so that splits do not depend on strides.
     """
-    from ups.data.recognition import expect_one_length
+    from ups.data.recognition import warn_of_lengths
     from ups.data.splits import split
     from ups.data.trajectories import find_datasets, name_variants
 
     taken, thinned = _subsample(Path(folder), find_datasets(Path(folder), names), subsample)
     named = name_variants(thinned)
-    expect_one_length(named.values())
+    warn_of_lengths(named.values())
     return {"datasets": _as_json(named), "splits": split(Path(folder), taken, **fractions)}
 
 

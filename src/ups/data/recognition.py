@@ -1,8 +1,8 @@
 """Which family a file of data belongs to: by its text `family`, or else by its name."""
 
+import logging
 import re
 from collections.abc import Iterable
-from itertools import combinations
 from pathlib import Path
 
 import h5py
@@ -12,6 +12,8 @@ from ups.data.families import Dataset, Family
 from ups.data.hdf5 import file_fault, read_label
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
+
+log = logging.getLogger(__name__)
 
 LENGTH_TOLERANCE = 0.01
 
@@ -61,13 +63,15 @@ def _define(path: Path, definition: str) -> Family:
     return known
 
 
-def expect_one_length(datasets: Iterable[Dataset]) -> None:
-    """Refuse datasets of one family, or variant, on domains of different lengths: a model has no input that says it."""
-    for first, second in combinations(datasets, 2):
-        if first.family == second.family and not np.allclose(first.lengths, second.lengths, rtol=LENGTH_TOLERANCE):
-            lengths = (" x ".join(f"{length:g}" for length in each.lengths) for each in (first, second))
-            what = f"{first.name} and {second.name}, both of {first.family}, have domains of {' and '.join(lengths)}"
-            raise DataFault(f"{what}: make a family of each, or leave one out")
+def warn_of_lengths(datasets: Iterable[Dataset]) -> None:
+    """Warn of datasets of one family, or variant, on domains of different lengths, which no input of a model says."""
+    firsts: dict[str, Dataset] = {}
+    for each in datasets:
+        first = firsts.setdefault(each.family, each)
+        if not np.allclose(first.lengths, each.lengths, rtol=LENGTH_TOLERANCE):
+            one, other = (" x ".join(f"{length:g}" for length in found.lengths) for found in (first, each))
+            what = "%s: its domain of length %s is that of %s of length %s for a model, which has no input that says it"
+            log.warning(what, each.name, other, first.name, one)
 
 
 def digests_of(families: Iterable[str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from ups.data.hdf5 import file_fault
 from ups.data.inspection import inspect
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
-from ups.data.recognition import expect_one_length
+from ups.data.recognition import warn_of_lengths
 from ups.data.samples import domains
 from ups.data.sources import md5_of
 from ups.data.trajectories import TrajectoryReader
@@ -75,8 +75,8 @@ def _external_set(folder: Path, dataset: Dataset, codec: Codec, cache: LatentCac
     if any(n % patch for n in dataset.grid):
         what = f"grid {' x '.join(map(str, dataset.grid))} is not divided by the codec's patch of {patch} points"
         raise file_fault(path, what, f"choose files with multiples of {patch} points per axis")
-    trained = [Dataset.from_json(each["dataset"]) for each in cache.datasets.values()]
-    expect_one_length([dataset, *(each for each in trained if each.family == dataset.family)])
+    known = [Dataset.from_json(each["dataset"]) for each in cache.datasets.values()]
+    warn_of_lengths([next((each for each in known if each.family == dataset.family), dataset), dataset])
     domain = Domain(dataset.family, tuple(n // patch for n in dataset.grid), _periodic(dataset, cache))
     return TrajectorySet(folder, dataset, tuple(range(dataset.num_trajectories)), condition_features(dataset), domain)
 
