@@ -281,6 +281,14 @@ def test_what_a_family_is_can_be_asked(model: Model):
     assert model.describe("darcy_2d").coefficients.keys() == {"nu"} and model.describe("darcy_2d").time_steps == ()
 
 
+def test_scores_are_those_of_methods_that_are_on(altered: Callable[[Callable[[Any], None]], Model]):
+    """A corrector that is off predicts what the operator predicts, and has no row of its own."""
+    record = {"metric": "nRMSE", "horizon": "rollout", "value": 0.5}
+    records = [record | {"method": "operator"}, record | {"method": "diffusion", "mode": "off"}]
+    found = altered(lambda card: card["families"]["burgers_1d"].update(scores=records)).describe("burgers_1d")
+    assert found.scores == {("operator", "nRMSE", "rollout"): 0.5}
+
+
 @pytest.mark.parametrize(
     "given",
     [

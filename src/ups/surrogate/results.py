@@ -12,6 +12,7 @@ from torch import Tensor
 from ups.errors import ConfigFault
 from ups.surrogate.arrays import Array
 from ups.surrogate.problem import FamilyCard
+from ups.surrogate.trained import OFF
 
 NO_ENSEMBLES = "no corrector was trained, or none passed on validation data"
 COMPARED = ("codec", "rounding", "persistence")  # methods without a trained model of the dynamics
@@ -148,9 +149,9 @@ def _gain(adapted: dict[str, Any]) -> str:
 
 
 def _scores(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], float | None]:
-    """Means over the datasets of a family; None where a score is not finite."""
+    """Means over the datasets of a family, without methods that are off; None where a score is not finite."""
     grouped: dict[tuple[str, str, str], list[float | None]] = {}
-    for record in records:
+    for record in (each for each in records if each.get("mode") != OFF):
         grouped.setdefault((record["method"], record["metric"], record["horizon"]), []).append(record["value"])
     return {key: None if None in values else sum(values) / len(values) for key, values in grouped.items()}  # type: ignore[arg-type]
 
