@@ -27,7 +27,7 @@ from ups.files import only_writer, publish, remove_leftovers
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
 SUFFIXES = (*HDF5_SUFFIXES, ".nc", ".npz", ".zarr")
-STAMP = "ups_copy_of"  # attribute of a copy: size and time of modification of its origin
+STAMP = "ups_plain_copy_of"  # attribute of a copy: size and time of modification of its origin
 BLOCK_BYTES = 2**26
 POLL_SECONDS = 0.5  # while another process copies; one that polls seldom stays below its limit of computing time
 MAX_AXES, MAX_ITEM_BYTES = 6, 16
