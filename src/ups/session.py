@@ -106,13 +106,9 @@ def check_names(pipelines: dict[str, Pipeline], options: dict[str, Any]) -> None
         whole = sum((pipelines[name] for name in chosen), Pipeline([]))
     except OutputNotUniqueError:
         raise ConfigFault(f"{' and '.join(chosen)} write the same results: run one after the other") from None
-    given = {**dict.fromkeys((*known, "from_inputs", "to_outputs")), **options}
+    given = {option: options.get(option) for option in known}
     try:
-        whole.filter(
-            tags=given["tags"], from_nodes=given["from_nodes"], to_nodes=given["to_nodes"],
-            node_names=given["node_names"], from_inputs=given["from_inputs"], to_outputs=given["to_outputs"],
-            node_namespaces=given["namespaces"],
-        )  # fmt: skip
+        whole.filter(node_namespaces=given.pop("namespaces"), **given)
     except ValueError:
         raise ConfigFault("no node fits all of these options: see `kedro registry describe`") from None
 

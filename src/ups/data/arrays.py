@@ -201,10 +201,8 @@ def _read_netcdf(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
         shapes = {name: (tuple(v.shape), np.dtype(v.data.dtype)) for name, v in file.variables.items()}
         axes = {name: tuple(map(str, v.dimensions)) for name, v in file.variables.items()}
         attributes = {name: _plain(value) for name, value in file._attributes.items()}
-        problems = {name: hdf5.encoding_of(v._attributes) for name, v in file.variables.items()}
-    for name, problem in problems.items():
-        if problem is not None:
-            raise ValueError(f"{name!r} {problem}; {hdf5.PLAIN}")
+        for name, v in file.variables.items():
+            hdf5.expect_values(name, v._attributes)
 
     def reader(name: str, indices: list[tuple[Any, ...]]) -> Callable[[], Iterator[np.ndarray]]:
         def read() -> Iterator[np.ndarray]:

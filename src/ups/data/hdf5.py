@@ -249,7 +249,13 @@ def open_array(file: h5py.File, name: str, rank: int, kind: str = "f") -> h5py.D
     return dataset
 
 
-def encoding_of(attributes: Mapping[str, Any]) -> str | None:
+def expect_values(name: str, attributes: Mapping[str, Any]) -> None:
+    """Refuse an array whose numbers are not its values, by a ValueError."""
+    if (problem := _encoding(attributes)) is not None:
+        raise ValueError(f"{name!r} {problem}; {PLAIN}")
+
+
+def _encoding(attributes: Mapping[str, Any]) -> str | None:
     """Why the numbers of an array are not its values: they are packed, or one of them marks missing values."""
     if any(name in attributes for name in PACKED):
         return "is packed"
@@ -264,7 +270,7 @@ def _encoding_of(dataset: h5py.Dataset) -> str | None:
     with corruption_faults(dataset, "has damaged attributes"):
         found = [name for name in (*PACKED, *MISSING) if name in dataset.attrs]
         sizes = {name: math.prod(dataset.attrs.get_id(name).shape) for name in found}
-        return encoding_of({name: dataset.attrs[name] for name in found if sizes[name] <= MAX_ATTRIBUTE_ELEMENTS})
+        return _encoding({name: dataset.attrs[name] for name in found if sizes[name] <= MAX_ATTRIBUTE_ELEMENTS})
 
 
 def _dtype_of(dataset: h5py.Dataset) -> np.dtype:

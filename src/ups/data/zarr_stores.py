@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ups.data import hdf5
-from ups.data.hdf5 import PLAIN, encoding_of
 from ups.files import files_in
 
 log = logging.getLogger(__name__)
@@ -36,8 +35,7 @@ def open_zarr(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     opened = zarr.open(path, mode="r")
     arrays = {name: opened} if isinstance(opened, zarr.Array) else dict(opened.arrays())
     for each, array in arrays.items():
-        if (problem := encoding_of(_encoding(array))) is not None:
-            raise ValueError(f"{each!r} {problem}; {PLAIN}")
+        hdf5.expect_values(each, _encoding(array))
         if array.dtype.kind == "f" and array.ndim > 1 and (num_missing := _count_missing(path / array.path, array)):
             _warn_of_missing(path, each, num_missing, float(array.fill_value or 0))
     return arrays, dict(opened.attrs)

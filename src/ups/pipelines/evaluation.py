@@ -125,8 +125,8 @@ def choose_corrector(
     trained = trained_stages(inputs, launch, data_root)
     chosen = cached("choose_corrector", data_root, "06_models/corrector", "ups.evaluation.choice", config, inputs)
     receipt = chosen(lambda folder: choose_on_valid_split(folder, trained, config, launch, raw))
-    chosen_for = {"models": trained.digests}
-    return {key: receipt[key] for key in ("path", "fingerprint", "families")} | chosen_for, receipt["report"]
+    corrector = {key: receipt[key] for key in ("path", "fingerprint", "families")}
+    return corrector | {"models": trained.digests}, receipt["report"]
 
 
 def choose_on_valid_split(
