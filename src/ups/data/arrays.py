@@ -201,8 +201,9 @@ def _read_netcdf(path: Path) -> tuple[dict[str, StoredArray], dict[str, Any]]:
         shapes = {name: (tuple(v.shape), np.dtype(v.data.dtype)) for name, v in file.variables.items()}
         axes = {name: tuple(map(str, v.dimensions)) for name, v in file.variables.items()}
         attributes = {name: _plain(value) for name, value in file._attributes.items()}
-        for name, v in file.variables.items():
-            hdf5.expect_values(name, v._attributes)
+        encodings = {name: dict(v._attributes) for name, v in file.variables.items()}
+    for name, encoding in encodings.items():  # a fault within would keep the file mapped, of which SciPy warns
+        hdf5.expect_values(name, encoding)
 
     def reader(name: str, indices: list[tuple[Any, ...]]) -> Callable[[], Iterator[np.ndarray]]:
         def read() -> Iterator[np.ndarray]:
