@@ -162,7 +162,9 @@ def test_skipping_survives_recomputation():
     """Blocks computed again in the backward pass skip what they skipped before."""
     mixer, tokens = token_mixer(drop_path=0.5), normal(4, 12, 5)
     mixer.trunks[0].blocks.keep = torch.tensor([[0.0, 2.0], [2.0, 0.0], [0.0, 0.0], [2.0, 2.0]])
-    gradients = []
+    gradients, calls = [], []
+    for block in mixer.trunks[0].blocks:
+        block.register_forward_pre_hook(lambda *_: calls.append(recompute))
     for recompute in (False, True):
         mixer.trunks[0].blocks.recompute = recompute
         mixer.zero_grad()
@@ -171,6 +173,7 @@ def test_skipping_survives_recomputation():
             [parameter.grad.clone() for parameter in mixer.trunks[0].blocks.parameters() if parameter.grad is not None]
         )
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert calls.count(True) == 2 * calls.count(False) > 0
 
 
 @pytest.mark.parametrize("conditioning", [True, False])

@@ -18,6 +18,12 @@ def statistics(**values: float) -> StateStatistics:
     return made
 
 
+def parts_of(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Means over tokens and fluctuations."""
+    mean = z.mean(1, keepdim=True)
+    return mean, z - mean
+
+
 def test_a_field_at_rest_may_start_to_move():
     """A constant field counts as one that fluctuates by a thousandth of what is usual: growth 2 of 3 is 0.006."""
     limited = statistics(max_growth=2.0, fluctuation_rms=3.0).limit_step(WAVE, torch.zeros_like(WAVE), DOMAIN)
@@ -32,17 +38,37 @@ def test_the_stricter_limit_holds(max_growth: float, max_rms: float, rms: float)
 
 
 def test_changed_states_and_values_are_counted():
-    """Of four states one is hardly changed, one is rescaled, one not finite, and one clamped in one of eight tokens."""
+    """Of four states one is hardly changed, one is rescaled, one not finite, and one clamped, whose mean stays."""
     made = statistics(max_mean=10.0, max_fluctuation=4.0, max_rms=2.0)
     made.limited = torch.zeros(3)
     peak = torch.tensor([6.0, -1.0, -1.0, -1.0, -1.0, -1.0, 0.0, -1.0])[None, :, None]
     states = torch.cat([peak, *(size * WAVE.repeat(1, 2, 1) for size in (2.005, 3.0, torch.nan))])
     made.limit_step(states, torch.zeros_like(states) + 0.1 * peak, Domain("advection_1d", (8,), (True,)))
     count, steps, values = made.limited.tolist()
-    assert (count, steps) == (4, 3) and values == pytest.approx(1 / 8 + 1 + 1)
+    assert (count, steps) == (4, 3) and values == pytest.approx(1 + 1 + 1)
     made.limited = None
     made.limit_solution(states, DOMAIN)
     assert made.limited is None
+
+
+def test_a_clamped_peak_leaves_the_mean():
+    """A peak of 7 and seven values of -1 become 4 and -4/7, whose mean is 0 as well."""
+    peak = torch.tensor([7.0, *[-1.0] * 7])[None, :, None]
+    limited = statistics(max_fluctuation=4.0).clamp_state(2.0 + peak, Domain("advection_1d", (8,), (True,)))
+    torch.testing.assert_close(limited, 2.0 + torch.tensor([4.0, *[-4 / 7] * 7])[None, :, None])
+
+
+@pytest.mark.parametrize("peak", [1.0, 50.0])
+def test_limits_bound_every_later_state(peak: float):
+    """Whatever 200 steps want, mean and fluctuation stay within the limits, or those of the initial state if larger."""
+    made, domain = statistics(max_mean=1.0, max_fluctuation=2.0), Domain("advection_1d", (8,), (True,))
+    generator = torch.Generator().manual_seed(0)
+    z = peak * torch.randn(4, 8, 1, generator=generator)
+    limits = [max(limit, part.abs().max().item()) for limit, part in zip((1.0, 2.0), parts_of(z), strict=True)]
+    for _ in range(200):
+        wild = 2.0 * z + torch.randn(4, 8, 1, generator=generator).exp()
+        z = made.limit_step(wild, z, domain)
+        assert all(part.abs().max() <= 1.0001 * limit for part, limit in zip(parts_of(z), limits, strict=True))
 
 
 def test_a_limited_solution_is_counted():

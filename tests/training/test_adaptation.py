@@ -34,13 +34,18 @@ Few = dict[str, Trajectories]
 
 @pytest.mark.parametrize("family", ["advection_1d", "darcy_2d"])
 def test_it_learns(surrogate: Surrogate, trajectories: Few, family: str):
-    """Some steps lower the error on the trajectories, of time steps and of steady solutions."""
-    few, config = trajectories[family], adapt_section(steps=60, learning_rates=[0.01])
-    candidates = starts(surrogate, few, config)
-    trained = train_best(candidates, few, config)
-    assert rollout_error(trained.start.codec, trained.model, few) < 0.8 * rollout_error(
-        candidates[0].codec, candidates[0].model, few
-    )
+    """Some steps from random weights lower the error on the trajectories, of time steps and of steady solutions."""
+    few, config = trajectories[family], adapt_section(steps=60)
+    start = scratch(surrogate, few, config)
+    trained = train_from(start, few, config, rate=0.01)
+    assert rollout_error(start.codec, trained, few) < 0.8 * rollout_error(start.codec, start.model, few)
+
+
+def test_a_rate_that_destroys_the_weights_is_a_fault(surrogate: Surrogate, trajectories: Few):
+    """Weights that are no longer finite are not returned, even if the last check was before."""
+    few, config = trajectories["advection_1d"], adapt_section(recipe=RECIPE | {"validate_every": 100}, steps=20)
+    with pytest.raises(Diverged, match="lower adapt.learning_rates"):
+        train_from(scratch(surrogate, few, config), few, config, rate=1e30)
 
 
 def test_the_average_of_short_trainings_forgets_the_start(

@@ -165,6 +165,17 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int):
     )
 
 
+def test_behind_a_refused_checkpoint_the_new_ones_stay(tmp_path: Path):
+    """Where 12 is damaged training goes on from 8: its next state, 9, takes the place of both."""
+    sound = saved(tmp_path / "checkpoints", keep=2)
+    flip(tmp_path / "checkpoints" / "step_00000012.pt", random.Random(0))
+    assert sound.newest()[0] == 8
+    resumed = Checkpoints(tmp_path / "checkpoints", keep=1)
+    resumed.save(9, state_of(9))
+    resumed.wait()
+    assert resumed.steps() == [9] and resumed.newest()[0] == 9
+
+
 class Killed(BaseException):
     """Stands for a SIGKILL."""
 

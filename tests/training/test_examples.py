@@ -121,6 +121,10 @@ def test_batches_hold_steps_of_the_trajectories(trajectories: Trajectories):
     examples = replace(plain, history=True)
     batch = examples.draw(32, 3, np.random.default_rng(0))
     assert batch.window is not None and batch.window.shape[1] == 5
+    rows, offset = torch.arange(32), batch.offset
+    assert len(set(offset.tolist())) > 1
+    for shift, expected in ((-1, batch.before), (0, batch.z), (1, batch.z_next)):
+        assert torch.equal(batch.window[rows, offset + shift], expected)
     states = batch.states(3)
     channels, each = examples.z.shape[-1], examples.z.flatten(0, 1)
     assert all(any(torch.equal(s[:, :channels], z) for z in each) for s in states[0][:4])

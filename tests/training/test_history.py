@@ -62,13 +62,15 @@ def test_steps_that_count_in_no_mean(tmp_path: Path):
     assert (metrics["loss"], metrics["skipped_steps"], run.step) == (2.0, 2.0, 4)
 
 
-def test_samples_of_skipped_steps_are_not_seen(tmp_path: Path):
-    """Only what was learned from counts as seen."""
+def test_samples_of_steps_without_memory_are_not_seen(tmp_path: Path):
+    """Those of a step that an unusable gradient skips are: the host does not wait to learn of it."""
     run, batches = history(), toy_batches(tmp_path)
     taken, skipped = batches.read(0), batches.read(1)
     run.add(outcome(1.0), taken)
     run.add(outcome(None), skipped)
     assert run.seen == taken.seen
+    run.add(outcome(0.0, taken=0.0), skipped)
+    assert run.seen == taken.seen + skipped.seen
 
 
 def test_too_many_steps_without_memory_end_the_run(tmp_path: Path):

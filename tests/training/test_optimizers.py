@@ -105,6 +105,14 @@ def test_a_gradient_that_fades_does_not_grow(size: float):
     assert found.abs().max() <= 1e10 * size
 
 
+def test_muon_takes_the_queries_and_keys_of_a_transformer():
+    """Of torch's attention the joint matrix of queries, keys and values too, which is no module of its own."""
+    attention = nn.ModuleDict({"blocks": nn.TransformerEncoderLayer(8, 2, 16)})
+    muon = make_optimizer(attention, configured("muon")).parts["muon"].param_groups[0]["params"]
+    shapes = sorted(tuple(p.shape) for p in muon)
+    assert shapes == [(8, 8), (8, 16), (16, 8), (24, 8)]
+
+
 def test_a_kernel_moves_as_the_matrix_of_all_its_inputs():
     """A convolution (out, in, points) takes the step of a linear map (out, in * points), unless it is the first."""
     linear, kernel = nn.ModuleDict({"blocks": nn.Linear(6, 4)}), nn.ModuleDict({"up": nn.Conv1d(2, 4, 3)})

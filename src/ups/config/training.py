@@ -20,8 +20,8 @@ class CodecModel(Section):
     """Square patches with an edge of at least `patch_size` points, larger until a snapshot has at most `max_tokens`.
 
     Both are for 1D, 2D and 3D grids. `components`: the largest number of latent channels per field. With a `tolerance`
-    each family gets the patch and the numbers of components, up to this one, with the fewest latents that keep it: it
-    limits the RMS error of every field on the training split, in units of the field's standard deviation.
+    each family gets the patch of at most that many points and the numbers of components with the fewest latents that
+    keep it: it limits the RMS error of every field on the training split, in units of the field's standard deviation.
     """
 
     patch_size: PerDimension

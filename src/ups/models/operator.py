@@ -102,8 +102,8 @@ class Operator(nn.Module):
     of families with a `History` the change since the snapshot before, over s; its output has unit scale, s is the
     `expected_change` of a step; statistics and limits are those of `StateStatistics`, the filter is
     `DampedPersistence`, with the latest validation error of the family for the noise of the network. No step changes
-    the integral of a field that the PDE conserves, see `StateStatistics.without_conserved`, and predictions meet the
-    `Constraints` of their equation.
+    the integral of a field that the PDE conserves, see `StateStatistics.without_conserved`, as long as no mean of a
+    latent channel is limited, and predictions meet the `Constraints` of their equation.
     """
 
     def __init__(self, sizes: Sizes, backbone: Backbone) -> None:

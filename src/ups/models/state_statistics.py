@@ -170,9 +170,10 @@ class StateStatistics(nn.Module):
     def clamp_state(self, z: Tensor, domain: Domain, before: Tensor | None = None) -> Tensor:
         """Clamp the mean of z (B, N, D) to `max_mean` and its fluctuation to `max_fluctuation`.
 
-        After a step from `before` the limits are at least as large as that state, so that a rollout is bounded by its
-        initial state and the limits (by induction), even from initial states beyond those of training. The input of a
-        network is clamped without `before`: beyond the range of training it would extrapolate.
+        A clamped fluctuation is moved to a mean of zero, then rescaled where that leads beyond the limit. After a step
+        from `before` the limits are at least as large as that state, so that a rollout is bounded by its initial state
+        and the limits (by induction), even from initial states beyond those of training. The input of a network is
+        clamped without `before`: beyond the range of training it would extrapolate.
         """
         if not self.limits:
             return z
@@ -183,8 +184,11 @@ class StateStatistics(nn.Module):
             mean_before, fluctuation_before = _split(before)
             max_mean = torch.maximum(max_mean, mean_before.abs())
             max_fluctuation = torch.maximum(max_fluctuation, fluctuation_before.abs().amax(1, keepdim=True))
-        limited = torch.clamp(mean, -max_mean, max_mean) + torch.clamp(fluctuation, -max_fluctuation, max_fluctuation)
-        return torch.where((mean.abs() <= max_mean) & (fluctuation.abs() <= max_fluctuation), z, limited)
+        within = ((mean.abs() <= max_mean) & (fluctuation.abs() <= max_fluctuation)).all(1, keepdim=True)
+        fluctuation = fluctuation.clamp(-max_fluctuation, max_fluctuation)
+        fluctuation = fluctuation - fluctuation.mean(1, keepdim=True)  # else what was clamped would change the mean
+        excess = fluctuation.abs().amax(1, keepdim=True) / max_fluctuation.clamp_min(1e-30)  # 0: a constant field
+        return torch.where(within, z, mean.clamp(-max_mean, max_mean) + fluctuation / excess.clamp_min(1.0))
 
 
 def _split(z: Tensor) -> tuple[Tensor, Tensor]:

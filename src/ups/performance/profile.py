@@ -98,7 +98,7 @@ def events_of(recorded: torch_profile) -> list[Event]:
 def peak_bytes(events: list[Event], device: str) -> int:
     """Peak memory in use on a device, above what was in use at the start."""
     totals = np.cumsum([event.num_bytes for event in events if event.name == MEMORY and event.device == device])
-    return int(max(totals, default=0))
+    return int(max(0, *totals))
 
 
 def parts_of(events: list[Event], device: str) -> list[dict[str, Any]]:

@@ -180,9 +180,9 @@ class CheckpointInterval:
         self.checkpoints.save(self.training.step, state)
 
     def after_step(self, share: Share, outcome: StepResult, done: int, num_steps: int) -> None:
-        """Count a step, and write a line of metrics where it is due: the lines are evenly distributed over a round."""
+        """Count a step, and write the lines of metrics that are due: they are evenly distributed over a round."""
         self.progress.add(outcome, share)
-        if (done + 1) * self.num_logs // num_steps > done * self.num_logs // num_steps:
+        for _ in range(done * self.num_logs // num_steps, (done + 1) * self.num_logs // num_steps):
             training = self.training
             metrics = self.progress.metrics(training.update, training.config, training.ranks)
             append_metrics(training.run.folder, share.step, metrics)

@@ -256,6 +256,7 @@ def fit(model: nn.Module, examples: Examples, config: AdaptTraining) -> nn.Modul
         nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
         optimizer.step(learning_rate(config, step), never)
         _average(average, model, min(config.ema_decay, (1 + step) / (10 + step)))
+    _measure_error((average,), examples, config)
     return average.eval()
 
 

@@ -109,8 +109,9 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         publish_tensors(self._path(step), state, lambda point: self.at(point, step))
         self.at("committed", step)
-        for old in self.steps()[: -self.keep]:
-            self._remove(old)
+        kept = [done for done in self.steps() if done <= step][-self.keep :]
+        for other in sorted({*self.steps()} - {*kept}):  # later steps are refused ones, behind which training resumed
+            self._remove(other)
 
     def _remove(self, step: int) -> None:
         # The manifest first: a kill in between leaves an incomplete checkpoint, not a damaged one.

@@ -27,8 +27,9 @@ class TrainingHistory:
     """What a rank records while it trains; part of every checkpoint.
 
     `step` is the number of finished steps. `loss_sum` over `num_losses` applied steps since the last log line is this
-    rank's part of the global loss; `seen` counts the samples of each dataset on this rank. All else is the same on all
-    ranks: validation losses by key, and the weights `best` with the lowest mean of them.
+    rank's part of the global loss; `seen` counts the samples of each dataset on this rank, but
+    not those of steps that lacked memory. All else is the same on all ranks: validation losses by key, and the weights
+    `best` with the lowest mean of them.
     """
 
     def __init__(self, stage: str, device: torch.device) -> None:

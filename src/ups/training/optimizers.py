@@ -130,6 +130,7 @@ def make_optimizer(model: nn.Module, config: Training) -> Optimizer:
     inside = [module for name, module in model.named_modules() if HIDDEN & set(name.split("."))]
     kernels = [module.weight for module in inside if isinstance(module, KERNELS)]
     linear = [module.weight for module in inside if isinstance(module, nn.Linear)]
+    linear += [module.in_proj_weight for module in inside if isinstance(module, nn.MultiheadAttention)]
     others = [module for module in inside if not isinstance(module, KERNELS)]
     modes = [p for module in others for p in module.parameters(recurse=False) if p.ndim > 2 and min(p.shape[-2:]) > 1]
     hidden = [*linear, *modes, *kernels] if config.optimizer == "muon" else []
@@ -147,7 +148,7 @@ def make_optimizer(model: nn.Module, config: Training) -> Optimizer:
 def learning_rate(config: Training, step: int, valid_losses: Sequence[float] = (), patience: int = 1) -> float:
     """The learning rate of `step`: a linear warm-up to the peak `config.learning_rate`, then `config.schedule`.
 
-    - `cosine`: falls to one hundredth of the peak at the last step;
+    - `cosine`: falls to one hundredth of the peak after the last step;
     - `step`: a tenth of the peak from 60 % of the steps after the warm-up, a hundredth from 85 %;
     - `plateau`: halved after every `patience` validations in a row without a new best, given all `valid_losses` so far;
     - `constant`: the peak.

@@ -247,8 +247,8 @@ def _group_like(surrogate: Surrogate, dataset: Dataset) -> FieldGroup:
 def _with_network(model: Model, source: Model, family: str) -> Model:
     """A copy of a model of one family with the trunk, head and stem that `source` has for `family`.
 
-    Fields correspond by their order. What only one of the two has keeps its random weights, as does the stem where one
-    model is an operator and the other a steady model, which have other inputs.
+    Fields correspond by their order. What only one of the two has keeps its random weights, as do the inputs of
+    coefficients of another equation, and the stem where one model is an operator and the other a steady model.
     """
     changed, row = copy.deepcopy(model), row_of(source.rows, family)
     names = [name for name in changed.state_dict() if name.startswith("mixer.")]
@@ -257,14 +257,31 @@ def _with_network(model: Model, source: Model, family: str) -> Model:
     if isinstance(model, SteadyModel) and isinstance(source, SteadyModel):
         _copy_row(changed, source, row, inputs)
     if isinstance(model, Operator) and isinstance(source, Operator):
-        own, other = model.sizes.latent_channels[0], source.sizes.latent_channels[row]
-        kept, stem, summary = min(own, other), changed.mixer.stem, changed.mixer.summary
+        stem, summary = changed.mixer.stem.weights[0], changed.mixer.summary.weights[0]
+        trained_stem, trained_summary = source.mixer.stem.weights[row], source.mixer.summary.weights[row]
         with torch.no_grad():
-            for half in (0, 1):  # the state as it is and standardized; its means and amplitudes
-                into, of = (slice(half * size, half * size + kept) for size in (own, other))
-                stem.weights[0][into] = source.mixer.stem.weights[row][of, : stem.weights[0].shape[1]]
-                summary.weights[0][into] = source.mixer.summary.weights[row][of, : summary.weights[0].shape[1]]
+            for number, (into, of) in enumerate(common_inputs(model.sizes, source.sizes, row)):
+                stem[into] = trained_stem[of, : stem.shape[1]]
+                if number < 2:  # means and amplitudes
+                    summary[into] = trained_summary[of, : summary.shape[1]]
     return changed
+
+
+def common_inputs(sizes: Sizes, source: Sizes, row: int) -> Iterator[tuple[slice, slice]]:
+    """Places of the inputs of a stem that both have, in a network of one family and in `row` of `source`.
+
+    The state as it is, at unit amplitude, with a history in both its last change, and for one equation in both the
+    coefficients.
+    """
+    family = source.families[row]
+    own, other = sizes.latent_channels[0], source.latent_channels[row]
+    own_parts, other_parts = 2 + len(sizes.history), 2 + (family in source.history)
+    for part in range(min(own_parts, other_parts)):
+        yield tuple(slice(part * size, part * size + min(own, other)) for size in (own, other))
+    if family == sizes.families[0]:
+        kept = min(sizes.coefficient_channels[0], source.coefficient_channels[row])
+        starts = own_parts * own, other_parts * other
+        yield tuple(slice(start, start + kept) for start in starts)
 
 
 @torch.no_grad()

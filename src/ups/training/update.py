@@ -105,7 +105,8 @@ class Update:
 
     Parameters without gradient (of families that are not in the batch) keep their value, moments and average. A step
     moves the average of the others to them by 1 - min(ema_decay, (1 + n) / (10 + n)) of the distance, where n, of
-    `num_updates`, counts the earlier updates of that parameter: those of a family in few batches are few.
+    `num_updates`, counts the earlier steps with a gradient of that parameter: those of a family in few batches are few.
+    A step that is skipped counts too, and moves the average towards weights that stay as they are.
     `mean_norm` (running mean of the gradient norm over `num_norms` steps), `num_skipped` (number of skipped steps) and
     `first_skipped` (the first of them) are 0-d tensors on the device, so that no step waits for the device.
     """

@@ -85,6 +85,8 @@ def measure_rates(
 ) -> dict[str, Any]:
     """The patch and the numbers of components of every family with the fewest latents that keep `model.tolerance`.
 
+    Patches have at most `model.components` points, or as few as `field_groups` gives them.
+
     Returns:
         - "chosen": {group: {"patch", "components"}};
         - "errors": {group: {patch: RMS error with 0, 1, ... components, of the field where it is largest}}, in units of
