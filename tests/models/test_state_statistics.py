@@ -15,7 +15,7 @@ def statistics(**values: float) -> StateStatistics:
     made = StateStatistics(Sizes(("advection_1d",), (1,), (1,), (1,), (0,), 1))
     for name, value in ({"max_mean": 100.0, "max_fluctuation": 100.0} | values).items():
         getattr(made, name).fill_(value)
-    return made
+    return made.eval()
 
 
 def parts_of(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -170,10 +170,11 @@ class StateStatistics(nn.Module):
     def clamp_state(self, z: Tensor, domain: Domain, before: Tensor | None = None) -> Tensor:
         """Clamp the mean of z (B, N, D) to `max_mean` and its fluctuation to `max_fluctuation`.
 
-        A clamped fluctuation is moved to a mean of zero, then rescaled where that leads beyond the limit. After a step
-        from `before` the limits are at least as large as that state, so that a rollout is bounded by its initial state
-        and the limits (by induction), even from initial states beyond those of training. The input of a network is
-        clamped without `before`: beyond the range of training it would extrapolate.
+        A fluctuation that is clamped is then moved to a mean of zero and reduced, so that its peaks stay within the
+        limit; training leaves this out to save time. After a step from `before` the limits are at least as large as
+        that state, so that a rollout is bounded by its initial state and the limits (by induction), even from initial
+        states beyond those of training. The input of a network is clamped without `before`: beyond the range of
+        training it would extrapolate.
         """
         if not self.limits:
             return z
@@ -184,11 +185,13 @@ class StateStatistics(nn.Module):
             mean_before, fluctuation_before = _split(before)
             max_mean = torch.maximum(max_mean, mean_before.abs())
             max_fluctuation = torch.maximum(max_fluctuation, fluctuation_before.abs().amax(1, keepdim=True))
-        within = ((mean.abs() <= max_mean) & (fluctuation.abs() <= max_fluctuation)).all(1, keepdim=True)
-        fluctuation = fluctuation.clamp(-max_fluctuation, max_fluctuation)
-        fluctuation = fluctuation - fluctuation.mean(1, keepdim=True)  # else what was clamped would change the mean
-        excess = fluctuation.abs().amax(1, keepdim=True) / max_fluctuation.clamp_min(1e-30)  # 0: a constant field
-        return torch.where(within, z, mean.clamp(-max_mean, max_mean) + fluctuation / excess.clamp_min(1.0))
+        within = (mean.abs() <= max_mean) & (fluctuation.abs() <= max_fluctuation)
+        mean, fluctuation = mean.clamp(-max_mean, max_mean), fluctuation.clamp(-max_fluctuation, max_fluctuation)
+        if not self.training:
+            within = within.all(1, keepdim=True)
+            shift = fluctuation.mean(1, keepdim=True)
+            fluctuation = (fluctuation - shift) / (1 + shift.abs() / max_fluctuation.clamp_min(1e-30))
+        return torch.where(within, z, mean + fluctuation)
 
 
 def _split(z: Tensor) -> tuple[Tensor, Tensor]:
