@@ -24,6 +24,7 @@ from ups.metrics.errors import nRMSE
 from ups.pipelines.evaluation import score_test_split
 from ups.surrogate.model import Model, OutsideTraining, load
 from ups.surrogate.problem import find_family
+from ups.surrogate.results import Ensemble
 from ups.surrogate.surrogate import Setting
 from ups.surrogate.trained import Trained
 
@@ -262,6 +263,17 @@ def test_an_ensemble_has_statistics_over_its_members(model: Model, family: str):
         own = expected if family != "compressible_ns_1d" else expected[:, :, 0]
         np.testing.assert_allclose(labelled.quantile(q)[first], own.reshape(labelled.mean[first].shape), rtol=1e-5)
     np.testing.assert_allclose(of_tensors.std, ensemble.std, rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_of_members_that_are_not_finite_are_those_of_numpy():
+    """NaN where a member is NaN, for every kind of array."""
+    members = np.array([[1.0, 1.0], [2.0, 2.0], [np.nan, 3.0], [4.0, 4.0]], np.float32)
+    expected = [members.mean(0), members.std(0), *np.quantile(members, (0.0, 0.5), axis=0)]
+    assert np.isnan(expected)[:, 0].all() and not np.isnan(expected)[:, 1].any()
+    for given in (members, torch.from_numpy(members), xr.DataArray(members, dims=("member", "x"))):
+        ensemble = Ensemble(given)
+        found = [ensemble.mean, ensemble.std, ensemble.quantile(0.0), ensemble.quantile(0.5)]
+        np.testing.assert_allclose(np.stack([np.asarray(each) for each in found]), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("grid", [(8,), (16,), (13,), (5,), (64,)])

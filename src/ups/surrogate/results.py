@@ -166,19 +166,23 @@ def _listed(values: tuple[float, ...]) -> str:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Members of an ensemble (M, ...), each of the shape that `Model.predict` returns without members."""
+    """Members of an ensemble (M, ...), each of the shape that `Model.predict` returns without members.
+
+    Mean, deviation and quantiles are NaN where a member is.
+    """
 
     members: Array
 
     @property
     def mean(self) -> Array:
         """Mean over the members."""
-        return self.members.mean(self._axis())
+        return self.members.mean(**self._axis())
 
     @property
     def std(self) -> Array:
         """Standard deviation over the members, with M in the denominator."""
-        return self.members.std(self._axis(), correction=0) if self._is_torch() else self.members.std(self._axis())
+        own = {"correction": 0} if self._is_torch() else {}
+        return self.members.std(**self._axis(), **own)
 
     def quantile(self, q: float) -> Array:
         """The value below which a share q in [0, 1] of the members lies, interpolated linearly."""
@@ -186,17 +190,20 @@ class Ensemble:
             raise ConfigFault(f"a quantile is a share in [0, 1], not {q}")
         if self._is_torch():  # torch.quantile takes at most 16 million values
             lower, share = divmod(q * (len(self.members) - 1), 1.0)
-            ordered = self.members.sort(0).values
-            return torch.lerp(ordered[int(lower)], ordered[math.ceil(lower + share)], share)
+            ordered = self.members.sort(0).values  # NaN last
+            found = torch.lerp(ordered[int(lower)], ordered[math.ceil(lower + share)], share)
+            return torch.where(ordered[-1].isnan(), ordered[-1], found)
         if isinstance(self.members, np.ndarray):
             return np.quantile(self.members, q, axis=0)
-        return self.members.quantile(q, "member")
+        return self.members.quantile(q, **self._axis())
 
     def _is_torch(self) -> bool:
         return isinstance(self.members, Tensor)
 
-    def _axis(self) -> Any:
-        return 0 if self._is_torch() or isinstance(self.members, np.ndarray) else "member"
+    def _axis(self) -> dict[str, Any]:
+        """The axis of members, as an argument; xarray would leave out NaN."""
+        is_labelled = not isinstance(self.members, Tensor | np.ndarray)
+        return {"dim": "member", "skipna": False} if is_labelled else {"axis": 0}
 
 
 def stacked(results: list[Array]) -> Array:
