@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 from tests.surrogate.test_wrong_inputs import values
 from ups.data.families import Family
@@ -57,6 +58,20 @@ WRONG = {
         {"beta": 1.0},
         "u of advection_1d: it never changes in time",
     ),
+    "list": ("advection_1d", [1.0, 2.0], {"beta": 1.0}, r"u of advection_1d must be .*, but has shape \(2,\)"),
+    "dimensions": (
+        "advection_1d",
+        xr.DataArray(values(3, 4, 8), dims=("trajectory", "t", "x")),
+        {"beta": 1.0},
+        "must have the dimensions time, x and one of trajectories, not trajectory, t, x: rename",
+    ),
+    "no trajectories": (
+        "advection_1d",
+        xr.Dataset({"u": (("time", "x"), values(4, 8))}),
+        {"beta": 1.0},
+        "must have the dimensions time, x and one of trajectories, not time, x",
+    ),
+    "variable": ("advection_1d", xr.Dataset({"v": ("x", values(8))}), {"beta": 1.0}, "u of .* has no variable u; it"),
     "dt": (OWN, values(3, 4, 8), {"c": 1.0, "lengths": (1.0,)}, "dt of wave_adapted is missing"),
 }
 
@@ -129,3 +144,27 @@ def test_an_adapted_model_serves_its_family_alone(model: Model):
     assert adapted.families == ("advection_1d",) and found.parameters == {"beta": (0.7,)}
     assert found.time_steps == (0.1,) and "times that of random weights" in found.adapted
     assert np.isfinite(adapted.predict("advection_1d", values(8), steps=3)).all()
+
+
+@pytest.mark.parametrize("form", ["array", "dataset"])
+def test_labelled_trajectories_are_read_by_their_dimensions(model: Model, form: str):
+    """A DataArray and a Dataset, with dimensions and fields in any order, teach what the plain array teaches."""
+    u = values(4, 3, 2, 8, 6)
+    array = xr.DataArray(u, dims=("run", "time", "field", "x", "y"), coords={"field": ["u", "v"]})
+    labelled = array.sel(field=["v", "u"]).transpose("y", "x", "field", "run", "time")
+    given = labelled if form == "array" else labelled.to_dataset("field")
+    found, expected = (
+        model.adapt("diffusion_reaction_2d", each, steps=1, dt=0.1).predict("diffusion_reaction_2d", u[0, 0], steps=2)
+        for each in (given, u)
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_labelled_solutions_are_read_by_their_dimensions(model: Model):
+    """Of a steady family: no `time`, and every solution counts as a trajectory."""
+    u, nu = values(4, 8, 6), values(4, 8, 6)
+    labelled = xr.Dataset({"u": (("run", "x", "y"), u)}).transpose("x", "y", "run")
+    adapted = model.adapt("darcy_2d", labelled, steps=1, nu=nu, beta=1.0)
+    expected = model.adapt("darcy_2d", u, steps=1, nu=nu, beta=1.0)
+    assert adapted.describe("darcy_2d").trajectories["train"] == 4
+    np.testing.assert_array_equal(adapted.predict("darcy_2d", nu=nu), expected.predict("darcy_2d", nu=nu))

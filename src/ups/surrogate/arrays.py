@@ -105,7 +105,7 @@ def _from_plain(array: Array, family: Family, num_fields: int, device: torch.dev
 
 
 def _from_xarray(array: Array, family: Family, device: torch.device) -> tuple[Tensor, Form]:
-    named = _variables(array, family)
+    named = variables(array, family, "u_0")
     others = batch_dimensions(next(iter(named.values())), family, "u_0")
     arrays = [
         as_tensor(values.transpose(*others, *family.axes).values, "u_0", device)
@@ -150,26 +150,26 @@ def grid_of(array: Array, family: Family) -> tuple[int, ...]:
     return tuple(shape)[-len(family.axes) :]
 
 
-def _variables(array: Array, family: Family) -> dict[str, Any]:
-    """The variable of each field."""
+def variables(array: Array, family: Family, argument: str) -> dict[str, Any]:
+    """The DataArray of each field of an xarray object, named `argument` in messages."""
     import xarray
 
     if isinstance(array, xarray.DataArray):
         if len(family.fields) == 1 and "field" not in array.dims:
             return {family.fields[0]: array}
         if "field" not in array.dims or array.sizes["field"] != len(family.fields):
-            size = f"{len(family.fields)} ({', '.join(family.fields)})"
-            raise ConfigFault(f"u_0 of {family.name} must have a dimension `field` of size {size}, or be a Dataset")
+            needed = f"a dimension `field` of size {len(family.fields)} ({', '.join(family.fields)})"
+            raise ConfigFault(f"{argument} of {family.name} must have {needed}, or be a Dataset")
         stored = _names_of_fields(array)
         if stored is not None and sorted(stored) != sorted(family.fields):
             found, expected = ", ".join(stored), ", ".join(family.fields)
-            raise ConfigFault(f"u_0 of {family.name} has the fields {found}, expected {expected}")
+            raise ConfigFault(f"{argument} of {family.name} has the fields {found}, expected {expected}")
         order = stored or list(family.fields)
         return {name: array.isel(field=order.index(name), drop=True) for name in family.fields}
     missing = [name for name in family.fields if name not in array.data_vars]
     if missing:
         found = ", ".join(map(str, array.data_vars)) or "none"
-        raise ConfigFault(f"u_0 of {family.name} has no variable {', '.join(missing)}; it has {found}")
+        raise ConfigFault(f"{argument} of {family.name} has no variable {', '.join(missing)}; it has {found}")
     return {name: array[name] for name in family.fields}
 
 

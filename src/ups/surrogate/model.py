@@ -179,7 +179,8 @@ class Model:
 
         Args:
             family: one of `families`, where `parameters` or grid are new, or a `ups.Family` that is not among them.
-            u: trajectories (B, T, C, *grid), or solutions (B, C, *grid) of a steady family; B at least 2.
+            u: trajectories (B, T, C, *grid), or solutions (B, C, *grid) of a steady family; B at least 2. Dimensions of
+                xarray are taken by name: `time`, the axes, `field` or a variable per field; one more of trajectories.
             steps: of training.
             dt: time between snapshots; None: that of the trained family.
             lengths: of the domain along each axis; None: those of the trained family.

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from ups.config.studies import AdaptConfig
 from ups.data.families import Dataset, Family, base_of
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
-from ups.surrogate.arrays import Array, as_tensor, check_finite, check_grid, check_positive
+from ups.surrogate.arrays import Array, as_tensor, check_finite, check_grid, check_positive, kind_of, variables
 from ups.surrogate.bundle import Bundle
 from ups.surrogate.problem import FamilyCard, check_arguments, read_coefficients
 from ups.training.adaptation import adapt
@@ -48,7 +49,7 @@ def adapt_bundle(
     stage = "steady" if trajectories.family.steady else "operator"
     groups = {name: asdict(group) for name, group in surrogate.codec.groups.items()}
     entry = {
-        "datasets": [asdict(dataset) | {"split": {"train": list(range(len(u))), "valid": [], "test": []}}],
+        "datasets": [asdict(dataset) | {"split": {"train": list(range(len(trajectories.u))), "valid": [], "test": []}}],
         "token_grid": list(domain.grid),
         "periodic": list(domain.periodic),
         "scores": [],
@@ -107,14 +108,15 @@ def _trainable(value: Any) -> Any:
 
 def _fields(u: Array, family: Family, device: torch.device) -> Tensor:
     """The caller's fields as (B, T, C, *grid)."""
-    fields, num_axes = as_tensor(u, "u", device), len(family.axes)
+    fields, num_axes = as_tensor(_in_order(u, family), "u", device), len(family.axes)
+    shape = tuple(fields.shape)
     if family.steady:
         fields = fields[:, None]
     if len(family.fields) == 1 and fields.ndim == 2 + num_axes:
         fields = fields[:, :, None]
     if fields.ndim != 3 + num_axes or fields.shape[2] != len(family.fields):
         expected = f"(B, {'' if family.steady else 'T, '}{len(family.fields)}, {', '.join(family.axes)})"
-        raise ConfigFault(f"u of {family.name} must be {expected}, but has shape {tuple(u.shape)}")
+        raise ConfigFault(f"u of {family.name} must be {expected}, but has shape {shape}")
     if fields.shape[1] < 2 and not family.steady:
         raise ConfigFault(f"u of {family.name} has one snapshot: a time step needs at least 2")
     check_grid(tuple(fields.shape[3:]), family)
@@ -124,6 +126,21 @@ def _fields(u: Array, family: Family, device: torch.device) -> Tensor:
         same = "all solutions are the same" if family.steady else "it never changes in time"
         raise ConfigFault(f"there is nothing to learn from u of {family.name}: {same}")
     return fields
+
+
+def _in_order(u: Array, family: Family) -> Array:
+    """The caller's fields, those of xarray in the order trajectory, time, field, axes by their names."""
+    if kind_of(u) != "xarray":
+        return u
+    named = variables(u, family, "u")
+    needed = (*["time"] * (not family.steady), *family.axes)
+    others = [dim for dim in next(iter(named.values())).dims if dim not in needed]
+    order = (*others, *needed)
+    if len(others) != 1 or any(set(values.dims) != set(order) for values in named.values()):
+        found = " and ".join(sorted({", ".join(map(str, values.dims)) for values in named.values()}))
+        what = f"u of {family.name} must have the dimensions {', '.join(needed)} and one of trajectories, not {found}"
+        raise ConfigFault(f"{what}: rename or add them")
+    return np.stack([values.transpose(*order).values for values in named.values()], len(order) - len(family.axes))
 
 
 def _lengths(lengths: Iterable[float], family: Family) -> tuple[float, ...]:
