@@ -317,6 +317,21 @@ def test_the_grid_chooses_the_variant(altered: Callable[..., Model], given: Any)
     assert find_family("advection_1d", altered(two_variants).cards, given) == "advection_1d-16"
 
 
+def steady_variants(card: Any) -> None:
+    """Let the models know two grids of Darcy flow."""
+    small = card["families"].pop("darcy_2d")
+    grown = small | {"datasets": [entry | {"grid": [16, 12]} for entry in small["datasets"]]}
+    card["families"] |= {"darcy_2d-8": small, "darcy_2d-16": grown}
+
+
+@pytest.mark.parametrize("names", [("nu", "beta"), ("beta", "nu")])
+def test_the_grid_of_a_coefficient_chooses_the_variant(altered: Callable[..., Model], names: tuple[str, str]):
+    """Of a steady family, whichever of its arguments comes first."""
+    given = {"nu": values(16, 12), "beta": 1.0}
+    found = altered(steady_variants).pose("darcy_2d", None, None, {name: given[name] for name in names})
+    assert found.card.name == "darcy_2d-16"
+
+
 def test_predictions_have_the_errors_that_the_run_recorded(model: Model, data_root: Path, tmp_path: Path):
     """One step and rollout of every test trajectory, from arrays: nRMSE is that of metrics.json."""
     trained = Trained(

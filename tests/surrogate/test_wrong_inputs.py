@@ -9,8 +9,11 @@ import pytest
 import torch
 import xarray as xr
 
+from ups.data.families import Dataset, Family
 from ups.errors import ConfigFault, DataFault
+from ups.models.sizes import Domain
 from ups.surrogate.model import Model, load
+from ups.surrogate.problem import FamilyCard, pose
 
 STEPS = {"steps": 2}
 
@@ -77,7 +80,6 @@ TIME = {
     "dt NaN": ("advection_1d", U, STEPS | {"dt": np.nan}, "dt of advection_1d must be a number, .* not nan"),
     "dt infinite": ("advection_1d", U, STEPS | {"dt": np.inf}, "dt of advection_1d must be a number, .* not inf"),
     "list of dt": ("advection_1d", U, STEPS | {"dt": [0.25]}, r"must be a number, .* not \[0.25\]"),
-    "steps of a steady family": ("darcy_2d", None, {"nu": U, **STEPS}, r"nu must be \(X, Y\) or \(B, X, Y\)"),
     "steady steps": ("darcy_2d", None, {"nu": TWO[0], **STEPS}, "darcy_2d is steady and has no time steps"),
     "steady dt": ("darcy_2d", None, {"nu": TWO[0], "dt": 0.1}, "darcy_2d is steady and has no time step: leave out dt"),
 }
@@ -99,6 +101,7 @@ COEFFICIENTS = {
     "missing": ("darcy_2d", None, {}, "nu of darcy_2d is missing: give it by name, as nu=..."),
     "two missing": ("incompressible_ns_2d", values(3, 8, 6), STEPS, "force_x, force_y of .* is missing"),
     "number": ("darcy_2d", None, {"nu": 0.1}, r"nu must be \(X, Y\) or \(B, X, Y\), but has shape \(\)"),
+    "too few axes": ("darcy_2d", None, {"nu": U}, r"nu must be \(X, Y\) or \(B, X, Y\), but has shape \(8,\)"),
     "too many axes": ("darcy_2d", None, {"nu": values(1, 1, 8, 6)}, r"but has shape \(1, 1, 8, 6\)"),
     "negative": ("darcy_2d", None, {"nu": -values(8, 6)}, r"nu must be > 0; its smallest value is -1\.\d+"),
     "NaN": ("darcy_2d", None, {"nu": values(8, 6) * np.nan}, "nu has 48 of 48 values that are NaN"),
@@ -198,6 +201,33 @@ def test_a_rollout_is_refused_before_its_first_snapshot(model: Model, family, u_
     """The call itself fails, not the loop over its snapshots."""
     with pytest.raises(ConfigFault, match=message):
         model.rollout(family, u_0, **options)
+
+
+POISSON = Family("poisson_2d", "a u = f", ["u"], ["x", "y"], "dirichlet", [], coefficients=["a", "f"], steady=True)
+
+
+@pytest.fixture
+def poisson() -> FamilyCard:
+    """A steady family with two coefficient fields, as a card has it."""
+    dataset = Dataset("poisson", POISSON.name, (), (1,), (0.0,), (8, 6), (1.0, 1.0), POISSON.boundaries, {})
+    return FamilyCard(POISSON.name, POISSON, (dataset,), Domain(POISSON.name, (4, 3), (False, False)))
+
+
+@pytest.mark.parametrize("shape", [(8, 6), (1, 8, 6)])
+@pytest.mark.parametrize("names", ["af", "fa"])
+def test_one_coefficient_holds_for_all_of_another(poisson: FamilyCard, names: str, shape: tuple[int, ...]):
+    """Whichever comes first: there is a solution for each."""
+    one, all_ = values(*shape), values(3, 8, 6)
+    problem = pose(poisson, None, dict(zip(names, (one, all_), strict=True)), None, torch.device("cpu"))
+    assert problem.form.batched and problem.coefficients is not None
+    found = problem.coefficients[:, [POISSON.coefficients.index(name) for name in names]]
+    np.testing.assert_array_equal(found, np.stack([np.broadcast_to(one, all_.shape), all_], 1))
+
+
+def test_coefficients_of_two_numbers_of_solutions_are_refused(poisson: FamilyCard):
+    """Two fields of one and three of the other make no pairs."""
+    with pytest.raises(ConfigFault, match="a, f must be given once or for each of 3 solutions"):
+        pose(poisson, None, {"a": values(2, 8, 6), "f": values(3, 8, 6)}, None, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("q", [-0.1, 1.1, np.nan])

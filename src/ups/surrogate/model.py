@@ -23,6 +23,7 @@ from ups.surrogate.problem import (
     check_ensemble,
     check_steps,
     find_family,
+    first_coefficient,
     is_whole,
     pose,
     why_outside,
@@ -215,7 +216,7 @@ class Model:
         Raises:
             ConfigFault: as `predict`.
         """
-        given = u_0 if u_0 is not None else next(iter(arguments.values()), None)
+        given = first_coefficient(family, self.cards, arguments) if u_0 is None else u_0
         card = self.cards[find_family(family, self.cards, given)]
         problem = pose(card, u_0, arguments, dt, self._device)
         if u_before is not None and not self.has_history(card.name):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from numbers import Integral, Real
 from typing import Any
 
@@ -133,6 +134,12 @@ def find_family(name: str, cards: Mapping[str, FamilyCard], given: Array | None)
     raise ConfigFault(f"the model was not trained on {name!r}, only on {', '.join(cards)}{hint}")
 
 
+def first_coefficient(name: str, cards: Mapping[str, FamilyCard], arguments: dict[str, Any]) -> Array | None:
+    """The first argument that is a coefficient of a family, or of its variants; None without coefficients."""
+    known = [card.family.coefficients for variant, card in cards.items() if name in (variant, base_of(variant))]
+    return next((value for argument, value in arguments.items() if argument in chain(*known)), None)
+
+
 def pose(
     card: FamilyCard,
     u_0: Array | None,
@@ -230,19 +237,17 @@ def read_coefficients(
     """Coefficient fields (B, C, *grid) from arrays (*grid) or (B, *grid) by name."""
     if not fields:
         return None, form
-    num_axes, tensors = len(family.axes), []
-    for name, array in fields.items():
-        tensor, own = _read_coefficient(family, name, array, device)
-        form = form or own
-        tensors.append(tensor if tensor.ndim > num_axes else tensor[None])
+    read = [_read_coefficient(family, name, array, device) for name, array in fields.items()]
+    tensors = [tensor if tensor.ndim > len(family.axes) else tensor[None] for tensor, _ in read]
+    form = form or max((own for _, own in read), key=lambda own: own.batched)  # the first with trajectories, if any
     shapes = {tuple(tensor.shape[1:]) for tensor in tensors} | ({tuple(u.shape[2:])} if u is not None else set())
     if len(shapes) > 1:
         raise ConfigFault(
             f"u_0 and {', '.join(fields)} must be on the same grid, not on {' and '.join(map(str, shapes))}"
         )
-    batch = max(len(tensor) for tensor in (*tensors, *([u] if u is not None else [])))
-    if u is not None and any(len(tensor) not in (1, len(u)) for tensor in tensors):
-        raise ConfigFault(f"{', '.join(fields)} must be given once or for each of {len(u)} initial states")
+    batch, what = (max(map(len, tensors)), "solutions") if u is None else (len(u), "initial states")
+    if any(len(tensor) not in (1, batch) for tensor in tensors):
+        raise ConfigFault(f"{', '.join(fields)} must be given once or for each of {batch} {what}")
     return torch.stack([tensor.expand(batch, *tensor.shape[1:]) for tensor in tensors], 1), form
 
 
