@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import requests
+from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import OperationalError
 
 from tests.training.jobs import wait_until
@@ -70,6 +71,32 @@ def test_a_failed_upload_is_a_warning_without_password(
     tracking.log_results({"score": 1.0}, {}, tmp_path)
     (line,) = caplog.messages
     assert "the report of this run is not tracked: 403" in line and "//***@server" in line and "hidden" not in line
+
+
+@pytest.mark.parametrize("password", ["hidden", "hid/den", "hid@den", "hid?d#en"])
+def test_no_password_is_in_a_warning(store: MagicMock, caplog: pytest.LogCaptureFixture, password: str):
+    """Whatever its characters; the rest of the address is kept."""
+    address = f"postgresql://me:{password}@db.test/ml"
+    store.set_terminated.side_effect = MlflowException(f"no database at {address}: see its log")
+    tracking.close_run("FINISHED")
+    (line,) = caplog.messages
+    assert "no database at postgresql://***@db.test/ml: see its log" in line
+
+
+def test_lines_of_a_failed_request_are_sent_again(store: MagicMock, monkeypatch: pytest.MonkeyPatch):
+    """After the pause, with the lines since; until then the stage is degraded."""
+    clock, stage = 0.0, tracking.StageRun("operator", {"steps": 3}, "a key")
+    monkeypatch.setattr(tracking.time, "monotonic", lambda: clock)
+    lines = [json.dumps({"step": step, "time": 1.0, "loss": 1 / step}) for step in (1, 2, 3)]
+    store.log_batch.reset_mock()
+    store.log_batch.side_effect = [MlflowException("the store is away"), None]
+    stage.forward(lines[:2])
+    stage.forward(lines)
+    assert stage.state == "degraded" and store.log_batch.call_count == 1
+    clock += tracking.PAUSE_SECONDS
+    stage.forward(lines)
+    sent = [metric.step for metric in store.log_batch.call_args.kwargs["metrics"]]
+    assert stage.state == "ok" and sent == [1, 2, 3]
 
 
 def test_tables_that_cannot_be_made_are_a_warning(

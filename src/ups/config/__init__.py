@@ -48,7 +48,12 @@ def masked_value(value: Any) -> str:
     """A value for a message, without what came from the environment and the user and password of an address."""
     if any(text in FROM_ENVIRONMENT or masked(text) != text for text in _texts(value)):
         return "(a value of the environment)"
-    return re.sub(r"//[^\s'\"]*@", "//***@", repr(value))
+    return without_logins(repr(value))
+
+
+def without_logins(text: str) -> str:
+    """A text whose addresses have no user and password."""
+    return re.sub(r"//[^\s'\"]*@", "//***@", text)
 
 
 def masked(message: str) -> str:

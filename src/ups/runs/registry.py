@@ -13,6 +13,7 @@ import mlflow
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import log_model
 
+from ups.config import without_logins
 from ups.errors import ConfigFault, DataFault, StorageFault
 from ups.files import read_json, write_json
 from ups.runs import tracking
@@ -30,7 +31,7 @@ def _registry_may_fail(what: str, kind: type[DataFault | StorageFault]) -> Itera
     except MlflowException as error:
         uri, why = mlflow.get_tracking_uri(), str(error).partition("\n")[0]
         where = f"the MLflow store is {uri}, MLFLOW_TRACKING_URI names another"
-        raise kind(tracking.shown(f"{what}: {why}; {where}")) from error
+        raise kind(without_logins(f"{what}: {why}; {where}")) from error
 
 
 def register(name: str, bundle: Path, errors: dict[str, Any], example: dict[str, Any], weights: str) -> str:

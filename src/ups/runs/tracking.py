@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ups.config import without_logins
 from ups.files import private_lock, publish
 
 if TYPE_CHECKING:
@@ -62,12 +63,8 @@ def _store_may_fail(what: str) -> Iterator[None]:
         yield
     # OSError: artifacts that a server or a disk does not take; SQLAlchemyError: tables that cannot be made
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        log.warning("%s is not tracked: %s", what, shown(next(iter(str(error).splitlines()), type(error).__name__)))
-
-
-def shown(text: str) -> str:
-    """Text with addresses without user and password."""
-    return re.sub(r"//[^\s/@]*@", "//***@", text)
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        log.warning("%s is not tracked: %s", what, without_logins(why))
 
 
 def open_run(name: str, data_root: Path, tags: dict[str, str], params: dict[str, str]) -> None:
