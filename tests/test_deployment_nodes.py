@@ -19,7 +19,8 @@ from mlflow.exceptions import MlflowException
 
 import ups
 from tests.contents import assert_same
-from tests.untrained import make_loadable
+from tests.surrogate.conftest import CORRECTION
+from tests.untrained import make_corrector, make_loadable
 from ups.config import RegistrationConfig
 from ups.errors import ConfigFault, DataFault
 from ups.files import digest_of
@@ -42,7 +43,9 @@ def errors(factor: float) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Models of random weights."""
-    return load(make_loadable(tmp_path_factory.mktemp("models"), FAMILIES, count=5), device="cpu")
+    root = make_loadable(tmp_path_factory.mktemp("models"), FAMILIES, count=5)
+    make_corrector(root, {"advection_1d": {"consistency": CORRECTION}})
+    return load(root, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +145,16 @@ def test_a_wrong_request_is_refused(served: Any, request_: dict[str, Any], messa
         served.predict([request_])
 
 
+def test_mlflow_predicts_ensembles(served: Any, model: Model):
+    """A request with `members` is answered with their mean and standard deviation."""
+    request_ = {"family": "advection_1d", "u_0": U_0, "steps": 2, "members": 4, "seed": 3}
+    (answer,) = served.predict([request_])
+    ensemble = model.predict(**request_)
+    assert answer.keys() == {"mean", "std"} and ensemble.std.max() > 0
+    assert_same(answer["mean"], ensemble.mean)
+    assert_same(answer["std"], ensemble.std)
+
+
 def test_a_version_says_what_it_needs(first: str):
     """Signature, example, pinned requirements, its own source; no configuration, which may hold secrets."""
     folder = Path(mlflow.artifacts.download_artifacts(f"models:/ups/{first}"))
@@ -185,6 +198,11 @@ def test_all_versions_have_their_errors(first: str, model: Model, bundle: Path):
     found = registry.versions(CONFIG.name)
     assert found[first] == errors(1.0) and errors(1.5) in found.values()
     assert list(map(int, found)) == sorted(map(int, found)) and registry.versions("nobody") == {}
+
+
+def test_before_the_first_registration_there_is_no_champion(store: Path):
+    """Nor a version that the alias names."""
+    assert registry.champion("nobody", CONFIG.alias) is None and registry.version_of("nobody", CONFIG.alias) is None
 
 
 @pytest.mark.parametrize("uri", ["models:/ups@nobody", "models:/ups/999", "models:/other@champion", "models:/"])

@@ -93,7 +93,8 @@ def champion(name: str, alias: str) -> tuple[str, dict[str, Any]] | None:
 def version_of(name: str, alias: str) -> str | None:
     """The version that an alias names, None before the first registration; raises `DataFault` without a store."""
     with _registry_may_fail(f"{name}@{alias} cannot be read", DataFault):
-        aliases = tracking.client().get_registered_model(name).aliases
+        found = tracking.client().search_registered_models(f"name = '{name}'")
+    aliases = found[0].aliases if found else {}
     return str(aliases[alias]) if alias in aliases else None
 
 
