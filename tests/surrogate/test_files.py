@@ -24,7 +24,7 @@ from ups.data.trajectories import find_datasets
 from ups.errors import ConfigFault, DataFault
 from ups.surrogate import files
 from ups.surrogate.files import Job, Request
-from ups.surrogate.model import Model, load
+from ups.surrogate.model import Model, OutsideTraining, load
 
 TRAINED = ("advection_1d", "darcy_2d", "diffusion_reaction_2d", "incompressible_ns_2d")
 TRAINED_BETA = 0.4
@@ -133,6 +133,27 @@ def test_a_changed_request_starts_anew(root: Path, model: Model, tmp_path: Path,
     Job.of(model, source, target, other).run(seen.append)
     with pytest.raises(ConfigFault, match="exists"):
         Job.of(model, source, target, request("advection_1d")).run(seen.append)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_is_no_prediction_is_not_overwritten(root: Path, model: Model, tmp_path: Path, suffix: str):
+    """A target with other content, or an empty folder, exists: its name is to be changed, not a download repeated."""
+    source, target = raw_file(root, "advection_1d"), tmp_path / f"out{suffix}"
+    target.mkdir() if suffix == ".zarr" else target.write_bytes(b"notes")
+    with pytest.raises(ConfigFault, match="exists: delete it, or choose another name"):
+        Job.of(model, source, target, request("advection_1d")).run(lambda count: None)
+    assert target.is_dir() or target.read_bytes() == b"notes"
+
+
+def test_states_outside_of_training_are_a_warning(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of every batch, before the first step."""
+    monkeypatch.setattr(files, "BATCH_TOKENS", 1)
+    monkeypatch.setattr("ups.surrogate.model.why_outside", lambda problem, covered: f"max {problem.u_0.max():g}")
+    monkeypatch.setattr(model, "_coverage", {"advection_1d": "measured"})
+    np.save(tmp_path / "in.npy", np.float32([[1, 2], [3, 4]]).repeat(4, 1))
+    with pytest.warns(OutsideTraining) as seen:
+        Job.of(model, tmp_path / "in.npy", tmp_path / "out.npz", request("advection_1d"))
+    assert [str(each.message) for each in seen] == ["max 2", "max 4"] and not (tmp_path / "out.npz").exists()
 
 
 def test_changed_initial_states_are_another_request(model: Model, tmp_path: Path):

@@ -20,7 +20,7 @@ from ups.data.field_output import Content
 from ups.data.field_stores import REQUEST, Output, resumable
 from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
-from ups.errors import ConfigFault
+from ups.errors import ConfigFault, DataFault
 from ups.surrogate.bundle import models_of
 from ups.surrogate.model import Model
 from ups.surrogate.problem import Problem, check_ensemble, check_steps, find_family
@@ -136,8 +136,11 @@ class Job:
                 advance(len(rows))
 
     def _is_complete(self, digest: str) -> bool:
-        with open_fields(self.target, FAMILIES[self.request.family]) as file:
-            return file.attributes.get(REQUEST) == digest
+        try:
+            with open_fields(self.target, FAMILIES[self.request.family]) as file:
+                return file.attributes.get(REQUEST) == digest
+        except DataFault:  # the target holds something else
+            return False
 
     def _content(self, file: FieldFile) -> Content:
         first, request, family = self.first, self.request, self.first.card.family
