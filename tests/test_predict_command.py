@@ -33,6 +33,14 @@ def die_after_two(output, done):
 files.Output.complete = die_after_two
 main(sys.argv[1:-1])
 """
+WITHOUT_TORCH = """
+import sys
+from ups.commands import main
+try:
+    main(sys.argv[1:])
+finally:
+    assert "torch" not in sys.modules
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +60,20 @@ def ups(*arguments: object) -> Result:
     return CliRunner().invoke(main, list(map(str, arguments)))
 
 
-def test_the_command_starts_without_torch():
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "line"),
+    [
+        (("--help",), 0, "predict"),
+        (("predict", "--help"), 0, "--steps"),
+        (("predict", "a.npz", "b.npz"), 2, "Missing option '--family'"),
+        (("predict", "a.npz", "b.npz", "--family", "burgers_1d", "--nu", "x"), 2, "not a number"),
+        (("score", "a.npz", "--dataset", "b.h5", "--seed", "x"), 2, "not a valid integer"),
+    ],
+)
+def test_the_command_starts_without_torch(arguments: tuple[str, ...], exit_code: int, line: str):
     """`ups --help` and the checks of options import no torch."""
-    code = "import sys; from ups.commands import main; assert 'torch' not in sys.modules; main(['--help'])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert found.returncode == 0 and "predict" in found.stdout
+    found = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True)
+    assert found.returncode == exit_code and line in found.stdout + found.stderr
 
 
 def test_predict_and_score(root: Path, source: Path, tmp_path: Path):

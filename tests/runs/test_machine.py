@@ -215,6 +215,18 @@ def test_a_slow_contender_is_timed_once(monkeypatch: pytest.MonkeyPatch):
     assert called == ["solver", "model", "solver", "model", "model", "model"]
 
 
+def test_of_the_rounds_the_median_counts(monkeypatch: pytest.MonkeyPatch):
+    """One round that other programs slowed down changes no time, nor does the warm-up."""
+    clock, taken = 0.0, iter([3.0, 0.1, 0.2, 4.0, 0.3, 0.1])
+
+    def run() -> None:
+        nonlocal clock
+        clock += next(taken)
+
+    monkeypatch.setattr(machine, "now", lambda device: clock)
+    assert machine.in_turns({"model": run}, 5, torch.device("cpu"))["model"] == pytest.approx(0.2)
+
+
 def test_rate_of_a_matrix_product():
     """The rate is that of 2 n^3 operations, which a core does at more than 100 million and less than 10^14 a second."""
     assert 1e8 < processes.matmul_rate(torch.device("cpu"), "float32") < 1e14
