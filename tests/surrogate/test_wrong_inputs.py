@@ -224,6 +224,15 @@ def test_one_coefficient_holds_for_all_of_another(poisson: FamilyCard, names: st
     np.testing.assert_array_equal(found, np.stack([np.broadcast_to(one, all_.shape), all_], 1))
 
 
+def test_results_are_labelled_as_the_coefficient_of_most_solutions(poisson: FamilyCard):
+    """Not as one that holds for all of them."""
+    one = xr.DataArray(values(1, 8, 6), dims=("sample", "x", "y"), coords={"sample": [7]})
+    runs = xr.DataArray(values(3, 8, 6), dims=("run", "x", "y"), coords={"run": [1, 2, 3]})
+    for given in ({"a": one, "f": runs}, {"a": one[0], "f": runs}, {"a": runs, "f": one}):
+        form = pose(poisson, None, given, None, torch.device("cpu")).form
+        assert (form.batch, list(form.coordinates)) == ("run", ["run"])
+
+
 def test_coefficients_of_two_numbers_of_solutions_are_refused(poisson: FamilyCard):
     """Two fields of one and three of the other make no pairs."""
     with pytest.raises(ConfigFault, match="a, f must be given once or for each of 3 solutions"):

@@ -239,7 +239,7 @@ def read_coefficients(
         return None, form
     read = [_read_coefficient(family, name, array, device) for name, array in fields.items()]
     tensors = [tensor if tensor.ndim > len(family.axes) else tensor[None] for tensor, _ in read]
-    form = form or max((own for _, own in read), key=lambda own: own.batched)  # the first with trajectories, if any
+    form = form or max(read, key=lambda each: (each[1].batched, len(each[0])))[1]  # that with the most solutions
     shapes = {tuple(tensor.shape[1:]) for tensor in tensors} | ({tuple(u.shape[2:])} if u is not None else set())
     if len(shapes) > 1:
         raise ConfigFault(
