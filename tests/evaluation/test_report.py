@@ -17,7 +17,7 @@ from ups.data.card_text import Card, title_of
 from ups.data.families import Dataset
 from ups.errors import DataFault
 from ups.evaluation.report import Results, film_of, render
-from ups.evaluation.report_tables import ReportTable, Scores, overview, run_rows, worst_first
+from ups.evaluation.report_tables import ReportTable, Scores, corrector_rows, overview, run_rows, worst_first
 from ups.files import write_json
 
 DATASETS = {
@@ -201,6 +201,31 @@ def test_an_ensemble_is_judged_by_its_spread(spread: float | None, words: str):
     ]
     assert words in Scores(records, []).ensemble("2D_Darcy")
     assert "off" in Scores(METRICS[:1], []).ensemble("1D_Burgers")
+
+
+def candidate(crps: float | None, miscalibration: float, exceeded: str) -> dict:
+    """A tried correction with these scores and one exceeded limit."""
+    scores = {"crps": crps, "mean_crps": crps, "nrmse": 1.0, "high_band": 1.0, "miscalibration": miscalibration}
+    return {"method": "diffusion", "correction": {"num_steps": 8}, "exceeded": [exceeded]} | scores
+
+
+@pytest.mark.parametrize("worse", [(5.0, 0.1), (None, 0.1), (0.951, 0.9)], ids=["CRPS", "not finite", "calibration"])
+def test_a_corrector_that_is_off_has_the_scores_of_its_best_candidate(worse: tuple[float | None, float]):
+    """The best as for the choice, in either order; a method that was not tried has none."""
+    tried = [candidate(*worse, "max_crps"), candidate(0.949, 0.8, "max_miscalibration")]
+    decision = {"diffusion": {"mode": "off"}, "consistency": {"mode": "off"}}
+    for candidates in (tried, tried[::-1]):
+        best, untried = corrector_rows({"darcy_2d": {"decision": decision, "candidates": candidates}}).rows
+        assert best == ["darcy_2d", "diffusion", "off", "–", "0.949", "1", "1", "max_miscalibration"]
+        assert untried == ["darcy_2d", "consistency", "off", *["–"] * 4, "no teacher"]
+
+
+def test_a_corrector_that_is_on_has_its_own_scores():
+    """Those of the correction that was decided on, with its network evaluations."""
+    other, own = candidate(0.5, 0.1, "max_nrmse"), candidate(0.7, 0.1, "") | {"exceeded": []}
+    own["correction"] = {"mode": "sample", "num_steps": 16}
+    report = {"darcy_2d": {"decision": {"diffusion": own["correction"]}, "candidates": [other, own]}}
+    assert corrector_rows(report).rows == [["darcy_2d", "diffusion", "sample", "16", "0.7", "1", "1", "none"]]
 
 
 def test_tables_can_be_downloaded():

@@ -64,10 +64,8 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[bool, float, float]:
-        """Sort key, best first: those that qualify, then by mean CRPS ratio to two decimals, then by calibration."""
-        values = (round(self.mean_crps, 2), self.miscalibration)
-        crps, miscalibration = (math.inf if math.isnan(value) else value for value in values)
-        return not self.qualifies, crps, miscalibration
+        """Sort key, see `rank_of`."""
+        return rank_of(self.mean_crps, self.miscalibration, self.exceeded)
 
 
 @dataclass(frozen=True)
@@ -152,6 +150,16 @@ class Validation:
                 for (_, horizon), suite in suites.items()
             }
         return scores
+
+
+def rank_of(mean_crps: float | None, miscalibration: float | None, exceeded: list[str]) -> tuple[bool, float, float]:
+    """Sort key of a `Candidate`, best first: those that qualify, by mean CRPS to two decimals, then by calibration.
+
+    What is not finite, in reports None, comes last.
+    """
+    values = (mean_crps, miscalibration)
+    crps, spread = (math.inf if value is None or math.isnan(value) else value for value in values)
+    return bool(exceeded), round(crps, 2), spread
 
 
 def _values(scores: Scores, metric: str) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 from tabulate import tabulate
 
 from ups.data.pdebench import FAMILIES
+from ups.evaluation.corrector import rank_of
 from ups.evaluation.entries import comparable
 from ups.evaluation.predictions import HORIZONS, plain_method
 from ups.evaluation.tables import number, ratio
@@ -195,7 +196,7 @@ def corrector_rows(report: dict[str, Any]) -> ReportTable:
         for method, decision in entry["decision"].items():
             candidates = [c for c in entry.get("candidates", []) if c["method"] == method]
             own = [c for c in candidates if c["correction"] == decision]
-            shown = own[0] if own else min(candidates, key=lambda c: len(c["exceeded"]), default=None)
+            shown = own[0] if own else min(candidates, key=_rank, default=None)
             steps = str(decision["num_steps"]) if own else ABSENT
             ratios = [number(shown[key]) for key in ("crps", "nrmse", "high_band")] if shown else [ABSENT] * 3
             untried = "no teacher" if entry.get("candidates") else "too few validation trajectories"
@@ -207,6 +208,10 @@ def corrector_rows(report: dict[str, Any]) -> ReportTable:
         "No teacher: the consistency model is not tried where diffusion is off."
     )
     return ReportTable("correctors", "Correctors", columns, rows, note)
+
+
+def _rank(candidate: dict[str, Any]) -> tuple[bool, float, float]:
+    return rank_of(*(candidate[key] for key in ("mean_crps", "miscalibration", "exceeded")))
 
 
 def gate_rows(gates: Records) -> ReportTable:
