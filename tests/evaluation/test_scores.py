@@ -1,9 +1,11 @@
 """Which fields have a drift of their integral, and what counts as the time and the cost of a method."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,8 +69,9 @@ def test_figures_have_the_mean_error_and_spectrum_over_trajectories():
     assert factor == pytest.approx((1.5**2 + 2.5**2) / 2)
 
 
-def test_a_method_costs_all_that_it_builds_on(monkeypatch: pytest.MonkeyPatch):
-    """Every method contains its codec, a corrector also the operator and the steady model, a student its teacher."""
+@pytest.fixture
+def costs_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """`costs_of(surrogate, compiled=)` are the costs of `PARAMETERS`: two per second, four per second of a core."""
     weights = {stage: {"w": torch.zeros(count)} for stage, count in PARAMETERS.items()}
     monkeypatch.setattr(costs, "load", lambda path: {"weights": weights[path.parent.name]})
     monkeypatch.setattr(costs, "training_seconds", lambda path: PARAMETERS[path.name] / 2)
@@ -77,11 +80,33 @@ def test_a_method_costs_all_that_it_builds_on(monkeypatch: pytest.MonkeyPatch):
     times = dict.fromkeys(("operator", "steady", "diffusion", "consistency", "fno"), 1.0)
     monkeypatch.setattr(costs, "milliseconds_per_snapshot", lambda *_: times)
     stages = {stage: {"path": stage} for stage in PARAMETERS}
-    trained = SimpleNamespace(stages=stages, data_root=Path(), surrogate=lambda _: None, cache=lambda: None)
-    methods = costs.total_costs(trained, {}, {}, None, "cpu", Path(), compiled=False)["methods"]
+
+    def total(surrogate: object = None, *, compiled: bool = False) -> dict[str, Any]:
+        trained = SimpleNamespace(stages=stages, data_root=Path(), surrogate=lambda _: surrogate, cache=lambda: None)
+        return costs.total_costs(trained, {}, {}, None, "cpu", Path(), compiled=compiled)
+
+    return total
+
+
+def test_a_method_costs_all_that_it_builds_on(costs_of: Callable[..., dict[str, Any]]):
+    """Every method contains its codec, a corrector also the operator and the steady model, a student its teacher."""
+    methods = costs_of()["methods"]
     expected = {"operator": 11, "steady": 101, "diffusion": 1111, "consistency": 11_111}
     assert {name: method["parameters"] for name, method in methods.items()} == expected
     assert {name: 2 * method["training_seconds"] for name, method in methods.items()} == expected
+
+
+def test_our_training_is_that_of_codec_operator_and_steady_model(costs_of: Callable[..., dict[str, Any]]):
+    """Seconds and CPU seconds of 111 parameters, without the correctors, which FNO and U-Net do not have."""
+    assert costs_of()["training"] == {"ours": {"wall": 111 / 2, "cpu": 111 / 4}}
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_models_are_compiled_on_request(costs_of: Callable[..., dict[str, Any]], compiled: bool):
+    """Once before times are measured, or not at all, as the costs say."""
+    calls = []
+    found = costs_of(SimpleNamespace(compile=lambda: calls.append(True)), compiled=compiled)
+    assert len(calls) == found["compiled"] == compiled
 
 
 def test_times_are_those_of_one_snapshot_of_one_trajectory(monkeypatch: pytest.MonkeyPatch):
