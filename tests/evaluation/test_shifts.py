@@ -1,6 +1,7 @@
 """Shifted trajectories, their errors, and what a warning is worth."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from tests.evaluation.test_external import LAUNCH
 from tests.untrained import receipt
 from ups.config import ShiftsConfig
 from ups.data.families import Dataset
+from ups.evaluation.scores import held_out
 from ups.evaluation.shifts import (
     AUROC,
+    Case,
     Shift,
     compressed,
     errors_of_case,
@@ -23,7 +26,9 @@ from ups.evaluation.shifts import (
     simulate_case,
     summarize,
 )
+from ups.metrics.errors import nRMSE
 from ups.pipelines.studies import score_shifts
+from ups.surrogate.surrogate import Setting, Surrogate
 from ups.surrogate.trained import Trained
 
 FACTORS = {"parameters": [0.5], "amplitudes": [3.0], "wavenumbers": [2], "noises": [0.3]}
@@ -123,17 +128,38 @@ def test_every_shift_is_scored(trained: Path):
     assert text == shifts_text(found["summary"]) and text.count("\n|") == len(found["summary"]) + 2
 
 
+def case_and_step(trained: Path, family: str) -> tuple[Surrogate, Case, Callable[[Tensor], Tensor]]:
+    """The models, two trajectories of a family without shift, and the step of their operator or steady model."""
+    stages = {stage: receipt(trained, stage) for stage in ("codec", "operator", "steady")}
+    models = Trained(receipt(trained, "latent_cache"), stages, trained)
+    (each,) = (each for each in held_out(models.cache(), trained / "01_raw") if each.dataset.family == family)
+    model, case = models.surrogate("cpu"), simulate_case(each.dataset, Shift("none", 1.0), 2, seed=0)
+    given = model.encode(case.u[:, 0], family)[..., :0]
+    if case.coefficients is not None:
+        given = model.encode(case.coefficients, family, "coefficients")
+    condition = torch.tensor(each.condition).expand(2, -1)
+    return model, case, model.plain_step(Setting(family, each.domain, given, condition))
+
+
+@torch.no_grad()
 def test_an_error_is_that_of_the_rollout(trained: Path):
-    """Steps one by one from the encoded initial state, compared in physical units."""
-    stages = {stage: receipt(trained, stage) for stage in ("codec", "operator")}
-    model = Trained(receipt(trained, "latent_cache"), stages, trained).surrogate("cpu")
-    entries = receipt(trained, "datasets")["datasets"].values()
-    dataset = Dataset.from_json(next(entry for entry in entries if entry["family"] == "advection_1d"))
-    case = simulate_case(dataset, Shift("none", 1.0), 2, seed=0)
-    exact = replace(case, u=case.u[:, :1].expand_as(case.u))
+    """Steps one by one from the encoded initial state, compared in physical units with the snapshots after it."""
+    model, case, step = case_and_step(trained, "advection_1d")
+    z, expected = model.encode(case.u[:, 0], "advection_1d"), []
+    for u_ref in case.u[:, 1:].split(1, dim=1):
+        z = step(z)
+        expected.append(nRMSE(model.decode(z, "advection_1d")[:, None], u_ref))
     errors = errors_of_case(model, case, (True,), torch.device("cpu"))
-    assert errors.shape == (2,) and (errors > 0).all()
-    assert not torch.allclose(errors, errors_of_case(model, exact, (True,), torch.device("cpu")))
+    assert torch.allclose(errors, torch.stack(expected).mean((0, 2, 3)))
+
+
+@torch.no_grad()
+def test_an_error_of_a_steady_family_is_that_of_the_solution(trained: Path):
+    """One step from zero with the encoded coefficients, compared in physical units."""
+    model, case, step = case_and_step(trained, "darcy_2d")
+    solution = model.decode(step(torch.zeros_like(model.encode(case.u[:, 0], "darcy_2d"))), "darcy_2d")
+    errors = errors_of_case(model, case, (False, False), torch.device("cpu"))
+    assert torch.allclose(errors, nRMSE(solution[:, None], case.u).mean((1, 2)))
 
 
 ROW = {"family": "burgers_1d", "dataset": "b", "parameter": None, "factor": 1.0}

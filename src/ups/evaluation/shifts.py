@@ -151,7 +151,7 @@ def errors_of_case(surrogate: Surrogate, case: Case, periodic: tuple[bool, ...],
 def score_shifts(
     trained: Trained, coverage: dict[str, Any], config: ShiftsConfig, launch: LaunchConfig
 ) -> dict[str, Any]:
-    """{"records"}: per dataset and shift the errors, scores and warnings of its trajectories, and the usual error.
+    """{"records"}: per dataset and shift the errors, scores and warnings of its trajectories, and reasons to warn.
 
     A dataset's first record is of trajectories without shift; families without a solver are left out.
 
