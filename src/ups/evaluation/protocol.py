@@ -36,7 +36,8 @@ def score_protocol(
 ) -> list[dict[str, Any]]:
     """Records of the published FNO, trained on the trajectories `train`, and of the surrogate's plain method.
 
-    Both predict what follows the first `initial_step` snapshots; the surrogate sees only the last of them.
+    Both predict what follows the first `initial_step` snapshots; the surrogate sees only the last of them, and the one
+    before it where the family has a history.
 
     Raises:
         ConfigFault: no snapshot follows them, or a steady family has not one coefficient per field.
@@ -124,7 +125,7 @@ def _predict(model: nn.Module, u: Tensor, points: Tensor, initial_step: int, bat
 
 @torch.no_grad()
 def predict_plain(surrogate: Surrogate, u: Tensor, test: TrajectorySet, initial_step: int) -> Tensor:
-    """Rollout of operator or steady model from the snapshot `initial_step` - 1 of u (B, T, C, *grid)."""
+    """Rollout of operator or steady model from the first `initial_step` snapshots of u (B, T, C, *grid)."""
     family, predicted = test.dataset.family, []
     condition = torch.tensor([test.condition], device=u.device)
     with TrajectoryReader(test.folder, test.dataset) as reader:
