@@ -294,6 +294,26 @@ def test_every_limit_of_the_student_counts(decide: Callable[..., dict], limit: d
     assert decision["report"][FAMILY]["accept"]["accepted"] is False
 
 
+def test_the_wall_time_is_that_of_the_teacher_over_that_of_the_student(
+    decide: Callable[..., dict], monkeypatch: pytest.MonkeyPatch
+):
+    """A clock that counts network evaluations gives a step of the teacher 16 and one of the student 1."""
+    evaluations = []
+
+    def counted(denoise: Denoise) -> Denoise:
+        return lambda x, sigma: evaluations.append(sigma) or denoise(x, sigma)
+
+    def count(run: Callable[[], Tensor]) -> int:
+        before = len(evaluations)
+        run()
+        return len(evaluations) - before
+
+    monkeypatch.setattr(corrector, "in_turns", lambda runs, *_: {name: count(run) for name, run in runs.items()})
+    config = CONFIG.model_copy(update={"refine": [], "noise_correlations": [0.0], "residual_scales": []})
+    decision = decide(fresh(1.0, 0.5), counted(BIASED), counted(flow_end(1.0, 0.5)), config)
+    assert decision["report"][FAMILY]["accept"]["wall_time"] == 16.0
+
+
 def test_a_student_has_a_scale_of_its_own(decide: Callable[..., dict]):
     """A teacher of half the standard deviation is scaled by 1.4; its student of the exact one is not."""
     limits = {"max_nrmse": 2.0, "max_high_band": 3.0, "refine": [], "noise_correlations": [0.0]}
