@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.evaluation.conftest import unpadded
+from tests.evaluation.conftest import TRAINED, unpadded
 from tests.performance.conftest import kedro_run
 from tests.training.jobs import launched
+from tests.untrained import receipt
 from ups.evaluation import studies
 from ups.evaluation.studies import ablation_text, compare, compression_text
 from ups.files import read_json
+from ups.surrogate.trained import Trained
 
 
 def row(variant: str, seed: int, one_step: list[float | None], rollout: list[float | None]) -> dict[str, Any]:
@@ -80,6 +82,25 @@ def test_compression_is_relative_to_the_first_variant_of_the_same_family():
     assert "| rounded | 4 | 1.5 | 1.5 |" in lines
     assert "| a | rounded | | 0.003 | 4 | 0.003 | 0.001 | 0.15 (1.5) | 0.6 (1.5) | 9 |" in lines
     assert "| b | float32 | | | 1 | 1e-07 | | 0.2 (1) | 0.5 (1) | 9 |" in lines
+
+
+def test_the_ratio_of_compression_is_that_of_fields_to_latents(trained: Path, monkeypatch: pytest.MonkeyPatch):
+    """Bytes of float32 fields and coefficients over those of the files of latents; errors are those of the scores."""
+    latents, plain = receipt(trained, "latent_cache"), dict.fromkeys(TRAINED, "operator") | {"darcy_2d": "steady"}
+    records = [
+        {"family": family, "method": method, "metric": "nRMSE", "horizon": horizon, "value": value}
+        for family in TRAINED
+        for method, values in (("codec", (0.1, 0.4)), (plain[family], (0.2, 0.3)))
+        for horizon, value in zip(("one_step", "rollout"), values, strict=True)
+    ]
+    monkeypatch.setattr(studies, "score_sets", lambda *_: records)
+    models = Trained(latents, {stage: receipt(trained, stage) for stage in ("codec", "operator", "steady")}, trained)
+    found = studies.score_compression(Path(), models, None, launched(), trained / "01_raw")["rows"]
+    rows = {row["family"]: row for row in found}
+    for family, name, num_values in (("advection_1d", "1D_Advection*", 5 * 8), ("darcy_2d", "2D_Darcy*", 2 * 8 * 6)):
+        shards = [path for path in (trained / latents["path"]).glob(f"{name}/*/c/**/*") if path.is_file()]
+        assert rows[family]["ratio"] == 5 * num_values * 4 / sum(path.stat().st_size for path in shards)
+    assert all((row["codec_error"], row["one_step"], row["rollout"]) == (0.1, 0.2, 0.3) for row in found)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -54,14 +55,19 @@ def test_the_means_are_those_of_the_training_split(trained: Path, measured: dict
         assert [found["low"][0], found["high"][0]] == pytest.approx([expected.min(), expected.max()], abs=1e-5)
 
 
-def test_parameters_range_over_the_datasets_of_a_family(tmp_path: Path):
-    """Two files of Burgers' equation give the range of their viscosities."""
+def test_parameters_and_time_steps_range_over_the_datasets_of_a_family(tmp_path: Path):
+    """Two files of Burgers' equation give the range of their viscosities and time steps."""
     (tmp_path / "01_raw").mkdir()
-    for nu in (0.01, 0.1):
-        name = f"1D_Burgers_Sols_Nu{nu}.hdf5"
-        write_file(tmp_path / "01_raw", "burgers_1d", name, count=5, edit=lambda file, nu=nu: file.attrs.update(Nu=nu))
+    for nu, dt in ((0.01, 0.5), (0.1, 0.25)):
+
+        def edit(file: h5py.File, nu: float = nu, dt: float = dt) -> None:
+            file.attrs["Nu"] = nu
+            file["t-coordinate"][:] = dt * np.arange(6)
+
+        write_file(tmp_path / "01_raw", "burgers_1d", f"1D_Burgers_Sols_Nu{nu}.hdf5", count=5, edit=edit)
     make_root(tmp_path, ("operator",))
-    assert measure(tmp_path)["burgers_1d"]["parameters"] == {"nu": [0.01, 0.1]}
+    found = measure(tmp_path)["burgers_1d"]
+    assert found["parameters"] == {"nu": [0.01, 0.1]} and found["dt"] == [0.25, 0.5]
 
 
 def records(*errors: float | None, method: str = "operator", horizon: str = "rollout") -> dict[str, Any]:

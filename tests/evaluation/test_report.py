@@ -44,6 +44,8 @@ METRICS = [
     record("2D_Darcy", "consistency", 0.06, mode="sample"),
     record("2D_Darcy", "consistency", 0.02, metric="CRPS"),
     record("2D_Darcy", "consistency", 0.95, metric="spread_skill"),
+    record("1D_Burgers", "codec", 0.01),
+    record("2D_Darcy", "codec", 0.01, low=None, high=None),
 ]
 VERDICT = {
     "passed": False,
@@ -130,6 +132,11 @@ def test_the_first_table_has_what_a_reader_looks_for(page: str):
         assert words in text
     assert text.index("Burgers 1D, ν = 0.01") < text.index("Darcy 2D")
     assert "<simulated>" in text and "<simulated>" not in page  # text of others is escaped
+
+
+def test_the_limits_name_the_datasets_without_intervals(page: str):
+    """Of the two datasets the one whose scores have none."""
+    assert "Too few trajectories for an interval: Darcy 2D." in Reader(page).text
 
 
 def test_every_figure_is_there_for_every_dataset(page: str):

@@ -67,8 +67,8 @@ def test_rollouts_are_those_of_the_search(method: str, num_members: int, waves: 
 
 
 @pytest.fixture(scope="module")
-def choices(models: Trained) -> dict[str, dict[str, Any]]:  # noqa: F811
-    """Those of a selection that is on wherever it can be, by another method for every family."""
+def selected(models: Trained) -> dict[str, Any]:  # noqa: F811
+    """A selection that is on wherever it can be, by another method for every family."""
     methods: Iterator[str] = iter(("best", "weighted", "beam") * 8)
 
     def decide(errors: dict, seed: int) -> dict[str, Any]:
@@ -78,9 +78,26 @@ def choices(models: Trained) -> dict[str, dict[str, Any]]:  # noqa: F811
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "decide", decide)
-        found = select_all(models, CONFIG, launched(), models.data_root / "01_raw")
-    assert {choice["method"] for choice in found["choices"].values()} == {"best", "weighted", "beam"}
-    return json.loads(json.dumps(found["choices"]))
+        return select_all(models, CONFIG, launched(), models.data_root / "01_raw")
+
+
+@pytest.fixture(scope="module")
+def choices(selected: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Its choices."""
+    assert {choice["method"] for choice in selected["choices"].values()} == {"best", "weighted", "beam"}
+    return json.loads(json.dumps(selected["choices"]))
+
+
+def test_gains_are_confirmed_on_the_test_split(selected: dict[str, Any]):
+    """The test gains of a family of one dataset are differences between the errors that its test records have."""
+    for family, decision in selected["families"].items():
+        of_test = [r for r in selected["records"] if (r["family"], r["split"]) == (family, "test")]
+        error = {(r["method"], r["num_members"]): r["nRMSE"] for r in of_test}
+        chosen = decision["method"], decision["num_members"]
+        rivals = {"mean": ("mean", decision["num_members"]), "single": ("single", 1), "operator": ("operator", 1)}
+        expected = {name: {"value": pytest.approx(error[rival] - error[chosen])} for name, rival in rivals.items()}
+        assert decision["test_gains"] == expected
+        assert decision["test_num_initial_conditions"] == of_test[0]["num_trajectories"]
 
 
 def test_evaluation_scores_what_selection_has_chosen(

@@ -1,7 +1,7 @@
 """Violations are zero for what obeys the physics and measure what does not."""
 
 from dataclasses import replace
-from math import pi
+from math import pi, sin
 
 import pytest
 import torch
@@ -108,6 +108,17 @@ def test_sorption_asks_for_its_ghost_values():
     u = (1 - slope * torch.arange(1, 9, dtype=torch.float64)).expand(1, 2, 1, 8)
     assert violations(dataset("diffusion_sorption_1d"), u, u[:, 0])["boundary"].max() < 1e-12
     assert violations(dataset("diffusion_sorption_1d"), u.flip(-1), u[:, 0])["boundary"].max() > 0.1
+
+
+def test_divergence_is_that_of_a_wave_over_its_cells():
+    """A wave sin(2 pi x / L) has a slope of sin(2 pi dx / L) / dx times its RMS; the longer edge of a cell is 2 dx."""
+    s = (torch.arange(16, dtype=torch.float64) + 0.5) / 16
+    wave = (2 * pi * s).sin()[:, None].expand(16, 8)
+    u = torch.stack((wave, 0 * wave, 0 * wave + 1))[None, None].expand(1, 2, -1, -1, -1)
+    for length in (1.0, 3.0):
+        flow = replace(dataset("incompressible_ns_2d"), grid=(16, 8), lengths=(length, length))
+        found = violations(flow, u, u[:, 0])["divergence"]
+        torch.testing.assert_close(found, torch.full_like(found, 2 * sin(2 * pi / 16)))
 
 
 def test_noise_raises_the_residual():
