@@ -95,8 +95,9 @@ def test_latents_that_are_not_on_disk_are_the_same(tmp_path: Path, datasets: dic
     disk, fly = (LatentCache.open(tmp_path / name, KEY) for name in ("disk", "fly"))
     assert not shards(tmp_path / "fly") and fly.datasets == disk.datasets
     encoded = fly.encoded_by(points_as_tokens)
-    for kind in ("fields", "coefficients"):
-        np.testing.assert_array_equal(encoded.read(DARCY, kind, 3), disk.read(DARCY, kind, 3))
+    for cache in (encoded, encoded.only("darcy_2d")):
+        for kind in ("fields", "coefficients"):
+            np.testing.assert_array_equal(cache.read(DARCY, kind, 3), disk.read(DARCY, kind, 3))
     np.testing.assert_array_equal(encoded.read(ADVECTION, "fields", 2, 1, 3), disk.read(ADVECTION, "fields", 2, 1, 3))
 
 
@@ -309,6 +310,7 @@ def test_number_of_open_maps_is_bounded(folder: Path, monkeypatch: pytest.Monkey
     first = [cache.read(ADVECTION, "fields", index).copy() for index in range(6)]
     for index in range(6):
         np.testing.assert_array_equal(cache.read(ADVECTION, "fields", index), first[index])
+    assert cache._arrays[ADVECTION, "fields"]._open.cache_info().currsize <= 2
 
 
 HOSTILE: list[tuple[str, object]] = [

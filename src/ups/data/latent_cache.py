@@ -160,7 +160,9 @@ class LatentCache:
     def only(self, *families: str) -> "LatentCache":
         """The same cache restricted to the datasets of `families`; the models' rows stay those of all families."""
         chosen = {name: entry for name, entry in self.datasets.items() if entry["dataset"]["family"] in families}
-        return LatentCache(self.folder, self.manifest | {"datasets": chosen})
+        cache = LatentCache(self.folder, self.manifest | {"datasets": chosen})
+        cache._arrays = {place: self._arrays[place] for place in cache._arrays}  # those of `encoded_by` too
+        return cache
 
     @property
     def on_disk(self) -> bool:
