@@ -140,6 +140,23 @@ def test_equal_constant_states_stay_together(write, tmp_path):
         assert len(splits["test"]) >= 2
 
 
+def test_equal_constant_states_of_two_files_stay_together(write, tmp_path):
+    """Files of one family whose trajectories 1 and 4 start from the same constant have both in one split."""
+
+    def level(index: int):
+        def edit(file: h5py.File) -> None:
+            for name in ("density", "pressure", "Vx"):
+                file[name][index, 0] = 1
+
+        return edit
+
+    one = write("compressible_ns_1d", count=9, edit=level(1)).stem
+    other = write("compressible_ns_1d", "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5", count=9, edit=level(4)).stem
+    for seed in range(8):
+        splits = split_folder(tmp_path, seed)
+        assert place(splits[one], 1) == place(splits[other], 4)
+
+
 def test_copied_batch_files_stay_together(write, tmp_path):
     """A byte copy of an incompressible Navier-Stokes file, as there are 24, adds no trajectory to other splits."""
     paths = [write("incompressible_ns_2d", f"ns_incom_inhom_2d_8-{k}.h5", count=3) for k in range(3)]

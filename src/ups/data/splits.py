@@ -79,15 +79,15 @@ def _initial_state_keys(reader: TrajectoryReader, index: int) -> Iterator[tuple]
     continue one random stream.
     """
     family = reader.family
+    stream = family.initial_conditions or family.name
     if family.layout != "batch":
-        block = family.initial_condition_block or 2**63
-        yield family.initial_conditions or family.name, reader.published_position(index) % block
+        yield stream, reader.published_position(index) % (family.initial_condition_block or 2**63)
     fields = reader.read_coefficients(index) if family.steady else reader.read(index, 0, 1)[0]
     fields = fields + np.float32(0)  # -0 and 0 are the same state
     for field in fields:
         if field.min() != field.max():  # a constant identifies no state: turbulence starts with density = pressure = 1
             yield ("field", hashlib.sha256(field.tobytes()).digest())
-    yield "state", reader.dataset.name, hashlib.sha256(fields.tobytes()).digest()
+    yield "state", stream, reader.dataset.grid, hashlib.sha256(fields.tobytes()).digest()
 
 
 def _divide(
