@@ -174,6 +174,34 @@ def test_chosen_trajectories_arrive(serve, write, tmp_path, local, family, posit
             assert np.array_equal(a.read_coefficients(i), b.read_coefficients(position))
 
 
+def test_other_trajectories_of_the_same_number_are_refused(serve, write, tmp_path, local):
+    """Of more ranges than the marker names, those asked for are told from others; a card shows such a marker."""
+    whole, server = write("darcy_2d", count=60), serve(tmp_path)
+    even, odd = range(0, 50, 2), range(1, 51, 2)
+    small = fetch(server, whole, local, positions=even)
+    assert read_marker(small).startswith("trajectories 25 chosen ones (SHA-256 ")
+    assert fetch(server, whole, local, positions=even) == small
+    with pytest.raises(DataFault, match=r"is trajectories 25 chosen ones .*; delete it to fetch it anew"):
+        fetch(server, whole, local, positions=odd)
+
+
+def test_a_fetch_goes_on_with_the_same_trajectories_alone(serve, write, tmp_path, local):
+    """What has arrived of other trajectories of the same number is not continued."""
+    whole, server = write("darcy_2d", count=60, grid=(32, 32)), serve(tmp_path)
+
+    def stop(num_bytes: int, left: list[int] = []) -> None:  # noqa: B006
+        left.append(num_bytes)
+        if sum(left) > whole.stat().st_size / 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(server, whole, local, positions=range(0, 50, 2), advance=stop)
+    assert list(local.glob("*.part"))
+    small = fetch(server, whole, local, positions=range(1, 51, 2))
+    with h5py.File(small) as part, h5py.File(whole) as full:
+        assert np.array_equal(part["tensor"], full["tensor"][1:51:2])
+
+
 @pytest.mark.parametrize("positions", [[], [-1, 2], [2, 1], [1, 1]])
 def test_bad_positions_are_refused(serve, write, tmp_path, local, positions):
     """Positions must increase from 0 on."""

@@ -4,6 +4,7 @@ h5py reads the remote structure in a child process: coordinates, attributes, byt
 is written in two parts: its trajectories as plain bytes, and its HDF5 structure, which h5py builds in memory.
 """
 
+import hashlib
 import io
 import math
 import os
@@ -36,7 +37,7 @@ from ups.errors import ConfigFault, DataFault
 from ups.files import storage_faults
 
 MARKER = "ups_partial"  # attribute with the origin of a partial file
-MARKER_PATTERN = r"trajectories ([\d,-]+|\d+ chosen ones) of \d+ of [\w.+-]+, MD5 \w+"
+MARKER_PATTERN = r"trajectories ([\d,-]+|\d+ chosen ones( \(SHA-256 [0-9a-f]{16}\))?) of \d+ of [\w.+-]+, MD5 \w+"
 MAX_RANGES_NAMED = 20
 MAX_ATTRIBUTE_BYTES = 2**12
 MAX_FRAME_BYTES = 2**24  # of coordinates, attributes and structure of the small file, unpacked
@@ -190,7 +191,9 @@ def read_marker(path: Path) -> str | None:
 
 def _marker(positions: Sequence[int], total: int | str, file: PublishedFile) -> str:
     ranges = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in _ranges(positions)]
-    named = ",".join(ranges) if len(ranges) <= MAX_RANGES_NAMED else f"{len(positions)} chosen ones"
+    named = ",".join(ranges)
+    if len(ranges) > MAX_RANGES_NAMED:
+        named = f"{len(positions)} chosen ones (SHA-256 {hashlib.sha256(named.encode()).hexdigest()[:16]})"
     return f"trajectories {named} of {total} of {file.name}, MD5 {file.md5}"
 
 
