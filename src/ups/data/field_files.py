@@ -3,7 +3,7 @@
 HDF5 and NetCDF, zarr, npz and npy. Arrays are named after the fields, or a single one holds them all:
 
 - a field: (*grid), (N, *grid), (N, T, *grid) or, of an ensemble, (N, M, T, *grid), of steady ones (N, M, *grid);
-- a single array: (C, *grid), (N, C, *grid) or (N, T, C, *grid), of one field also as above;
+- a single array: (C, *grid), (N, C, *grid) or (N, T, C, *grid), of one field also without C, but no ensemble;
 - HDF5 also has PDEBench's layouts.
 
 Coefficients (N, *grid) and parameters of the PDE, as an attribute or an array () or (N,), have their names.
@@ -36,10 +36,10 @@ REMEDY = "give an array for each field, or a single one; see `ups predict --help
 
 @dataclass(frozen=True)
 class Stored:
-    """An array in a file, of which `read(index)` reads a part as float32."""
+    """An array in a file, of which `read(index)` reads a part, as float32 or another `dtype`."""
 
     shape: tuple[int, ...]
-    read: Callable[[tuple[Any, ...]], np.ndarray]
+    read: Callable[..., np.ndarray]
     axes: tuple[str, ...] | None = None  # their names, where the file has them
 
 
@@ -137,8 +137,8 @@ def _open_arrays(path: Path) -> Iterator[tuple[dict[str, Stored], Mapping[str, A
 def _of_hdf5(file: h5py.File) -> dict[str, Stored]:
     opened, arrays = lru_cache(NUM_OPEN)(partial(open_dataset, file)), {}
 
-    def read(path: str, index: Any) -> np.ndarray:
-        return read_array(opened(path), opened(path).ndim, index)
+    def read(path: str, index: Any, dtype: type[np.floating] = np.float32) -> np.ndarray:
+        return read_array(opened(path), opened(path).ndim, index, dtype)
 
     for name in list_names(file):
         is_group = kind_of(file, name) is h5py.Group
@@ -151,7 +151,7 @@ def _of_hdf5(file: h5py.File) -> dict[str, Stored]:
 
 
 def _plain(array: Any, axes: tuple[str, ...] | None = None) -> tuple[Stored, str]:
-    return Stored(array.shape, lambda index: np.asarray(array[index], dtype=np.float32), axes), array.dtype.kind
+    return Stored(array.shape, lambda index, dtype=np.float32: np.asarray(array[index], dtype), axes), array.dtype.kind
 
 
 def _of_numpy(path: Path) -> tuple[dict[str, tuple[Stored, str]], Mapping[str, Any]]:
@@ -277,7 +277,7 @@ def _stacked(path: Path, stored: Stored, family: Family) -> dict[str, Field]:
 
 
 def _times(arrays: dict[str, Stored]) -> np.ndarray | None:
-    stated = next((stored.read(()) for name, stored in arrays.items() if name in (*TIMES, "t-coordinate")), None)
+    stated = next((arrays[name].read((), np.float64) for name in arrays if name in (*TIMES, "t-coordinate")), None)
     return None if stated is None or stated.size < 2 else stated.reshape(-1, stated.shape[-1])[0]
 
 
