@@ -142,6 +142,37 @@ def test_a_zarr_that_could_run_code_is_refused(tmp_path: Path):
             file.rmdir() if file.is_dir() else file.unlink()
 
 
+@pytest.mark.parametrize("name", ["attributes", "node_type"])
+def test_names_of_arrays_hide_no_code(tmp_path: Path, name: str):
+    """Where the metadata of all arrays are together, an array may have the name of a part of metadata."""
+    group = zarr.open_group(tmp_path / "in.zarr", mode="w", zarr_format=3)
+    for each in (name, "attributes"):
+        group.create_array(each, data=U, overwrite=True)
+    zarr.consolidate_metadata(group.store)
+    metadata = json.loads((tmp_path / "in.zarr/zarr.json").read_text())
+    metadata["consolidated_metadata"]["metadata"]["attributes"]["codecs"] = [{"name": "numcodecs.pickle"}]
+    (tmp_path / "in.zarr/zarr.json").write_text(json.dumps(metadata))
+    with (
+        pytest.raises(DataFault, match=r"the codec 'numcodecs.pickle' is not read"),
+        open_fields(tmp_path / "in.zarr", KDV),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_attributes_may_have_the_names_of_codecs(tmp_path: Path, version: int, consolidated: bool):
+    """What a user says of filters and codecs is no codec, of an array or of the whole store."""
+    path = write_zarr(version, tmp_path)
+    group = zarr.open_group(path, mode="a")
+    for each in (group, group["u"]):
+        each.attrs.update(filters=["none"], codecs=["of my own"], compressor={"id": "none"})
+    if consolidated:
+        zarr.consolidate_metadata(group.store)
+    with open_fields(path, KDV) as file:
+        np.testing.assert_array_equal(file.read(0, 0, slice(None))[:, 0], U[0])
+
+
 def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -276,6 +307,13 @@ def test_numbers_that_are_no_values_are_refused(tmp_path: Path, kind: str, encod
         inspect("describe_file", path=path, family="kdv_1d")
     with pytest.raises(DataFault, match=message), open_fields(path, KDV) as file:
         file.read(0, 0, slice(None))
+
+
+def test_times_of_initial_states_that_begin_late_keep_their_step(tmp_path: Path):
+    """In float32, seconds since 1970 would be a hundred apart."""
+    np.savez(tmp_path / "in.npz", u=U, t=1.7e9 + 60 * np.arange(U.shape[1]))
+    with open_fields(tmp_path / "in.npz", KDV) as file:
+        assert np.diff(file.times).tolist() == [60] * (U.shape[1] - 1)
 
 
 @pytest.mark.parametrize("suffix", ["npz", "hdf5"])

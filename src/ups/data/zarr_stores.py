@@ -93,7 +93,10 @@ def refuse_code(path: Path) -> None:
     for file in (each for each in files_of(path) if each.name in ("zarr.json", ".zarray", ".zmetadata")):
         if file.stat().st_size > MAX_METADATA_BYTES:
             raise ValueError(f"{file.name} is absurdly large")
-        unknown = sorted(_codecs_in(json.loads(file.read_bytes())) - CODECS)
+        metadata = json.loads(file.read_bytes())
+        if file.name == ".zmetadata":  # attributes of the user may have any names
+            metadata = [each for name, each in metadata["metadata"].items() if not name.endswith(".zattrs")]
+        unknown = sorted(_codecs_in(metadata) - CODECS)
         if unknown:
             raise ValueError(f"the codec {unknown[0]!r} is not read, only {', '.join(sorted(CODECS))}")
 
@@ -107,7 +110,9 @@ def _codecs_in(metadata: Any) -> set[str]:
     named = [*metadata.get("codecs", []), *metadata.get("index_codecs", []), *(metadata.get("filters") or [])]
     named += [metadata["compressor"]] if metadata.get("compressor") else []
     names = {str(codec.get("name", codec.get("id"))) if isinstance(codec, dict) else str(codec) for codec in named}
-    return names.union(*(_codecs_in(value) for key, value in metadata.items() if key != "attributes"))
+    # Those of a node, in zarr 3, are of the user; without a type of node it is an array of this name.
+    of_user = {"attributes"} if metadata.get("node_type") in ("array", "group") else set()
+    return names.union(*(_codecs_in(value) for key, value in metadata.items() if key not in of_user))
 
 
 def axes_of(array: Any) -> tuple[str, ...] | None:
