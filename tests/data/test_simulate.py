@@ -176,6 +176,17 @@ def test_group_files_store_y_before_x_for_reaction_diffusion(tmp_path):
         np.testing.assert_allclose(file["0001/grid/y"], -1 + (np.arange(8) + 0.5) / 4)
 
 
+def test_groups_are_read_in_the_order_of_the_trajectories(tmp_path):
+    """Trajectory 10,000 is read after 9,999: names have the digits of the last one."""
+    path = write(tmp_path, "diffusion_sorption_1d", num_snapshots=2, duration=0.01, first=9_998)
+    with h5py.File(path) as file:
+        assert list(file) == ["09998", "09999", "10000"]
+    dataset = find_datasets(tmp_path, [path.name])[path.stem]
+    u_0 = sample_initial_states("diffusion_sorption_1d", range(9_998, 10_001), (8,), 0)[0]
+    with TrajectoryReader(tmp_path, dataset) as reader:
+        np.testing.assert_array_equal(np.stack([reader.read(index)[0] for index in range(3)]), u_0)
+
+
 def test_groups_tell_their_equation(tmp_path):
     """The YAML text of a shallow-water group names the domain and the radius of its dam."""
     with h5py.File(write(tmp_path, "shallow_water_2d")) as file:

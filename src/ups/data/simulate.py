@@ -46,6 +46,10 @@ class SimulatedFile:
         """Coordinates of the cell centres by axis."""
         return dict(zip(self.family.axes, self.problem.box(self.grid).centres, strict=True))
 
+    def group(self, index: int) -> str:
+        """Name of the group of a trajectory; readers sort by name."""
+        return f"{index:0{max(4, len(str(self.indices[-1])))}d}"
+
     def rows(self, indices: range) -> slice:
         """Positions of a batch of trajectories in the file."""
         return slice(indices.start - self.indices.start, indices.stop - self.indices.start)
@@ -189,7 +193,7 @@ def _write_snapshot(file: h5py.File, content: SimulatedFile, indices: range, tim
             if content.family.stored_yx:
                 channels_last = channels_last.swapaxes(1, 2)
             for index, values in zip(indices, channels_last, strict=True):
-                file[f"{index:04d}/data"][time] = values
+                file[f"{content.group(index)}/data"][time] = values
         case "batch":
             file["velocity"][rows, time] = channels_last[..., :2]
             file["particles"][rows, time] = channels_last[..., 2:]
@@ -238,7 +242,7 @@ def _create_groups(file: h5py.File, content: SimulatedFile, indices: range, samp
     grid = content.grid[::-1] if content.family.stored_yx else content.grid
     shape = (content.num_snapshots, *grid, len(content.family.fields))
     for row, index in enumerate(indices):
-        group = file.create_group(f"{index:04d}")
+        group = file.create_group(content.group(index))
         group.attrs["config"] = _config(content, index, {name: float(values[row]) for name, values in sampled.items()})
         group.create_dataset("data", shape, "f4", track_times=False)
         for axis, centres in content.centres.items():
