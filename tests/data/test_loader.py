@@ -182,11 +182,13 @@ def test_early_steps_come_more_often(cache: LatentCache):
         assert shares == pytest.approx(expected, abs=0.02)
 
 
-def test_steady_samples_are_coefficients_and_solutions(cache: LatentCache):
-    """A steady sample is the solution as z_next, its own coefficients, and zero before it."""
+@pytest.mark.parametrize("history", [[], ["darcy_2d"]])
+def test_steady_samples_are_coefficients_and_solutions(cache: LatentCache, history: list[str]):
+    """A steady sample is the solution as z_next, its own coefficients, and zero before it, with a history too."""
     name = "2D_DarcyFlow_beta1.0_Train"
-    batch = LatentSamples(cache, "train").load("darcy_2d", np.array([2]))
-    assert batch.z.shape == batch.z_next.shape and not batch.z.any()
+    batch = LatentSamples(cache, "train", history=history).load("darcy_2d", np.array([2]))
+    assert batch.z.shape == batch.z_next.shape and not batch.state.any()
+    assert (batch.before is not None) == bool(history)
     np.testing.assert_array_equal(batch.z_next, cache.read(name, "fields", 4))
     np.testing.assert_array_equal(batch.coefficients, cache.read(name, "coefficients", 4))
 
