@@ -58,12 +58,13 @@ def test_written_arrays_are_read_back(tmp_path: Path, make: Callable[[np.ndarray
 
 
 def test_arrays_larger_than_a_block_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An HDF5 dataset, read in blocks of two snapshots, has the values of the array."""
+    """An HDF5 dataset, read in blocks of two snapshots, has the values of the array, also one of coordinates."""
     monkeypatch.setattr("ups.data.arrays.BLOCK_BYTES", 2 * 8 * NUM_POINTS)
     with h5py.File(tmp_path / "large.h5", "w") as file:
-        path = written(tmp_path, arrays={"u": file.create_dataset("u", data=U)})
+        u, x = file.create_dataset("u", data=U), file.create_dataset("x", data=X)
+        path = written(tmp_path, arrays={"u": u}, coordinates={"x": x})
     with h5py.File(path) as file:
-        assert file["u"][:] == pytest.approx(U.astype(np.float32))
+        assert file["u"][:] == pytest.approx(U.astype(np.float32)) and file["x"][:].tolist() == X.tolist()
 
 
 def test_steady_families_need_no_times(tmp_path: Path):
@@ -84,6 +85,13 @@ def test_pdebench_families_take_own_data(tmp_path: Path):
         assert reader.read(1)[:, 0] == pytest.approx(U[1].astype(np.float32))
     with pytest.raises(ConfigFault, match="diffusion_sorption_1d has a layout of PDEBench's own"):
         ups.write_dataset(tmp_path / "other.hdf5", "diffusion_sorption_1d", arrays, parameters={}, **steps)
+
+
+def test_a_pattern_of_file_names_is_part_of_the_definition(tmp_path: Path):
+    """A family of one's own with a pattern is read by a process that never saw it, whatever the name of the file."""
+    path = written(tmp_path, family=replace(KDV, file_pattern=r"waves_.*\.hdf5"))
+    found = inspect("find", folder=tmp_path, names=[path.name], subsample={"kdv_1d": {}}, definitions=[])["one"]
+    assert found["family"] == "kdv_1d"
 
 
 BAD_NAN = np.where(np.arange(4)[:, None, None] == 2, np.nan, U)
@@ -111,6 +119,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "grid of words": ({"coordinates": {"x": ["a"] * 32}}, "'x' has dtype <U1, expected real numbers"),
     "step backwards": ({"dt": -DT}, "'dt' is -0.02; expected a positive step"),
     "hyphen": ({"family": replace(KDV, name="kdv-1d")}, "would be a variant of a family; choose a name without hyphen"),
+    "PDEBench's name": ({"family": replace(KDV, name="burgers_1d")}, "PDEBench has a family burgers_1d with another"),
     "long formula": ({"family": replace(KDV, formulas=("u" * 20_000,))}, "the definition of kdv_1d is too long"),
     "one snapshot": ({"arrays": {"u": U[:, :1]}}, "one snapshot per trajectory"),
 }

@@ -36,9 +36,10 @@ def problems_of(family: "Family") -> Iterator[str]:
     if not _is_name(base_of(family.name)):
         yield "the name must be letters, digits and _, and not begin with a digit"
     names = ("fields", "axes", "parameters", "coefficients", "positive", "non_negative", "conserved", "vectors")
-    for option in (*names, "divergence_free", "positive_coefficients", "formulas"):
-        if not isinstance(getattr(family, option), tuple):
-            yield f"{option} is {getattr(family, option)!r}, expected a list of names"
+    names += ("divergence_free", "positive_coefficients", "formulas")
+    if no_lists := [option for option in names if not isinstance(getattr(family, option), tuple)]:
+        yield from (f"{option} is {getattr(family, option)!r}, expected a list of names" for option in no_lists)
+        return
     if family.axes not in (AXES[:1], AXES[:2], AXES):
         yield f"axes is {family.axes!r}, expected one of ('x',), ('x', 'y'), ('x', 'y', 'z')"
     if len(family.boundaries) != len(family.axes):
@@ -58,6 +59,8 @@ def problems_of(family: "Family") -> Iterator[str]:
             yield f"{text!r} is no text of one line"
     if family.layout == "tensor" and len(family.fields) != 1:
         yield f"layout 'tensor' has one field, not {family.fields}; use 'fields'"
+    if family.stored_yx and (family.layout != "groups" or family.axes != AXES[:2]):
+        yield "stored_yx is for layout 'groups' with the axes x and y; store (N, T, X, Y) and leave it out"
     if family.steady and not family.coefficients:
         yield "a steady family needs coefficients, the fields that its solution depends on"
 
@@ -69,23 +72,28 @@ def _problems_of_names(family: "Family") -> Iterator[str]:
     for name in all_names:
         if not _is_name(name):
             yield f"{name!r} is no name: letters, digits and _, no digit first, no word of Python such as lambda"
-        if name in RESERVED:
-            yield f"{name!r} has another meaning in files and in Model.predict; choose another name"
         if all_names.count(name) > 1:
             yield f"{name!r} is there twice; fields, coefficients and parameters need names of their own"
+    for name in sorted(RESERVED & {*map(str, all_names), *map(str, family.attributes.values())}):
+        yield f"{name!r} has another meaning in files and in Model.predict; choose another name"
     others = [name for name in family.parameters if name not in PARAMETERS]
     if len(others) > MAX_OTHER_PARAMETERS:
-        what = f"{len(others)} parameters besides {', '.join(PARAMETERS)}: {', '.join(others)}"
+        what = f"{len(others)} parameters besides {', '.join(PARAMETERS)}: {', '.join(map(str, others))}"
         yield f"{what}; at most {MAX_OTHER_PARAMETERS} fit, combine or leave out some"
     known = {"positive_coefficients": family.coefficients, "attributes": family.parameters}
     known |= dict.fromkeys(("positive", "non_negative", "conserved", "divergence_free"), family.fields)
-    known |= {"meanings": all_names, "units": (*all_names, *family.axes, "t")}
+    known |= {"meanings": all_names, "units": (*all_names, *family.axes, "t"), "boundary_names": BOUNDARIES}
     for option, expected in known.items():
-        if unknown := [name for name in getattr(family, option) if name not in expected]:
-            yield f"{option} has {unknown[0]!r}, expected some of {', '.join(expected)}"
-    for name in (name for vector in family.vectors for name in vector):
-        if name not in (*family.fields, *family.coefficients):
-            yield f"vectors has {name!r}, which is no field"
+        if unknown := [repr(name) for name in getattr(family, option) if name not in expected]:
+            choice = f"some of {', '.join(map(str, expected))}" if expected else "none"
+            yield f"{option} has {', '.join(unknown)}, expected {choice}"
+    for vector in family.vectors:
+        if not isinstance(vector, tuple) or len(vector) != len(family.axes):
+            yield f"vectors has {vector!r}, expected one name for each of the axes {', '.join(map(str, family.axes))}"
+            continue
+        for name in vector:
+            if name not in (*family.fields, *family.coefficients):
+                yield f"vectors has {name!r}, which is no field"
 
 
 def validated(kind: type["Family"], text: str, place: str) -> "Family":

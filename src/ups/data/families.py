@@ -109,9 +109,8 @@ class Family:
     def __post_init__(self) -> None:
         for entry in fields(self):
             object.__setattr__(self, entry.name, _as_tuple(getattr(self, entry.name)))
-        problem = next(problems_of(self), None)
-        if problem is not None:
-            raise ConfigFault(f"family {self.name}: {problem}")
+        if problems := dict.fromkeys(problems_of(self)):
+            raise ConfigFault(f"family {self.name}: {'; '.join(problems)}")
 
     @classmethod
     def from_json(cls, text: str, place: str) -> "Family":
@@ -179,27 +178,27 @@ class Families(dict[str, Family]):
     """Families by name, and their variants: datasets of one grid or boundary where a family has several.
 
     `compressible_ns_2d-512x512` is `compressible_ns_2d` with that name. Models treat variants as families of their own.
-    Families that `define` adds to those of the table are kept in the data root, where all processes of a run find them.
+    Families that `define` adds to those of the `table` are kept in the data root, where all processes find them.
     """
 
     def __init__(self, table: Iterable[Family]) -> None:
         super().__init__((family.name, family) for family in table)
-        self._table, self._stored = dict(self), set[str]()
+        self.table, self._stored = dict(self), set[str]()
 
     def define(self, *families: Family) -> None:
         """Add families, or replace what they were; a family of the table with another definition is a `ConfigFault`."""
         for family in families:
             self._stored.discard(family.name)
-            if family.name not in self._table:
+            if family.name not in self.table:
                 self[family.name] = family
-            elif self._table[family.name].digest != family.digest:
+            elif self.table[family.name].digest != family.digest:
                 what = f"family {family.name}: PDEBench has a family of this name with another definition"
                 raise ConfigFault(f"{what}; choose another name")
 
     @property
     def defined(self) -> list[Family]:
         """The families that are not in the table."""
-        return [family for name, family in self.items() if name not in self._table]
+        return [family for name, family in self.items() if name not in self.table]
 
     @property
     def given(self) -> list[Family]:

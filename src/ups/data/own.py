@@ -54,6 +54,9 @@ def write_dataset(
         raise ConfigFault(f"{path}: arrays is a {type(arrays).__name__}, expected arrays by name: {{'u': u}}")
     definition = json.dumps(family.definition)
     Family.from_json(definition, str(path))  # refuses what could not be read again, such as the name of a variant
+    if FAMILIES.table.get(family.name, family).digest != family.digest:
+        what = f"{path}: PDEBench has a family {family.name} with another definition"
+        raise ConfigFault(f"{what}; choose another name, or write {family.name!r} for PDEBench's")
     if len(definition) > MAX_LABEL_LENGTH:
         raise ConfigFault(f"{path}: the definition of {family.name} is too long: shorten its formulas and meanings")
     points = {name: _as_numbers(path, name, each) for name, each in (coordinates or {}).items()}
@@ -67,10 +70,10 @@ def write_dataset(
     with publish(path) as temporary:
         with create_file(temporary) as file:
             # Of PDEBench's families the name is enough.
-            file.attrs["family"] = definition if family.file_pattern is None else family.name
+            file.attrs["family"] = family.name if family.name in FAMILIES.table else definition
             file.attrs.update(attributes)
             for name, array in points.items():
-                file[name] = array
+                file[name] = array[()]
             for name, array in values.items():
                 _write(path, family, file.create_dataset(name, array.shape, np.float32), array)
         _check(path, family, temporary)
