@@ -158,6 +158,7 @@ def test_stress_has_the_viscosity_of_its_direction():
     change = viscous_change(W, 1 / 64, True, torch.tensor([[[0.3]]], dtype=torch.float64))[..., 0]
     eigenvalue = -((2 * 64 * torch.sin(torch.tensor(pi / 64))) ** 2)
     assert torch.allclose(change[2], 2 * 0.3 * eigenvalue * W[2, :, 0], atol=1e-5)
+    assert torch.allclose(change[1], 2 * 0.3 * (2 * pi) ** 2 * (4 * pi * x).cos(), atol=0.1)  # rho viscosity (v v_x)_x
     assert change[1].mean().abs() < 1e-12
     assert change[0].abs().max() == 0
 

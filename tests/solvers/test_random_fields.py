@@ -23,12 +23,23 @@ def test_fourier_fields_have_their_modes(num_axes):
     assert np.abs(F).mean() == pytest.approx(1.0)
 
 
-def test_fourier_fields_decay_with_the_wavenumber():
-    """On average amplitudes fall like |k|^(-1/2) in two dimensions: by 2 from the first to the last shell."""
-    power = np.zeros((24, 24))
-    for i in range(200):
-        power += np.abs(np.fft.fft2(fourier_field(axes(2, 24), np.random.default_rng(i)))) ** 2
-    assert np.sqrt(power[1, 1] / power[4, 4]) == pytest.approx(2.0, rel=0.15)
+@pytest.mark.parametrize(("num_axes", "ratio"), [(1, 1.0), (2, 2.0), (3, 4.0)])
+def test_fourier_fields_decay_with_the_wavenumber(num_axes, ratio):
+    """On average amplitudes fall like |k|^p, p = 0, -1/2 and -1 by dimension, from k = (1, ...) to (4, ...)."""
+    fields = [fourier_field(axes(num_axes, 12), np.random.default_rng(i)) for i in range(300)]
+    power = sum(np.abs(np.fft.fftn(F)) ** 2 for F in fields)
+    assert np.sqrt(power[(1,) * num_axes] / power[(4,) * num_axes]) == pytest.approx(ratio, rel=0.15)
+
+
+@pytest.mark.parametrize("smoothness", [1.0, 3.0])
+def test_gaussian_fields_decay_with_their_smoothness(smoothness):
+    """Amplitudes fall like |m|^(-2 smoothness): by 4^smoothness from |m| = 1 to 2, in the mean of their logarithms."""
+    shape, logs = (8, 8), []
+    for i in range(300):
+        f_hat = np.fft.fft2(gaussian_field(shape, np.random.default_rng(i), scale=0.4, smoothness=smoothness))
+        logs.append(np.log(np.abs(f_hat[[1, 0, 2, 0], [0, 1, 0, 2]])))
+    one, two = np.mean(logs, 0).reshape(2, 2).mean(1)
+    assert (one - two) / np.log(4) == pytest.approx(smoothness, abs=0.1)
 
 
 def test_gaussian_fields_keep_their_scale():
