@@ -2,6 +2,7 @@ import hashlib
 import os
 import resource
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.data import connections, http
+from ups.data import connections, http, published
 from ups.data.download import download_file
 from ups.data.hdf5 import SIGNATURE
 from ups.errors import DataFault, StorageFault
@@ -217,9 +218,12 @@ def test_retries_end(server, target):
 def test_silent_server_times_out(server, target, monkeypatch):
     """A server that accepts and says nothing is asked again."""
     monkeypatch.setattr(connections, "TIMEOUT_SECONDS", 0.1)
-    silence = threading.Event()
-    fetch(server(lambda handler: silence.wait(1)), target)
-    assert target.read_bytes() == CONTENT
+    silence, started = threading.Event(), time.monotonic()
+    try:
+        fetch(server(lambda handler: silence.wait(60)), target)
+    finally:
+        silence.set()
+    assert target.read_bytes() == CONTENT and time.monotonic() - started < 10
 
 
 def test_slow_server_is_left(server, target, monkeypatch):
@@ -248,6 +252,15 @@ def test_wrong_md5_leaves_nothing(server, target):
     """The message has expected and actual MD5, the wrong bytes are deleted."""
     expect_fault(server(), target, f"MD5 is {MD5}, expected {'0' * 32}", md5="0" * 32)
     assert visible(target) == []
+
+
+def test_an_outdated_file_is_called_so(server, target, monkeypatch):
+    """Where a server sends an outdated version, or one is there already, the fault says what is wrong with it."""
+    monkeypatch.setattr(published, "_read_outdated", lambda: {MD5: NAME})
+    expect_fault(server(), target, "is an outdated version of advection_1d", md5="0" * 32)
+    target.write_bytes(CONTENT)
+    with pytest.raises(DataFault, match="is an outdated version of advection_1d"):
+        fetch(server(), target, md5="0" * 32)
 
 
 def test_foreign_partial_file_is_not_continued(server, target):

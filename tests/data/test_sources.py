@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.contents import expect_one_line
-from ups.data import sources
+from ups.data import published, sources
 from ups.data.published import read_published_files
 from ups.data.simulated import simulate_files
 from ups.data.sources import ChecksumCache, list_files
@@ -48,6 +48,14 @@ def test_a_file_that_changes_while_its_sum_is_taken_is_refused(tmp_path: Path, m
     with pytest.raises(DataFault, match="it changes while it is read; wait until it is complete"):
         list_files(tmp_path / "raw", tmp_path / "checksums.json")
     assert not (tmp_path / "checksums.json").exists()
+
+
+def test_an_outdated_file_of_a_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file with the MD5 of an outdated version is not listed, whatever its name."""
+    md5 = simulated(tmp_path / "raw", RECIPE)["md5"]
+    monkeypatch.setattr(published, "_read_outdated", lambda: {md5: "1D_Burgers_Sols_Nu0.01.hdf5"})
+    with pytest.raises(DataFault, match=f"{NAME} is an outdated version of burgers_1d"):
+        list_files(tmp_path / "raw", tmp_path / "sums.json")
 
 
 def test_sums_of_a_folder_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
