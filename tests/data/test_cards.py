@@ -100,6 +100,19 @@ def test_page_has_every_fact_of_the_text(write, family: str):
     ] == []
 
 
+def image_of(path: Path, dataset: Dataset, title: str) -> np.ndarray:
+    """What the image of this title shows of the trajectory on the page: (T, X) in 1D, else (Y, X)."""
+    (name, _, time), family = title.partition(", t = "), FAMILIES[dataset.family]
+    with TrajectoryReader(path.parent, dataset) as reader:
+        if name in family.coefficients:
+            return reader.read_coefficients(2)[family.coefficients.index(name)].T
+        u = reader.read(2)[:, family.fields.index(name)]
+    if len(dataset.grid) == 1:
+        return u
+    u = u[dataset.times.index(float(time or 0))]
+    return (u[..., dataset.grid[2] // 2] if u.ndim == 3 else u).T
+
+
 @pytest.mark.parametrize(
     ("family", "titles"),
     [
@@ -114,8 +127,11 @@ def test_page_has_every_fact_of_the_text(write, family: str):
 def test_page_shows_a_trajectory(write, family: str, titles: set[str]):
     """In 1D each field has a space-time image; else its first, middle and last snapshot; a steady one its input."""
     path = write(family)
-    figure = page_of(path, card_of(path))
-    assert titles <= {panel.get_title() for panel in figure.get_axes()}
+    card = card_of(path)
+    panels = {panel.get_title(): panel for panel in page_of(path, card).get_axes()}
+    assert titles <= panels.keys()
+    for title in titles:
+        np.testing.assert_array_equal(panels[title].images[0].get_array(), image_of(path, card.dataset, title))
 
 
 def test_sample_has_few_snapshots(write):

@@ -27,6 +27,7 @@ SHARED_PARAMETERS = {
     "darcy_2d": {"beta": 1.0},
     "compressible_ns_3d": {"mach": 1.0, "eta": 1e-8, "zeta": 1e-8},
 }
+SIZES = {"t", "tdim", "T_end", "n_time_steps", "xdim", "ydim", "seed", "dam_radius"}  # in the text of a group
 SHARED_RESOLUTION = {"compressible_ns_2d": 32, "incompressible_ns_2d": 48}  # a part of the name
 
 
@@ -80,6 +81,18 @@ def test_a_file_has_the_name_and_layout_of_pdebench(family, tmp_path):
         assert layout(written) == layout(real)
         if family != "incompressible_ns_2d":
             assert dict(written.attrs) == dict(real.attrs)
+
+
+@pytest.mark.parametrize("family", ["diffusion_sorption_1d", "diffusion_reaction_2d", "shallow_water_2d"])
+@pytest.mark.skipif(not SHARED.is_dir(), reason="PDEBench's sample files are not here")
+def test_groups_say_of_the_equation_what_pdebench_says(family, tmp_path):
+    """Coefficients and domain in the text of a group are those of PDEBench's file, sizes and random numbers apart."""
+    path = write(tmp_path, family, num_snapshots=2, duration=0.01)
+    with h5py.File(path) as written, h5py.File(SHARED / path.name) as real:
+        ours, theirs = (yaml.safe_load(file["0000"].attrs["config"]) for file in (written, real))
+    assert ours["name"] == theirs["name"] and ours["sim"].keys() == theirs["sim"].keys()
+    equation = ours["sim"].keys() - SIZES
+    assert {name: ours["sim"][name] for name in equation} == {name: theirs["sim"][name] for name in equation}
 
 
 @pytest.mark.parametrize("family", SIMULATED_FAMILIES)
