@@ -96,7 +96,7 @@ def test_a_rollout_keeps_mass_momentum_and_energy():
 def test_training_is_free():
     """States in training have noise with momentum and energy of its own: nothing is moved, but in validation it is."""
     model = fitted(conserving()).train()
-    assert torch.equal(step(model, states(3)), step(operator(), states(3)))
+    assert torch.equal(step(model, states(3)), step(operator().train(), states(3)))
     with torch.no_grad():
         validated = step(model, states(3))
     assert torch.equal(validated, step(model.eval(), states(3)))

@@ -13,7 +13,7 @@ from ups.errors import DataFault
 from ups.files import WEIGHTS, digest_of
 from ups.models.denoiser import Denoiser
 from ups.models.operator import Operator, SteadyModel
-from ups.models.sizes import Sizes, row_of
+from ups.models.sizes import Sizes, common_inputs, row_of
 from ups.models.weights import from_settings, load_model, tensor_bytes
 
 
@@ -45,3 +45,20 @@ def test_a_family_without_data_is_not_known():
     assert (row_of(rows, "advection_1d"), row_of(rows, "darcy_2d")) == (0, 2)
     with pytest.raises(DataFault, match="not trained on 'burgers_1d', only on advection_1d, darcy_2d"):
         row_of(rows, "burgers_1d")
+
+
+@pytest.mark.parametrize(
+    ("family", "history", "expected"),
+    [
+        ("a", ["a"], [(0, 0, 2), (3, 2, 2), (6, 4, 2), (9, 6, 1)]),
+        ("a", [], [(0, 0, 2), (3, 2, 2), (9, 4, 1)]),
+        ("b", [], [(0, 0, 3), (3, 4, 3)]),
+    ],
+)
+def test_inputs_that_two_stems_have_in_common(family: str, history: list[str], expected: list[tuple[int, int, int]]):
+    """Places in both and their number, of 3 latents with a history and 1 coefficient, and of 2 or 4 latents."""
+    own = Sizes(["a"], [1], [1], [3], [1], 1, ["a"])
+    source = Sizes(["a", "b"], [1, 1], [1, 1], [2, 4], [1, 1], 1, history)
+    found = list(common_inputs(own, source, source.rows[family]))
+    assert [(into.start, of.start, into.stop - into.start) for into, of in found] == expected
+    assert all(into.stop - into.start == of.stop - of.start for into, of in found)

@@ -11,12 +11,10 @@ from tests.training.jobs import adapt_section
 from ups.data.families import condition_features
 from ups.errors import ConfigFault
 from ups.models.operator import Operator
-from ups.models.sizes import Sizes
 from ups.surrogate.surrogate import Surrogate
 from ups.training.examples import Trajectories, encode
 from ups.training.starts import (
     Start,
-    common_inputs,
     donors_of,
     fno_scratch,
     rollout_error,
@@ -137,23 +135,6 @@ def test_an_own_network_on_another_grid_keeps_the_change_before(
     for part in range(3):
         own, other = found[part * latents], trained[part * 6]
         assert torch.equal(own, other), part
-
-
-@pytest.mark.parametrize(
-    ("family", "history", "expected"),
-    [
-        ("a", ["a"], [(0, 0, 2), (3, 2, 2), (6, 4, 2), (9, 6, 1)]),
-        ("a", [], [(0, 0, 2), (3, 2, 2), (9, 4, 1)]),
-        ("b", [], [(0, 0, 3), (3, 4, 3)]),
-    ],
-)
-def test_inputs_that_two_stems_have_in_common(family: str, history: list[str], expected: list[tuple[int, int, int]]):
-    """Places in both and their number, of 3 latents with a history and 1 coefficient, and of 2 or 4 latents."""
-    own = Sizes(["a"], [1], [1], [3], [1], 1, ["a"])
-    source = Sizes(["a", "b"], [1, 1], [1, 1], [2, 4], [1, 1], 1, history)
-    found = list(common_inputs(own, source, source.rows[family]))
-    assert [(into.start, of.start, into.stop - into.start) for into, of in found] == expected
-    assert all(into.stop - into.start == of.stop - of.start for into, of in found)
 
 
 def test_an_unknown_family_has_every_donor_of_its_axes(surrogate: Surrogate, trajectories: dict[str, Trajectories]):

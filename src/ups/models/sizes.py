@@ -1,6 +1,6 @@
 """Sizes and options of the networks, as plain values; imported by the configuration, so this module needs no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -52,6 +52,23 @@ def row_of(rows: dict[str, int], family: str) -> int:
     if family not in rows:
         raise DataFault(f"the model was not trained on {family!r}, only on {', '.join(rows)}: train it on that family")
     return rows[family]
+
+
+def common_inputs(sizes: Sizes, source: Sizes, row: int) -> Iterator[tuple[slice, slice]]:
+    """Places of the inputs of a stem that both have, in a network of one family and in `row` of `source`.
+
+    The state as it is, at unit amplitude, with a history in both its last change, and for one equation in both the
+    coefficients.
+    """
+    family = source.families[row]
+    own, other = sizes.latent_channels[0], source.latent_channels[row]
+    own_parts, other_parts = 2 + len(sizes.history), 2 + (family in source.history)
+    for part in range(min(own_parts, other_parts)):
+        yield tuple(slice(part * size, part * size + min(own, other)) for size in (own, other))
+    if family == sizes.families[0]:
+        kept = min(sizes.coefficient_channels[0], source.coefficient_channels[row])
+        starts = own_parts * own, other_parts * other
+        yield tuple(slice(start, start + kept) for start in starts)
 
 
 def limits(**bounds: float) -> Any:

@@ -187,7 +187,7 @@ class StateStatistics(nn.Module):
             max_fluctuation = torch.maximum(max_fluctuation, fluctuation_before.abs().amax(1, keepdim=True))
         within = (mean.abs() <= max_mean) & (fluctuation.abs() <= max_fluctuation)
         mean, fluctuation = mean.clamp(-max_mean, max_mean), fluctuation.clamp(-max_fluctuation, max_fluctuation)
-        if not self.training:
+        if not (self.training and torch.is_grad_enabled()):
             within = within.all(1, keepdim=True)
             shift = fluctuation.mean(1, keepdim=True)
             fluctuation = (fluctuation - shift) / (1 + shift.abs() / max_fluctuation.clamp_min(1e-30))

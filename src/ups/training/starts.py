@@ -17,7 +17,7 @@ from ups.metrics.errors import EPS
 from ups.models.baselines import grid_model
 from ups.models.codec import Codec, FieldGroup, group_name
 from ups.models.operator import Operator, SteadyModel
-from ups.models.sizes import Sizes, row_of
+from ups.models.sizes import Sizes, common_inputs, row_of
 from ups.surrogate.surrogate import Setting, Surrogate, rollout
 from ups.training.examples import Examples, Trajectories, encode, fit_codec, measure_statistics, renormalized
 from ups.training.inputs import MOST_STEPS, fit_constraints, fit_persistence
@@ -265,23 +265,6 @@ def _with_network(model: Model, source: Model, family: str) -> Model:
                 if number < 2:  # means and amplitudes
                     summary[into] = trained_summary[of, : summary.shape[1]]
     return changed
-
-
-def common_inputs(sizes: Sizes, source: Sizes, row: int) -> Iterator[tuple[slice, slice]]:
-    """Places of the inputs of a stem that both have, in a network of one family and in `row` of `source`.
-
-    The state as it is, at unit amplitude, with a history in both its last change, and for one equation in both the
-    coefficients.
-    """
-    family = source.families[row]
-    own, other = sizes.latent_channels[0], source.latent_channels[row]
-    own_parts, other_parts = 2 + len(sizes.history), 2 + (family in source.history)
-    for part in range(min(own_parts, other_parts)):
-        yield tuple(slice(part * size, part * size + min(own, other)) for size in (own, other))
-    if family == sizes.families[0]:
-        kept = min(sizes.coefficient_channels[0], source.coefficient_channels[row])
-        starts = own_parts * own, other_parts * other
-        yield tuple(slice(start, start + kept) for start in starts)
 
 
 @torch.no_grad()
