@@ -16,6 +16,7 @@ from ups.errors import ConfigFault
 from ups.runs.submission import TARGETS, Job, hourly_price
 
 PROJECT = Path(__file__).parents[2]
+CLEAN = Path("/projects/ups")  # without the conf/local that a user of this one may have
 CLOUDS = ("sky", "dstack", "k8s", "trainjob")
 LARGE = {"accelerator": "H100", "num_processes": 8, "cores": 64, "memory_gigabytes": 512, "disk_gigabytes": 1000}
 CLOUD = {"image": "registry.example/ups:1.0", "storage": "my-storage", "hours": 12.0}
@@ -23,7 +24,7 @@ BUCKET = "s3://results"
 SECRET = {"secrets": ["MY_TOKEN"], "setup": ["module load cuda"]}
 
 
-def job(project: Path = PROJECT, num_processes: int = 1, params: str = "", **submit: Any) -> Job:
+def job(project: Path = CLEAN, num_processes: int = 1, params: str = "", **submit: Any) -> Job:
     """A job of `kedro run --pipeline full` with the options of `conf/base` and these."""
     config = SubmitConfig.model_validate(packaged("submit") | submit)
     launch = LaunchConfig.model_validate(packaged("launch") | {"num_processes": num_processes})
@@ -115,7 +116,7 @@ def test_slurm_is_asked_for_what_the_parameters_say(tmp_path: Path):
     script = job(**LARGE, nodes=2, hours=1.5, num_seeds=3, sbatch_options=["--partition=gpu"]).render("slurm")
     options = {line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")}
     asked = {"--nodes=2", "--gpus-per-node=H100:8", "--cpus-per-task=64", "--mem=512G", "--time=90", "--array=0-2"}
-    assert options >= asked | {"--partition=gpu", "--requeue", "--signal=B:TERM@120", f"--chdir={PROJECT}"}
+    assert options >= asked | {"--partition=gpu", "--requeue", "--signal=B:TERM@120", f"--chdir={CLEAN}"}
     assert "ups agent --data-root" in script and "launch.num_nodes=2" in script
     assert "agent" not in job().render("slurm") and "--gpus" not in job().render("slurm")
 
@@ -330,7 +331,7 @@ def test_a_missing_program_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
     """Where a target's own command is not installed, the line says how to get the file."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigFault, match="sbatch is not installed here; `--dry-run`"):
-        job().submit_to("slurm")
+        job(PROJECT).submit_to("slurm")
 
 
 def test_the_file_is_given_to_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -339,8 +340,8 @@ def test_the_file_is_given_to_the_program(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "code").write_text("0")
-    job().submit_to("slurm")
-    assert (tmp_path / "got").read_text() == job().render("slurm")
+    job(PROJECT).submit_to("slurm")
+    assert (tmp_path / "got").read_text() == job(PROJECT).render("slurm")
     (tmp_path / "code").write_text("1")
     with pytest.raises(ConfigFault, match="sbatch refused the job with exit code 1"):
-        job().submit_to("slurm")
+        job(PROJECT).submit_to("slurm")

@@ -237,14 +237,14 @@ class LatentSamples(_Samples):
             given = "coefficients" in arrays
             coefficients.append(self.cache.read(name, "coefficients", trajectory)[0] if given else window[0, :, :0])
         window = torch.from_numpy(np.stack(windows))
-        start = torch.zeros_like(window[:, 0])  # of a steady family
+        z = window[:, earlier] if num_steps else torch.zeros_like(window[:, 0])
         batch = LatentBatch(
             domain=self._domains[family],
-            z=window[:, earlier] if num_steps else start,
+            z=z,
             z_next=window[:, -1],
             coefficients=torch.from_numpy(np.stack(coefficients)),
             condition=torch.from_numpy(np.array(conditions, np.float32)),
-            before=(window[:, 0] if num_steps else start) if earlier else None,
+            before=(window[:, 0] if num_steps else z) if earlier else None,
         )
         if num_steps < 2:
             return batch

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from numbers import Integral, Real
 from typing import Any
 
@@ -136,8 +135,9 @@ def find_family(name: str, cards: Mapping[str, FamilyCard], given: Array | None)
 
 def first_coefficient(name: str, cards: Mapping[str, FamilyCard], arguments: dict[str, Any]) -> Array | None:
     """The first argument that is a coefficient of a family, or of its variants; None without coefficients."""
-    known = [card.family.coefficients for variant, card in cards.items() if name in (variant, base_of(variant))]
-    return next((value for argument, value in arguments.items() if argument in chain(*known)), None)
+    of_name = [card.family for variant, card in cards.items() if name in (variant, base_of(variant))]
+    known = {coefficient for family in of_name for coefficient in family.coefficients}
+    return next((value for argument, value in arguments.items() if argument in known), None)
 
 
 def pose(

@@ -109,8 +109,9 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         publish_tensors(self._path(step), state, lambda point: self.at(point, step))
         self.at("committed", step)
-        kept = [done for done in self.steps() if done <= step][-self.keep :]
-        for other in sorted({*self.steps()} - {*kept}):  # later steps are refused ones, behind which training resumed
+        steps = self.steps()
+        kept = [done for done in steps if done <= step][-self.keep :]
+        for other in sorted({*steps} - {*kept}):  # later steps are refused ones, behind which training resumed
             self._remove(other)
 
     def _remove(self, step: int) -> None:
