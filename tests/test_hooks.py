@@ -311,7 +311,7 @@ def test_the_data_of_a_run_are_tracked_without_secrets():
     parameters["download"] = parameters["download"] | {"base_url": "https://me:secret@host/data"}
     tracked = data_parameters(parameters)
     assert tracked["source"] == "pdebench" and tracked["subsample.default.every_point"] == "1"
-    assert [name for name in tracked if name.startswith("simulate")] == ["simulate.fill_to"]
+    assert [name for name in tracked if name.startswith("simulate")] == ["simulate.fill_below", "simulate.fill_to"]
     assert "secret" not in " ".join(tracked.values()) and "download.base_url" in tracked
 
 

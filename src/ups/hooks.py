@@ -189,7 +189,7 @@ def source_and_machine() -> dict[str, str]:
 def data_parameters(parameters: dict[str, Any]) -> dict[str, str]:
     """The parameters that say which data a run reads, by dotted names."""
     chosen = {name: parameters[name] for name in DATA_PARAMETERS}
-    chosen["simulate.fill_to"] = parameters["simulate"]["fill_to"]
+    chosen |= {f"simulate.{name}": parameters["simulate"][name] for name in ("fill_below", "fill_to")}
     source = {"simulate": "simulate", "pdebench": "download"}.get(parameters["source"])
     chosen |= {source: parameters[source]} if source else {}
     return {name: masked_value(str(value)).strip("'") for name, value in tracking.flatten(chosen).items()}

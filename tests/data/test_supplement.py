@@ -22,9 +22,10 @@ from ups.solvers import SIMULATED_FAMILIES
 SPLIT = SplitConfig(seed=0, valid_fraction=0.25, test_fraction=0.25)
 
 
-def described(root: Path, fill_to: int, subsample: SubsampleConfig = WHOLE) -> Receipt:
-    """The receipt of the datasets in `root/given`."""
-    raw, config = root / "given", SimulateConfig(seed=0, fill_to=fill_to, datasets=[])
+def described(root: Path, fill_to: int, subsample: SubsampleConfig = WHOLE, *, below: int | None = None) -> Receipt:
+    """The receipt of the datasets in `root/given`, whose training splits below `fill_to`, or `below`, are filled up."""
+    fill_below = fill_to if below is None else below
+    raw, config = root / "given", SimulateConfig(seed=0, fill_below=fill_below, fill_to=fill_to, datasets=[])
     return describe_datasets({}, {}, list_folder("folder", raw, root), SPLIT, subsample, config, raw, root)
 
 
@@ -48,7 +49,7 @@ def test_only_the_training_split_gets_trajectories(family: str, tmp_path: Path):
     }
     added = after["splits"][name]["train"][len(before["splits"][name]["train"]) :]
     assert len(after["splits"][name]["train"]) == 6 and added == list(range(3, 3 + len(added)))
-    (recipe,) = recipes_like(tmp_path / "given", _datasets(before), before["splits"], 6, 0).values()
+    (recipe,) = recipes_like(tmp_path / "given", _datasets(before), before["splits"], 6, 6, 0).values()
     simulate(tmp_path / path.name, **recipe)
     (alone,) = find_datasets(tmp_path, [path.name]).values()
     with (
@@ -73,6 +74,14 @@ def test_added_trajectories_are_not_the_given_ones(root: Path):
         starts = [reader.read(index, 0, 1) for index in range(dataset.num_trajectories)]
     assert len({start.tobytes() for start in starts}) == len(starts) == 2 + 8
     assert len(receipt["splits"][name]["train"]) == 8
+
+
+def test_a_split_of_enough_given_trajectories_is_left_alone(root: Path):
+    """It has one trajectory: with a bound of one it keeps that alone, with a bound of two it is filled up to four."""
+    receipts = [described(root, 4, below=below) for below in (0, 1, 2)]
+    assert [len(split["train"]) for receipt in receipts for split in receipt["splits"].values()] == [1, 1, 4]
+    with pytest.raises(ValueError, match="fill_to is 4, below fill_below, which is 5"):
+        described(root, 4, below=5)
 
 
 def test_what_is_filled_up_is_another_receipt(root: Path):
@@ -113,7 +122,7 @@ def test_other_problems_than_those_of_the_solvers_are_left_alone(
     ((name, dataset),) = _datasets(receipt).items()
     changed = {name: replace(dataset, **changes)}
     with caplog.at_level(logging.WARNING, module.__name__):
-        assert recipes_like(root / "given", changed, receipt["splits"], 8, 0) == {}
+        assert recipes_like(root / "given", changed, receipt["splits"], 8, 8, 0) == {}
     assert reason in caplog.text
 
 
@@ -125,7 +134,7 @@ def test_the_solver_must_follow_a_given_trajectory(root: Path, caplog: pytest.Lo
     assert module.misfit(root / "given", dataset, 1) < 1e-6
     assert module.misfit(root / "given", still, 1) == pytest.approx(1.0)
     with caplog.at_level(logging.WARNING, module.__name__):
-        assert recipes_like(root / "given", {path.stem: still}, {path.stem: {"train": [1]}}, 8, 0) == {}
+        assert recipes_like(root / "given", {path.stem: still}, {path.stem: {"train": [1]}}, 8, 8, 0) == {}
     assert "the solver's error on its trajectory 1 is 100.0% of the change there, above 2%" in caplog.text
 
 
@@ -141,20 +150,20 @@ def test_the_kind_of_initial_states_and_the_boundary_follow_from_the_name(tmp_pa
     path = write(tmp_path, "compressible_ns_2d", start="Turb", boundary="outflow", duration=0.01)
     turbulent = path.rename(tmp_path / path.name.replace("Rand", "Turb").replace("periodic", "trans"))
     (dataset,) = find_datasets(tmp_path, [turbulent.name]).values()
-    recipe = recipes_like(tmp_path, {dataset.name: dataset}, {dataset.name: {"train": [0]}}, 2, 3)[dataset.name]
+    recipe = recipes_like(tmp_path, {dataset.name: dataset}, {dataset.name: {"train": [0]}}, 2, 2, 3)[dataset.name]
     assert (recipe["start"], recipe["boundary"], recipe["seed"]) == ("Turb", "outflow", 3 + SEED_OFFSET)
 
 
 def test_files_on_s3_are_not_filled_up(root: Path):
     """The fault says what to set instead."""
-    with pytest.raises(ConfigFault, match=r"simulate\.fill_to needs files on disk"):
-        recipes_like(Path("s3://bucket/raw"), {}, {}, 8, 0)
+    with pytest.raises(ConfigFault, match=r"simulate\.fill_below needs files on disk"):
+        recipes_like(Path("s3://bucket/raw"), {}, {}, 8, 8, 0)
 
 
 def test_trajectories_of_another_grid_are_refused(root: Path):
     """A solver that writes another grid than the dataset has is a fault before anything is trained."""
     receipt = described(root, 0)
-    recipes = recipes_like(root / "given", _datasets(receipt), receipt["splits"], 4, 0)
+    recipes = recipes_like(root / "given", _datasets(receipt), receipt["splits"], 4, 4, 0)
     ((name, recipe),) = recipes.items()
     with pytest.raises(DataFault, match=f"do not continue {name}"):
         fill_up(receipt, root / "given", root / "more", {name: recipe | {"resolution": 16}}, "", lambda _: None)

@@ -136,7 +136,7 @@ def launched(**changes: Any) -> LaunchConfig:
 def prepare(root: Path) -> None:
     """Fill a data root with raw files of three families, a codec and their latents."""
     raw, launch = root / "01_raw", launched(num_processes=1)
-    simulated = SimulateConfig(seed=0, fill_to=0, datasets=DATASETS)
+    simulated = SimulateConfig(seed=0, fill_below=0, fill_to=0, datasets=DATASETS)
     files = simulate_pdebench("simulate", simulated, raw)
     split = SplitConfig(seed=0, valid_fraction=0.25, test_fraction=0.25)
     datasets = describe_datasets(files, {}, {}, split, WHOLE, simulated, raw, root)

@@ -66,11 +66,18 @@ class SimulatedDataset(Section):
 
 
 class SimulateConfig(Section):
-    """What `source: simulate` writes; and of any source, to how many trajectories training splits are filled up."""
+    """What `source: simulate` writes; and of any source, which training splits are filled up, and how far."""
 
     seed: Seed
+    fill_below: NonNegativeInt
     fill_to: NonNegativeInt
     datasets: list[SimulatedDataset]
+
+    @model_validator(mode="after")
+    def _check_fill(self) -> Self:
+        if self.fill_to < self.fill_below:
+            raise ValueError(f"fill_to is {self.fill_to}, below fill_below, which is {self.fill_below}")
+        return self
 
 
 class DownloadConfig(Section):
@@ -165,7 +172,7 @@ class SubsampleConfig(Section):
         return self.default.model_dump() | overrides.model_dump(exclude_unset=True)
 
 
-NONE_ADDED = SimulateConfig(seed=0, fill_to=0, datasets=[])
+NONE_ADDED = SimulateConfig(seed=0, fill_below=0, fill_to=0, datasets=[])
 WHOLE = SubsampleConfig(default=asdict(families.Subsample()))
 """All points, snapshots and trajectories of every family."""
 

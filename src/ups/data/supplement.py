@@ -35,9 +35,11 @@ Recipe = dict[str, Any]
 
 
 def recipes_like(
-    raw: Path, datasets: dict[str, Dataset], splits: dict[str, Splits], fill_to: int, seed: int
+    raw: Path, datasets: dict[str, Dataset], splits: dict[str, Splits], fill_below: int, fill_to: int, seed: int
 ) -> dict[str, Recipe]:
-    """The arguments of `simulate` by dataset, for as many trajectories as its training split has less than `fill_to`.
+    """The arguments of `simulate` by dataset, which fill training splits of fewer than `fill_below` trajectories.
+
+    They make as many as the split has less than `fill_to`.
 
     A dataset is left as it is, and the log says why, where the solvers cannot continue it: it has other settings than
     they have, or they do not follow a given trajectory closely, see `misfit`.
@@ -46,11 +48,11 @@ def recipes_like(
         ConfigFault: the files in `raw` are remote.
     """
     if is_remote(raw):
-        raise ConfigFault(f"simulate.fill_to needs files on disk, not at {raw}: download them, or set it to 0")
+        raise ConfigFault(f"simulate.fill_below needs files on disk, not at {raw}: download them, or set it to 0")
     recipes = {}
     for name, dataset in datasets.items():
         given = splits[name]["train"]
-        if len(given) >= fill_to:
+        if len(given) >= fill_below:
             continue
         if obstacle := _obstacle(dataset) or _difference(raw, dataset, given[0]):
             log.warning("%s: no trajectories are simulated for its small training split: %s", name, obstacle)
@@ -159,6 +161,7 @@ def _continued(dataset: Dataset, raw: Path, folder: Path, files: Files) -> Datas
     new = Dataset.from_json(entry)
     same = new.grid == dataset.grid and new.boundary == dataset.boundary and len(new.times) == len(dataset.times)
     if not same or not np.allclose(new.times, dataset.times, atol=TOLERANCE * max(dataset.times[-1], 1e-9)):
-        raise DataFault(f"{folder}: simulated trajectories do not continue {dataset.name}; set simulate.fill_to to 0")
+        what = f"simulated trajectories do not continue {dataset.name}; set simulate.fill_below to 0"
+        raise DataFault(f"{folder}: {what}")
     places = tuple(relative(folder / name, raw) for name in new.files)
     return replace(dataset, files=dataset.files + places, counts=dataset.counts + new.counts)

@@ -92,18 +92,19 @@ def describe_datasets(
 
     at = "04_feature/datasets"
     described = cached("describe_datasets", data_root, at, "ups.data.splits", config, inputs)(work)
-    return _filled_up(described, simulate, raw, data_root) if simulate.fill_to else described
+    return _filled_up(described, simulate, raw, data_root) if simulate.fill_below else described
 
 
 def _filled_up(described: Receipt, config: SimulateConfig, raw: Path, data_root: Path) -> Receipt:
-    """The receipt of the datasets, with simulated trajectories in training splits of fewer than `fill_to`."""
+    """The receipt of the datasets, with simulated trajectories in small training splits."""
     from ups.data.supplement import fill_up, recipes_like  # the solvers need torch
 
     def work(folder: Path) -> Receipt:
         datasets = {name: Dataset.from_json(entry) for name, entry in described["datasets"].items()}
-        return {"recipes": recipes_like(raw, datasets, described["splits"], config.fill_to, config.seed)}
+        return {"recipes": recipes_like(raw, datasets, described["splits"], **fill)}
 
-    inputs = {"described": described, "fill_to": config.fill_to, "seed": config.seed}
+    fill = config.model_dump(include={"fill_below", "fill_to", "seed"})
+    inputs = {"described": described, **fill}
     chosen = cached("choose_supplement", data_root, "04_feature/supplement", "ups.data.supplement", None, inputs)(work)
     if not (recipes := chosen["recipes"]):
         return described

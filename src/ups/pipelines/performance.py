@@ -6,6 +6,7 @@ from typing import Any
 from kedro.pipeline import Pipeline
 
 from ups.config import (
+    NONE_ADDED,
     WHOLE,
     BenchmarkConfig,
     CodecConfig,
@@ -15,7 +16,6 @@ from ups.config import (
     LaunchConfig,
     OperatorConfig,
     ProfileConfig,
-    SimulateConfig,
     SplitConfig,
     SteadyConfig,
 )
@@ -160,7 +160,8 @@ def prepare_benchmark(
     root = data_root / BENCHMARK
     raw = root / "01_raw"
     launch = launch.model_copy(update=ALONE | {"latent_store": None})
-    simulated = SimulateConfig(seed=config.seed, fill_to=0, datasets=[*config.datasets, *config.loading_datasets])
+    wanted = [*config.datasets, *config.loading_datasets]
+    simulated = NONE_ADDED.model_copy(update={"seed": config.seed, "datasets": wanted})
     files = simulate_pdebench("simulate", simulated, raw)
     datasets = describe_datasets(files, {}, {}, split, WHOLE, simulated, raw, root)
     normalization = fit_normalization(datasets, raw, root)

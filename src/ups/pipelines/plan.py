@@ -96,7 +96,7 @@ def find_sizes(
         datasets, unknown = files_to_fetch(plan)
         if all(planned.is_complete for planned in plan.files):
             datasets, unknown = _read_shapes(raw, [planned.name for planned in plan.files]), []
-    if simulate.fill_to:
+    if simulate.fill_below:
         log.info("this plan is without the trajectories that simulate.fill_to = %d adds", simulate.fill_to)
     missing = frozenset(name for dataset in datasets.values() for name in dataset.files if not (raw / name).exists())
     families = {dataset.family for dataset in datasets.values()}
