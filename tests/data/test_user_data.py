@@ -45,14 +45,14 @@ def test_own_dataset_goes_all_the_way(folder, tmp_path):
     assert dataset.parameters == {"beta": BETA}
     splits = split(folder, datasets, seed=0, valid_fraction=0.1, test_fraction=0.1)
     assert {kind: len(indices) for kind, indices in splits[dataset.name].items()} == {
-        "train": 16,
-        "valid": 2,
-        "test": 2,
+        "train": 14,
+        "valid": 3,
+        "test": 3,
     }
     statistics = fit_normalization(folder, datasets, splits, lambda count: None)["wave_1d"]["fields"]["u"]
     with TrajectoryReader(folder, dataset) as reader:
         train = np.stack([reader.read(i) for i in splits[dataset.name]["train"]])
-    assert train.shape == (16, NUM_SNAPSHOTS, 1, NUM_POINTS)
+    assert train.shape == (14, NUM_SNAPSHOTS, 1, NUM_POINTS)
     assert statistics["std"] == pytest.approx(train.std(), rel=1e-5)
     assert len(condition_features(dataset)) == NUM_CONDITIONS
 

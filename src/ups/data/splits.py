@@ -12,6 +12,7 @@ from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault, DataFault
 
 SPLITS = ("train", "valid", "test")
+FEWEST = 3  # initial states in valid and in test, where that leaves half for training: a score of one is chance
 
 Trajectory = tuple[str, int]
 
@@ -22,7 +23,8 @@ def split(
     """Indices of the trajectories of each split, `{dataset: {"train": [...], "valid": [...], "test": [...]}}`.
 
     Trajectories with the same initial state, in any file or family, form a group that stays in one split. Groups that
-    occur in the same datasets are shuffled by `seed` and divided by the fractions.
+    occur in the same datasets are shuffled by `seed` and divided by the fractions; valid and test have at least
+    `FEWEST` groups each, or a quarter if that is less.
 
     Raises:
         ConfigFault: a fraction is not positive, or their sum is not below 1.
@@ -96,7 +98,8 @@ def _divide(
     """Shuffled groups by split: at least one in valid and test each, or all in train if there are fewer than three."""
     if len(groups) < len(SPLITS):
         return {"train": groups}
-    num_valid, num_test = (max(1, round(fraction * len(groups))) for fraction in (valid_fraction, test_fraction))
+    fewest = max(1, min(FEWEST, len(groups) // 4))
+    num_valid, num_test = (max(fewest, round(fraction * len(groups))) for fraction in (valid_fraction, test_fraction))
     while num_valid + num_test >= len(groups):
         num_valid, num_test = (num_valid - 1, num_test) if num_valid > num_test else (num_valid, num_test - 1)
     shuffled = [groups[i] for i in np.random.default_rng(seed).permutation(len(groups))]
