@@ -30,7 +30,7 @@ test-extras: $(VENV)/installed
 # Training under injected faults, and one resumed stage killed again and again: 20 minutes on two cores.
 faults: $(VENV)/installed
 	UPS_KILLS=3 $(BIN)/python -m pytest -m "faults or slow" tests/training/test_faults.py \
-		tests/training/test_faulty_checkpoints.py \
+		tests/training/test_faulty_checkpoints.py tests/runs/test_compiler_caches.py \
 		"tests/training/test_resume.py::test_a_stage_killed_again_and_again_ends_as_if_undisturbed[1-operator]"
 
 # All of it: faults, bit-exact resume of each stage on 1, 2 and 3 ranks, tuning and benchmark in miniature. Fewer kills per

@@ -54,21 +54,6 @@ def test_a_store_is_new_and_private(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-
-
-def test_compiled_code_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Compiled code lies below the data root, one place for all stages, closed to other users."""
-    for name in CACHES:
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / ".compiled").mkdir(mode=0o777)
-    variables = environment(launched(), tmp_path, "lo")
-    for name, folder in CACHES.items():
-        assert variables[name] == str(tmp_path / ".compiled" / folder)
-    for folder in ("", *CACHES.values()):
-        assert stat.S_IMODE((tmp_path / ".compiled" / folder).stat().st_mode) == 0o700
-
-
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_deterministic_matrix_products(deterministic: bool, tmp_path: Path):
     """A GPU library gets the fixed workspace that deterministic matrix products need, only where it is asked for."""
@@ -90,14 +75,6 @@ def test_settings_that_nccl_does_not_know_are_refused(asked: dict):
     """A misspelt name, which NCCL would ignore, a variable of something else, and a value with blanks are refused."""
     with pytest.raises(ValidationError, match="nccl"):
         launched(nccl=asked)
-
-
-def test_a_chosen_cache_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A cache that the user has named in the environment is used."""
-    for name in CACHES:
-        monkeypatch.setenv(name, "/elsewhere")
-    assert not environment(launched(), tmp_path, "lo").keys() & CACHES.keys()
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("name", "rank"), [("alive.rank0", 0), ("fault.rank12.json", 12)])

@@ -3,6 +3,7 @@
 stage_cache: a step is done once per key (configuration, inputs, code)
 launcher: train a stage, restart its job after a fault
 torchrun: a job as a child process: start, heartbeats, end
+compiler_caches: where a job keeps compiled code
 node: torchrun on one of several nodes
 processes: ends a worker when its parent process ends; the memory that a process may use
 run: files of a run folder, read and written by launcher and workers

@@ -22,6 +22,7 @@ import psutil
 from ups.config import LaunchConfig
 from ups.errors import LostWorker, Preempted, StorageFault
 from ups.files import num_cores, plain, private_folder, read_json, storage_faults, write_json
+from ups.runs.compiler_caches import compiler_caches
 from ups.runs.processes import die_with_parent
 from ups.runs.progress import stop_requested
 from ups.runs.run import ALIVE, FAULTS, LOG, RANK_STORE, REQUEST, RESULT, Run
@@ -34,8 +35,6 @@ ON_SEVERAL_NODES = (WORKER, "ups.performance.tune", "ups.performance.profile", "
 NODES, JOB = ".nodes", "job.json"  # private folder below the data root, and the file that announces a job in it
 HOST, JOIN = "host", "join"  # the first node hosts the store through which torchruns find each other
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-COMPILED = ".compiled"
-COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 STORE, STORE_BYTES = "store.", 2**16  # reserved: a job whose store cannot grow on a full disk hangs until the time-out
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 35.0  # torchrun itself waits 30 s for its workers after SIGTERM
@@ -88,23 +87,14 @@ def torchrun_arguments(module: str, folder: Path, launch: LaunchConfig) -> list[
 
 
 def environment(launch: LaunchConfig, data_root: Path, interface: str) -> dict[str, str]:
-    """Environment variables of a job: threads, private compiler caches, NCCL, and no socket beyond `interface`.
-
-    Torch would keep compiled code in the shared temporary folder, where another user could plant an entry.
-    """
+    """Environment variables of a job: threads, private compiler caches, NCCL, and no socket beyond `interface`."""
     threads = launch.threads_per_process or max(1, num_cores() // launch.num_processes)
     variables = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "HDF5_PLUGIN_PATH": ""}
     # NCCL takes a name without "=" as the beginning of several.
     variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} | launch.nccl
     variables |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # or torchrun opens a store on all addresses
     variables |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if launch.deterministic else {}  # torch refuses to run without
-    for name, folder in COMPILER_CACHES.items():
-        if name not in os.environ:
-            cache = data_root / COMPILED / folder
-            for private in (cache.parent, cache):
-                private_folder(private)
-            variables[name] = str(cache)
-    return variables
+    return variables | compiler_caches(data_root)
 
 
 def run_job(module: str, run: Run, on_poll: Callable[[], None]) -> tuple[int, int]:
