@@ -6,11 +6,15 @@ import h5py
 import numpy as np
 import pytest
 
+from ups.data.families import Family
 from ups.data.layouts import POSITIONS_DATASET
+from ups.data.own import write_dataset
 from ups.data.pdebench import FAMILIES
 from ups.data.splits import group_by_initial_condition, split
 from ups.data.trajectories import TrajectoryReader, find_datasets, find_files
 from ups.errors import ConfigFault, DataFault
+
+HEAT = Family("heat_1d", "u_t = kappa u_xx", ["u"], ["x"], "periodic", ["kappa"])
 
 
 def split_folder(folder: Path, seed: int = 0, valid: float = 0.25, test: float = 0.25) -> dict:
@@ -124,6 +128,37 @@ def test_constant_fields_do_not_link(write, tmp_path):
 
     path = write("compressible_ns_1d", count=8, edit=level)
     assert len(split_folder(tmp_path)[path.stem]["test"]) == 2
+
+
+def test_a_common_background_does_not_link(write, tmp_path):
+    """A velocity from which all trajectories start says nothing where their densities differ."""
+
+    def background(file: h5py.File) -> None:
+        file["Vx"][:, 0] = file["Vx"][0, 0]
+
+    path = write("compressible_ns_1d", count=8, edit=background)
+    assert len(split_folder(tmp_path)[path.stem]["test"]) == 2
+
+
+def test_one_geometry_of_all_problems_does_not_link(tmp_path):
+    """Steady problems with the same geometry and other sources are other problems."""
+    source = np.random.default_rng(0).random((8, 1, 16))
+    geometry = np.broadcast_to(np.linspace(0, 1, 16), source.shape)
+    poisson = Family("poisson_1d", "(a u_x)_x = f", ["u"], ["x"], "dirichlet", [], coefficients=["f", "a"], steady=True)
+    arrays = {"u": source, "f": source[:, 0], "a": geometry[:, 0]}
+    write_dataset(tmp_path / "poisson_1d.hdf5", poisson, arrays, parameters={}, dx=0.1)
+    assert len(groups_of(tmp_path)) == 8
+
+
+def test_positions_link_files_of_pdebench_alone(write, tmp_path):
+    """Files of an own family with other initial states at the same positions have nothing in common."""
+    states = np.random.default_rng(0).random((2, 4, 3, 16))
+    for number, u in enumerate(states):
+        path = tmp_path / f"heat_1d_{number}.hdf5"
+        write_dataset(path, HEAT, {"u": u}, parameters={"kappa": 0.1 + number}, dx=0.1, dt=0.1)
+        write("advection_1d", f"1D_Advection_Sols_beta{number}.0.hdf5", count=4)
+    groups = groups_of(tmp_path)
+    assert sorted(map(len, groups)) == [1] * 8 + [2] * 4
 
 
 def test_equal_constant_states_stay_together(write, tmp_path):

@@ -4,10 +4,12 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ups.data.families import Dataset
+from ups.data.families import Dataset, base_of
+from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault, DataFault
 
@@ -15,6 +17,7 @@ SPLITS = ("train", "valid", "test")
 FEWEST = 3  # initial states in valid and in test, where that leaves half for training: a score of one is chance
 
 Trajectory = tuple[str, int]
+Key = tuple[Any, ...]
 
 
 def split(
@@ -48,18 +51,17 @@ def split(
 
 
 def group_by_initial_condition(folder: Path, datasets: dict[str, Dataset]) -> list[list[Trajectory]]:
-    """Connected components of the trajectories that share a key of `_initial_state_keys`, in a fixed order."""
+    """Connected components of the trajectories that share a key of their initial states, in a fixed order."""
     trajectories: list[Trajectory] = []
     parents: list[int] = []  # a forest with a tree for each component; the parent of a root is the root
     first_with: dict[tuple, int] = {}
     for name in sorted(datasets):
-        with TrajectoryReader(folder, datasets[name]) as reader:
-            for index in range(datasets[name].num_trajectories):
-                number = len(trajectories)
-                parents.append(number)
-                for key in _initial_state_keys(reader, index):
-                    parents[_root(parents, first_with.setdefault(key, number))] = _root(parents, number)
-                trajectories.append((name, index))
+        for index, keys in enumerate(_keys_of(folder, datasets[name])):
+            number = len(trajectories)
+            parents.append(number)
+            for key in keys:
+                parents[_root(parents, first_with.setdefault(key, number))] = _root(parents, number)
+            trajectories.append((name, index))
     groups = defaultdict(list)
     for number, trajectory in enumerate(trajectories):
         groups[_root(parents, number)].append(trajectory)
@@ -73,23 +75,48 @@ def _root(parents: list[int], number: int) -> int:
     return number
 
 
-def _initial_state_keys(reader: TrajectoryReader, index: int) -> Iterator[tuple]:
-    """Keys of which trajectories with the same initial state have at least one in common.
+def _keys_of(folder: Path, dataset: Dataset) -> list[list[Key]]:
+    """Keys of each trajectory; those with the same initial state have at least one in common."""
+    with TrajectoryReader(folder, dataset) as reader:
+        indices = range(dataset.num_trajectories)
+        states, fields = (list(keys) for keys in zip(*(_state_and_fields(reader, i) for i in indices), strict=True))
+        keys = [[state, *_position(reader, i)] for i, state in zip(indices, states, strict=True)]
+    for field in zip(*fields, strict=True):
+        given = [key for key in field if key is not None]
+        # A field that most trajectories share, a background or a geometry, identifies no state.
+        if 2 * len(set(given)) >= len(given):
+            for own, key in zip(keys, field, strict=True):
+                own += [key] if key is not None else []
+    return keys
+
+
+def _state_and_fields(reader: TrajectoryReader, index: int) -> tuple[Key, list[Key | None]]:
+    """The key of an initial state, and those of its fields, None where it is constant.
+
+    A constant identifies no state: turbulence starts with density = pressure = 1.
+    """
+    family = reader.family
+    fields = reader.read_coefficients(index) if family.steady else reader.read(index, 0, 1)[0]
+    fields = fields + np.float32(0)  # -0 and 0 are the same state
+    state = ("state", family.initial_conditions or family.name, reader.dataset.grid, _sha256(fields))
+    return state, [("field", _sha256(field)) if field.min() != field.max() else None for field in fields]
+
+
+def _position(reader: TrajectoryReader, index: int) -> Iterator[Key]:
+    """A key that trajectories at equal positions of PDEBench's files share.
 
     PDEBench restarts its random stream for every parameter value: in most families equal positions in two files have
     the same initial state, possibly rescaled, which a hash cannot detect. Layout `batch` is the exception: its files
     continue one random stream.
     """
     family = reader.family
-    stream = family.initial_conditions or family.name
-    if family.layout != "batch":
+    if base_of(family.name) in FAMILIES.table and family.layout != "batch":
+        stream = family.initial_conditions or family.name
         yield stream, reader.published_position(index) % (family.initial_condition_block or 2**63)
-    fields = reader.read_coefficients(index) if family.steady else reader.read(index, 0, 1)[0]
-    fields = fields + np.float32(0)  # -0 and 0 are the same state
-    for field in fields:
-        if field.min() != field.max():  # a constant identifies no state: turbulence starts with density = pressure = 1
-            yield ("field", hashlib.sha256(field.tobytes()).digest())
-    yield "state", stream, reader.dataset.grid, hashlib.sha256(fields.tobytes()).digest()
+
+
+def _sha256(values: np.ndarray) -> bytes:
+    return hashlib.sha256(values.tobytes()).digest()
 
 
 def _divide(
