@@ -59,6 +59,25 @@ def test_times_that_begin_late_keep_their_step(first: float, dt: float, write):
     assert first > 0 or dataset.times[1] == 0.05
 
 
+@pytest.mark.parametrize("name", ["x-coordinate", "t-coordinate"])
+def test_coordinates_far_from_zero_are_rounded(name: str, write):
+    """In float32 steps of 0.05 behind 5000 differ by up to a hundredth; times are uniform ones, lengths the same."""
+    path = write("advection_1d")
+    (near,) = find_datasets(path.parent, [path.name]).values()
+
+    def far(file: h5py.File) -> None:
+        step = 0.05 * np.arange(len(file[name]))
+        del file[name]
+        file[name] = (5000 + step).astype(np.float32)
+
+    path = write("advection_1d", edit=far)
+    (dataset,) = find_datasets(path.parent, [path.name]).values()
+    if name == "x-coordinate":
+        assert dataset.lengths == pytest.approx([0.05 * near.grid[0]], rel=2e-3)
+    else:
+        assert np.diff(dataset.times) == pytest.approx(0.05, rel=2e-3) and np.ptp(np.diff(dataset.times)) < 1e-9
+
+
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_one_uneven_step_of_many_is_refused(sign: int, write):
     """On 400 points a cell that is a tenth shorter or longer than the others makes the grid uneven."""

@@ -1,4 +1,4 @@
-"""Names of the axes of an array, where a file has them: by position alone, x and y might be exchanged."""
+"""Axes of arrays in files: their names, without which x and y might be exchanged, and their coordinates."""
 
 from pathlib import Path
 
@@ -9,6 +9,8 @@ from ups.data.families import Family
 from ups.data.hdf5 import corruption_faults, file_fault
 
 TIMES = {"time", "t"}
+TOLERANCE = 1e-3  # deviation from a uniform step, relative to the step
+MAX_ROUNDING = 0.1  # of coordinates in float32, relative to the step: it is large far from 0
 
 
 def axes_of(dataset: h5py.Dataset) -> tuple[str, ...] | None:
@@ -55,3 +57,11 @@ def expect_grid_last(path: Path, name: str, axes: tuple[str, ...] | None, family
     if set(axes or ()) & set(family.axes) and (last != family.axes or TIMES & {*lead[:1], *lead[:-1]}):
         expected = ", ".join(("trajectory", "time", *family.axes))
         raise file_fault(path, f"{name!r} has the axes {', '.join(axes or ())}", f"arrange them as {expected}")
+
+
+def is_uniform(values: np.ndarray) -> bool:
+    """Whether the steps of times or coordinates are positive and equal, but for their rounding to float32."""
+    steps = np.diff(values)
+    step = steps.mean()
+    rounding = min(2 * np.finfo(np.float32).eps * abs(values).max(), MAX_ROUNDING * step)
+    return bool(step > 0 and (abs(steps - step) <= TOLERANCE * step + rounding).all())

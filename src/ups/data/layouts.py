@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import h5py
 import numpy as np
 
-from ups.data.axes import axes_of, expect_order
+from ups.data.axes import TOLERANCE, axes_of, expect_order, is_uniform
 from ups.data.families import Family
 from ups.data.hdf5 import (
     MAX_SMALL_ELEMENTS,
@@ -32,7 +32,6 @@ MAX_TRAJECTORIES = 2**20  # of a file
 BLOCK_ELEMENTS = 2**20  # read at once before they are thinned, if a snapshot has fewer
 POSITIONS_DATASET = "ups_trajectories"  # positions of the trajectories of a partial file in the published one
 Opener = Callable[[str], h5py.Dataset]  # a file's dataset by its name, as `open_dataset` finds it
-TOLERANCE = 1e-3  # deviation from a uniform step, relative to the step; float32 coordinates reach about 1e-5
 
 
 @dataclass(frozen=True)
@@ -266,13 +265,14 @@ def _read_times(file: h5py.File, name: str, num_snapshots: int) -> tuple[float, 
 
 
 def _expect_times(file: h5py.File, name: str, times: np.ndarray) -> tuple[float, ...]:
-    """Shortest decimals that round to these values in float32, 0.05 instead of 0.05000000074505806, if they have dt."""
+    """Shortest decimals that round to these values in float32, 0.05 instead of 0.05000000074505806; or uniform ones."""
     if len(times) < 2:
         raise file_fault(file.filename, "holds one snapshot per trajectory, a transient family needs at least 2")
-    if not _is_uniform(times):
+    if not is_uniform(times):
         raise file_fault(file.filename, f"{name!r} is not a uniform, increasing time step")
     decimals = tuple(float(str(t)) for t in times.astype(np.float32))
-    return decimals if _agree(decimals, times) else tuple(map(float, times))
+    uniform = np.linspace(times[0], times[-1], len(times))
+    return decimals if _agree(decimals, uniform) else tuple(uniform.tolist())
 
 
 def _read_length(file: h5py.File, name: str, num_points: int) -> float:
@@ -280,18 +280,13 @@ def _read_length(file: h5py.File, name: str, num_points: int) -> float:
     x = _read_coordinate(file, name)
     if len(x) != num_points:
         raise file_fault(file.filename, f"{name!r} has {len(x)} entries for {num_points} points")
-    if num_points < 2 or not _is_uniform(x):
+    if num_points < 2 or not is_uniform(x):
         raise file_fault(file.filename, f"{name!r} is not a uniform, increasing grid of at least 2 points")
     return float(f"{num_points * (x[-1] - x[0]) / (num_points - 1):.6g}")
 
 
 def _read_coordinate(file: h5py.File, name: str) -> np.ndarray:
     return read_array(open_array(file, name, 1, kind="fiu"), 1, dtype=np.float64)
-
-
-def _is_uniform(values: np.ndarray) -> bool:
-    steps = np.diff(values.astype(np.float64))
-    return bool(steps.mean() > 0 and (abs(steps - steps.mean()) <= TOLERANCE * steps.mean()).all())
 
 
 def _agree(times: np.ndarray | tuple[float, ...], reference: np.ndarray | tuple[float, ...]) -> bool:
