@@ -6,8 +6,10 @@ import h5py
 import numpy as np
 import pytest
 
+from ups.data import recognition
 from ups.data.field_files import open_fields
 from ups.data.pdebench import FAMILIES
+from ups.data.recognition import warn_of_chunks
 from ups.data.trajectories import find_datasets
 from ups.errors import DataFault
 
@@ -26,6 +28,32 @@ def test_a_grid_has_its_points_in_the_order_of_the_axes(family: str, write):
     path: Path = write(family)
     (dataset,) = find_datasets(path.parent, [path.name]).values()
     assert dataset.grid == (8, 6, 4)[: len(FAMILIES[family].axes)]
+
+
+@pytest.mark.parametrize(("chunk", "compression", "warns"), [(2, "gzip", True), (1, "gzip", False), (2, None, False)])
+def test_chunks_of_several_trajectories_are_slow(
+    chunk: int,
+    compression: str | None,
+    warns: bool,
+    write,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """A warning says how many trajectories are unpacked for one, and what to do; of small ones nothing is said."""
+
+    def chunked(file: h5py.File) -> None:
+        values = file["Vx"][:]
+        del file["Vx"]
+        file.create_dataset("Vx", data=values, chunks=(chunk, 1, *values.shape[2:]), compression=compression)
+
+    path = write("compressible_ns_2d", edit=chunked)
+    datasets = find_datasets(path.parent, [path.name]).values()
+    warn_of_chunks(path.parent, datasets)
+    assert not caplog.text
+    monkeypatch.setattr(recognition, "SLOW_BYTES", 1)
+    warn_of_chunks(path.parent, datasets)
+    expected = f"{path}: to read one trajectory of /Vx, 2 are unpacked; write it without compression (h5repack -f NONE)"
+    assert (expected in caplog.text) == warns and len(caplog.records) == warns
 
 
 def test_batches_of_other_times_are_no_dataset(write):

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -5,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.data.conftest import write_file
 from tests.data.latents import write_cache
 from tests.training.jobs import section
 from ups.data.families import Dataset
@@ -202,6 +205,28 @@ def test_field_samples_equal_the_reader(tmp_path: Path, datasets: dict[str, Data
     dataset = next(dataset for dataset in datasets.values() if key.startswith(dataset.family))
     with TrajectoryReader(tmp_path, dataset) as reader:
         np.testing.assert_array_equal(batch.u, np.concatenate([reader.read(index) for index in SPLIT["train"]]))
+
+
+def test_a_process_opens_more_files_than_the_soft_limit(tmp_path: Path):
+    """A reader keeps all files of its dataset open: 24 with a soft limit of 20, which it may raise."""
+    for number in range(24):
+        write_file(tmp_path, "incompressible_ns_2d", f"ns_incom_inhom_2d_8-{number}.h5", count=1)
+    code = """
+import resource, sys
+from pathlib import Path
+from ups.data.trajectories import TrajectoryReader, find_datasets, find_files
+folder = Path(sys.argv[1])
+(dataset,) = find_datasets(folder, find_files(folder)).values()
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, int(sys.argv[2])))
+with TrajectoryReader(folder, dataset) as reader:
+    print(sum(reader.read(index).shape[0] for index in range(24)))
+"""
+    raised, kept = (
+        subprocess.run([sys.executable, "-c", code, str(tmp_path), hard], capture_output=True, text=True)
+        for hard in ("60", "20")
+    )
+    assert raised.stdout == f"{24 * 5}\n"
+    assert "(Too many open files); raise the limit, see `ulimit -n`" in kept.stderr
 
 
 def test_coefficient_samples_equal_the_reader(tmp_path: Path, datasets: dict[str, Dataset]):

@@ -5,6 +5,7 @@ complete floating-point arrays that are stored in the file itself are read; anyt
 HDF5 itself crashes or hangs on some damaged files: `ups.data.inspection` is the first to read a file for that reason.
 """
 
+import errno
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ MAX_TEXT_BYTES = 2**12  # of an attribute
 MAX_LABEL_LENGTH = 2**14
 PACKED, MISSING = ("scale_factor", "add_offset"), ("_FillValue", "missing_value")  # attributes, as NetCDF has them
 PLAIN = "store floating-point numbers, NaN where some are missing, without such an attribute"
+WRITE_PLAIN = "write it without compression (h5repack -f NONE)"
 MAX_NAMES = 2**20  # at the root of a file
 MAX_UNPACKED_RATIO, FREE_UNPACKED_BYTES = 32, 2**26  # an array may have 64 MiB, or 32 times the bytes of its file
 MAX_REASON_LENGTH = 500
@@ -96,7 +98,8 @@ def head_of(path: Path) -> bytes:
         with path.open("rb") as stream:
             return stream.read(80)
     except OSError as error:
-        raise file_fault(path, f"cannot be read ({error.strerror})", "check its permissions") from error
+        remedy = "raise the limit, see `ulimit -n`" if error.errno == errno.EMFILE else "check its permissions"
+        raise file_fault(path, f"cannot be read ({error.strerror})", remedy) from error
 
 
 def describe_content(head: bytes) -> str:
@@ -245,7 +248,7 @@ def open_array(file: h5py.File, name: str, rank: int, kind: str = "f") -> h5py.D
         raise file_fault(file.filename, f"parts of {name!r} were never written")
     if dataset.nbytes > max(FREE_UNPACKED_BYTES, MAX_UNPACKED_RATIO * file.id.get_filesize()):
         what = f"{name!r} unpacks to {dataset.nbytes} bytes, over {MAX_UNPACKED_RATIO} times the size of the file"
-        raise file_fault(file.filename, what)
+        raise file_fault(file.filename, what, f"download it again, or {WRITE_PLAIN}")
     return dataset
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from ups.data import hdf5
 from ups.data.families import Dataset, Family, Subsample
-from ups.data.hdf5 import file_fault
+from ups.data.hdf5 import WRITE_PLAIN, file_fault
 from ups.data.pdebench import FAMILIES
 from ups.errors import KINDS, Fault
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 CPU_SECONDS = 5  # from one access to a file to the next
 MEMORY_BYTES = 5 * 2**30  # address space of the child
-LIMITS = {signal.SIGPROF: f"took more than {CPU_SECONDS} seconds of computing for one access"}
+SLOW = f"took more than {CPU_SECONDS} seconds of computing for one access"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HDF5_PLUGIN_PATH": ""}
 
 Advance = Callable[[int], object]
@@ -70,7 +70,9 @@ def inspect(task: str, advance: Advance | None = None, fetch: Fetch | None = Non
             output.seek(0)
             raise RuntimeError(f"inspection of {path}: {output.read()[-4000:]}")
     name = signal.Signals(-child.returncode)
-    raise file_fault(path, LIMITS.get(name, f"crashed HDF5 ({name.name}), so it is damaged"))
+    if name == signal.SIGPROF:
+        raise file_fault(path, SLOW, f"download it again, or {WRITE_PLAIN}, or with chunks of one trajectory")
+    raise file_fault(path, f"crashed HDF5 ({name.name}), so it is damaged")
 
 
 def _converse(
@@ -126,13 +128,14 @@ def describe(folder: str, names: list[str], subsample: Subsamples, **fractions: 
 
     Initial states are compared on all points of the first snapshots, so that splits do not depend on strides.
     """
-    from ups.data.recognition import warn_of_lengths
+    from ups.data.recognition import warn_of_chunks, warn_of_lengths
     from ups.data.splits import split
     from ups.data.trajectories import find_datasets, name_variants
 
     taken, thinned = _subsample(Path(folder), find_datasets(Path(folder), names), subsample)
     named = name_variants(thinned)
     warn_of_lengths(named.values())
+    warn_of_chunks(Path(folder), named.values())
     return {"datasets": _as_json(named), "splits": split(Path(folder), taken, **fractions)}
 
 

@@ -8,14 +8,17 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from ups.data.arrays import open_data
 from ups.data.families import Dataset, Family
-from ups.data.hdf5 import file_fault, read_label
+from ups.data.hdf5 import WRITE_PLAIN, file_fault, open_dataset, read_label
+from ups.data.layouts import arrays_of
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
 
 log = logging.getLogger(__name__)
 
 LENGTH_TOLERANCE = 0.01
+SLOW_BYTES = 2**26  # unpacked for one trajectory: a tenth of a second
 
 
 def find_family(file_name: str) -> Family | None:
@@ -72,6 +75,20 @@ def warn_of_lengths(datasets: Iterable[Dataset]) -> None:
             one, other = (" x ".join(f"{length:g}" for length in found.lengths) for found in (first, each))
             what = "%s: its domain of length %s is that of %s of length %s for a model, which has no input that says it"
             log.warning(what, each.name, other, first.name, one)
+
+
+def warn_of_chunks(folder: Path, datasets: Iterable[Dataset]) -> None:
+    """Warn of compressed arrays whose chunks hold several trajectories: to read one, all of them are unpacked."""
+    for each in datasets:
+        family, path = FAMILIES[each.family], folder / each.files[0]
+        if family.layout in ("groups", "batch"):
+            continue
+        with open_data(path) as file:
+            for array in (open_dataset(file, name) for name in arrays_of(file, family)):
+                count, chunk = (sizes[-2 - len(family.axes)] for sizes in (array.shape, array.chunks or array.shape))
+                if array.compression and chunk > 1 and array.nbytes * chunk > SLOW_BYTES * count:
+                    what = "%s: to read one trajectory of %s, %d are unpacked; %s, or with chunks of one"
+                    log.warning(what, path, array.name, chunk, WRITE_PLAIN)
 
 
 def digests_of(families: Iterable[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.recognition import family_of
 from ups.data.remote import list_remote
 from ups.errors import ConfigFault, printable
-from ups.files import NAME, is_remote
+from ups.files import NAME, allow_open_files, is_remote
 
 log = logging.getLogger(__name__)
 
@@ -231,6 +231,7 @@ class TrajectoryReader:
         self._ends = list(accumulate(dataset.counts))
         self._open: dict[str, OpenFile] = {}
         self._positions: dict[str, np.ndarray | range] = {}
+        allow_open_files()
 
     def __enter__(self) -> Self:
         return self
