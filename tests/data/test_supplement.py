@@ -1,13 +1,16 @@
 """Training splits filled up with simulated trajectories."""
 
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.data.test_simulate import write
+from tests.evaluation.test_kept import COMPUTE
 from ups.config import WHOLE, SimulateConfig, SplitConfig, SubsampleConfig
 from ups.data import supplement as module
 from ups.data.families import Dataset, Subsample
@@ -15,6 +18,9 @@ from ups.data.simulate import simulate
 from ups.data.supplement import SEED_OFFSET, fill_up, recipes_like
 from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import ConfigFault, DataFault
+from ups.evaluation.entries import Described, scored_trajectories, trajectories_digest
+from ups.evaluation.external import score_predictions
+from ups.files import write_json
 from ups.pipelines.data import describe_datasets, list_folder
 from ups.runs.stage_cache import Receipt
 from ups.solvers import SIMULATED_FAMILIES
@@ -90,6 +96,27 @@ def test_what_is_filled_up_is_another_receipt(root: Path):
     receipts = [described(root, fill_to) for fill_to in (0, 4, 5)]
     assert len({receipt["fingerprint"] for receipt in receipts}) == 3
     assert len(receipts[1]["sources"]) == 2
+
+
+def test_added_trajectories_are_not_scored(root: Path):
+    """The test trajectories are the same with and without them, and for a copy of the given file elsewhere."""
+    without, filled = described(root, 0), described(root, 8)
+    ((name, dataset),) = _datasets(filled).items()
+    write_json(root / "04_feature/datasets.json", filled)
+    own = Described.below(root).test_trajectories(name)
+    assert trajectories_digest(own) == trajectories_digest(_scored(without, name)) and len(own["files"]) == 1
+    with TrajectoryReader(root / "given", dataset) as reader:
+        u = np.stack([reader.read(index) for index in filled["splits"][name]["test"]])
+    np.savez(root / "predictions.npz", h=u[:, :, 0])
+    copy = shutil.copy(root / "given" / dataset.files[0], root)
+    asked = {"family": None, "method": None, "compute": COMPUTE, "seed": 0, "test_split_of": root}
+    scores = score_predictions(root / "predictions.npz", Path(copy), **asked)
+    assert trajectories_digest(scores["trajectories"]) == trajectories_digest(own)
+
+
+def _scored(receipt: Receipt, name: str) -> dict[str, Any]:
+    md5 = {file: entry["md5"] for file, entry in receipt["sources"].items()}
+    return scored_trajectories(receipt["datasets"][name], md5, receipt["splits"][name]["test"])
 
 
 def test_trajectories_are_simulated_once(root: Path, monkeypatch: pytest.MonkeyPatch):

@@ -169,7 +169,7 @@ def find_families(folder: Path, known: list[Family]) -> dict[str, str]:
 
 def md5_of(path: Path) -> str:
     """MD5 of a file; of a folder that of the names and MD5 of its files."""
-    if path.is_file():
+    if not path.is_dir():
         return digest_of(path, "md5")
     inner = ((str(each.relative_to(path)), digest_of(each, "md5")) for each in files_in(path))
     return hashlib.md5(repr(list(inner)).encode(), usedforsecurity=False).hexdigest()

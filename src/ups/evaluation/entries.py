@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ups.data.latent_cache import LatentCache
+from ups.data.sources import is_added
 from ups.errors import DataFault
 from ups.evaluation.tables import STRONG, WITHOUT_SAMPLING
 from ups.files import read_json
@@ -22,10 +23,13 @@ from ups.metrics.bootstrap import bootstrap_interval
 def scored_trajectories(dataset: dict[str, Any], source_files: dict[str, str], test: list[int]) -> dict[str, Any]:
     """What makes predicted trajectories the same: MD5 of their files, the part of the files that is read, numbers.
 
-    `dataset` is as `dataclasses.asdict(Dataset)`, `source_files` have the MD5 of its files by name.
+    `dataset` is as `dataclasses.asdict(Dataset)`, `source_files` have the MD5 of its files by name. Files that were
+    simulated for training do not count: their trajectories are behind all others.
     """
-    chosen = {name: dataset[name] for name in ("grid", "times", "subsample", "counts")}
-    return chosen | {"files": [source_files[name] for name in dataset["files"]], "test": test}
+    chosen = {name: dataset[name] for name in ("grid", "times", "subsample")}
+    files = zip(dataset["files"], dataset["counts"], strict=True)
+    given = {name: count for name, count in files if not is_added(name)}
+    return chosen | {"counts": list(given.values()), "files": [source_files[name] for name in given], "test": test}
 
 
 def trajectories_digest(chosen: dict[str, Any]) -> str:

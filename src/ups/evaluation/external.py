@@ -20,7 +20,7 @@ from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.recognition import warn_of_lengths
 from ups.data.samples import domains
-from ups.data.sources import md5_of
+from ups.data.sources import is_added, md5_of
 from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault
 from ups.evaluation.entries import Described, scored_trajectories
@@ -161,7 +161,7 @@ def score_predictions(
                 predictor = partial(_read_slab, file, method, start, compute.device)
                 score_batch(_no_latents, batch, [predictor], {(method, "rollout"): suite})
     mode = {} if origin.mode is None else {"mode": origin.mode}
-    md5 = {name: md5_of(truth.parent / name) for name in dataset.files}
+    md5 = {name: md5_of(truth.parent / name) for name in dataset.files if not is_added(name)}
     return {
         "method": method,
         "dataset": dataset.name,
