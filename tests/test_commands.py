@@ -1,5 +1,6 @@
 """The command line `ups`."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,31 @@ def test_check_needs_the_definition(project: Path):
     result = run("check", "a.hdf5")
     assert result.exit_code == 0, result.output
     assert "u [m] surface elevation" in result.output and "complete: kedro run --params source=folder" in result.output
+
+
+def test_check_says_the_whole_command(project: Path):
+    """With the environment that defines the family, in quotes where needed; a folder with a comma must be renamed."""
+    (project / "conf/mine").mkdir()
+    (project / "conf/mine/families.yml").write_text(yaml.safe_dump({"kdv_1d": ENTRY | {"name": "kdv_1d"}}))
+    result = run("check", "a.hdf5", "--env", "mine")
+    assert result.output.splitlines()[-1] == "complete: kedro run --env mine --params source=folder,raw_root=."
+    for name in ("my data", "my,data"):
+        (project / name).mkdir()
+        shutil.copy(project / "a.hdf5", project / name)
+    result = run("check", "my data/a.hdf5", "--env", "mine")
+    assert result.output.endswith("--params 'source=folder,raw_root=my data'\n")
+    result = run("check", "my,data/a.hdf5", "--env", "mine")
+    assert result.exit_code == 2 and "my,data: rename the folder" in result.output
+
+
+def test_score_takes_families_of_an_environment(project: Path):
+    """A family that `conf/mine` defines is known with `--env mine` alone."""
+    (project / "conf/mine").mkdir()
+    (project / "conf/mine/families.yml").write_text(yaml.safe_dump({"kdv_1d": ENTRY | {"name": "kdv_1d"}}))
+    asked = ("score", "a.hdf5", "--dataset", "a.hdf5")
+    assert "is of the family 'kdv_1d', which is not defined" in run(*asked).output
+    result = run(*asked, "--env", "mine")
+    assert result.exit_code == 0, result.output
 
 
 def test_check_takes_a_link_by_its_own_name(project: Path):

@@ -350,6 +350,7 @@ WRONG = [
     ("selection.beam.width", 3),
     ("selection.if_corrector_off.sigma", 0.0),
     ("selection.sigma_min", 5.0),
+    ("selection.if_corrector_off.num_steps", 3),
     ("shifts.num_trajectories", [12, 6]),
     ("shifts.parameters", [1.0]),
     ("shifts.amplitudes", [0.0]),

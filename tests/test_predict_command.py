@@ -91,6 +91,16 @@ def test_predict_and_score(root: Path, source: Path, tmp_path: Path):
     assert {(r["method"], r["horizon"], r["num_trajectories"]) for r in records} == {("p", "rollout", 5)}
 
 
+@pytest.mark.parametrize("beta", [("--beta", -0.3), ("--beta=-0.3",)])
+def test_parameters_may_stand_before_the_files(root: Path, source: Path, tmp_path: Path, beta: tuple):
+    """The usage line says options first: they are those of the command and the parameters of the PDE."""
+    asked = ("--model", root, "--family", "advection_1d", *beta, "--steps", 3)
+    done = ups("predict", *asked, source, tmp_path / "p.hdf5")
+    assert done.exit_code == 0, done.output
+    with h5py.File(tmp_path / "p.hdf5") as file:
+        assert file.attrs["beta"] == -0.3
+
+
 def test_a_killed_command_goes_on(root: Path, source: Path, tmp_path: Path):
     """After SIGKILL in the third batch the same command ends with the file of an undisturbed one."""
     asked = ("--model", root, "--family", "advection_1d", "--steps", 3)
@@ -126,7 +136,7 @@ def test_info_and_export(root: Path, tmp_path: Path):
         (("--family", "advection_1d", "--steps", 3, "--nu", 1), "has no parameter 'nu'"),
         (("--family", "advection_1d", "--steps", 3, "--beta", "x"), "not a number"),
         (("--family", "advection_1d", "--steps", 3, "--beta"), "not a number"),
-        (("--family", "advection_1d", "--steps", 3, "more"), "unexpected 'more'"),
+        (("--family", "advection_1d", "--steps", 3, "more"), "unexpected extra argument (more)"),
         (("--family", "advection_1d", "--steps", 3, "--device", "foo"), "no device 'foo'"),
         (("--steps", 3), "Missing option '--family'"),
     ],

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -19,7 +20,6 @@ from ups.errors import ConfigFault, DataFault, Fault, Preempted, most_similar
 OPTION_SIMILARITY = 0.75  # of an unknown option that is a misspelt one, and no parameter of a PDE
 FILE = click.Path(path_type=Path)
 FORMATS = ["bundle", "pt2", "onnx", "aoti"]
-ANY_OPTION = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 class FaultExit(click.ClickException):
@@ -52,13 +52,33 @@ class Commands(click.Group):
             raise FaultExit(Preempted("interrupted; the same command goes on")) from None
 
 
+class WithParameters(click.Command):
+    """A command that takes parameters of a PDE as further options, `--nu 0.01` or `--nu=0.01`, at any place.
+
+    They are in `click.Context.args`: names and values by turns.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = {name for option in self.get_params(ctx) for name in option.opts}
+        own, parameters, words = [], [], iter(args)
+        for word in words:
+            name, equals, value = word.partition("=")
+            if name.startswith("--") and name not in options:
+                parameters += [name, value if equals else next(words, "")]
+            else:
+                own.append(word)
+        super().parse_args(ctx, own)
+        ctx.args = parameters
+        return parameters
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ups")
 def main() -> None:
     """Universal Physics Stack: trained surrogates of PDEs."""
 
 
-@main.command(context_settings=ANY_OPTION)
+@main.command(cls=WithParameters)
 @click.argument("source", metavar="IN", type=FILE)
 @click.argument("target", metavar="OUT", type=FILE)
 @click.option("--model", "place", default="data", show_default=True, help="Data root or bundle with the models.")
@@ -94,17 +114,14 @@ def predict(context: click.Context, source: Path, target: Path, place: str, devi
 
 
 def _parameters(given: list[str]) -> dict[str, float]:
-    """The parameters of the PDE among the options: `--nu 0.01` or `--nu=0.01`."""
-    words = [part for word in given for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    """The parameters of the PDE, of names and values by turns."""
     parameters = {}
-    for name, value in zip(words[::2], words[1::2] + [""] * (len(words) % 2), strict=True):
-        near = most_similar(name, [option.opts[0] for option in predict.params], OPTION_SIMILARITY)
-        hint = f"did you mean {near}?" if near else "parameters of the PDE are given as `--nu 0.01`"
-        if not name.startswith("--"):
-            raise ConfigFault(f"unexpected {name!r}: {hint}")
+    for name, value in zip(given[::2], given[1::2], strict=True):
         try:
             parameters[name[2:]] = float(value)
         except ValueError:
+            near = most_similar(name, [option.opts[0] for option in predict.params], OPTION_SIMILARITY)
+            hint = f"did you mean {near}?" if near else "parameters of the PDE are given as `--nu 0.01`"
             raise ConfigFault(f"{name} is {value!r}, not a number: {hint}") from None
     return parameters
 
@@ -181,7 +198,10 @@ def check(file: Path, family: str | None, env: str) -> None:
         click.echo(f"- {problem}")
     if found["problems"]:
         raise DataFault(f"{file}: cannot be used yet, see the {len(found['problems'])} line(s) above")
-    click.echo(f"complete: kedro run --params source=folder,raw_root={file.parent}")
+    if "," in str(file.parent):
+        raise ConfigFault(f"{file.parent}: rename the folder, because `kedro run --params` separates values at commas")
+    chosen = "" if env == "local" else f" --env {quote(env)}"
+    click.echo(f"complete: kedro run{chosen} --params {quote(f'source=folder,raw_root={file.parent}')}")
 
 
 def define_families(conf: Path, env: str) -> None:
@@ -219,7 +239,8 @@ def agent(root: Path, minutes: float) -> None:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the confidence intervals.")
 @click.option("--device", help="cpu or cuda; by default a GPU if there is one.")
 @click.option("--output", type=FILE, help="JSON file for the scores, which `leaderboard.scores` takes.")
-def score(predictions: Path, truth: Path, output: Path | None, device: str | None, **asked: Any) -> None:
+@click.option("--env", metavar="NAME", default="local", help="Environment of conf with families.yml, besides base.")
+def score(predictions: Path, truth: Path, output: Path | None, device: str | None, env: str, **asked: Any) -> None:
     """Score the rollouts in the file PREDICTIONS, of whatever model, by the metrics of the evaluation.
 
     PREDICTIONS is zarr, HDF5, NetCDF, npz or npy and has the shapes of the dataset: an array (N, T, *grid) per field, a
@@ -234,7 +255,7 @@ def score(predictions: Path, truth: Path, output: Path | None, device: str | Non
     from ups.evaluation.tables import rollout_table
     from ups.files import write_json
 
-    define_families(Path("conf"), "local")
+    define_families(Path("conf"), env)
     scores = score_predictions(predictions, truth, compute=Compute.on(device), **asked)
     get_console().print(rollout_table(scores["records"]))
     if output is not None:

@@ -149,6 +149,8 @@ class SelectionConfig(Section):
     def _check_sizes(self) -> "SelectionConfig":
         if self.sigma_min >= self.if_corrector_off.sigma:
             raise ValueError("selection.sigma_min must be below selection.if_corrector_off.sigma")
+        if self.sampler == "consistency" and self.if_corrector_off.num_steps > 2:
+            raise ValueError("selection.if_corrector_off.num_steps must be 1 or 2 with selection.sampler consistency")
         if self.sizes != sorted(set(self.sizes)):
             raise ValueError(f"selection.sizes must increase, got {self.sizes}")
         cost = self.beam.width * self.beam.successors
