@@ -39,10 +39,14 @@ def truth_of(family: str) -> Tensor:
 
 @dataclass
 class Model:
-    """Predictions (B, T, 1, *grid) of every method for each family, and the share of values that limits changed."""
+    """Predictions (B, T, 1, *grid) of every method for each family, and the share of values that limits changed.
+
+    Truth and predictions are scored in units of 1 / `scale`.
+    """
 
     predictions: dict[tuple[str, str], Prediction] = field(default_factory=dict)
     limited: dict[str, float] = field(default_factory=dict)
+    scale: float = 1.0
 
     def records(self) -> list[dict[str, Any]]:
         """Records as the evaluation writes them."""
@@ -54,14 +58,14 @@ class Model:
         ]
 
     def _numbers(self, family: str, method: str, horizon: str, prediction: Prediction) -> list[dict[str, Any]]:
-        is_steady, u = FAMILIES[family].steady, truth_of(family)
+        is_steady, u = FAMILIES[family].steady, self.scale * truth_of(family)
         target, u_0 = u[:, (not is_steady) :], None if is_steady or horizon == "one_step" else u[:, 0]
         conserved, non_negative = [[0], []] if family == WAVE else [[0], [0]]
         suite = ScoreSuite(u.ndim - 3, 5, conserved, 0, non_negative)
         ensemble: EnsembleErrors | None = None
         if isinstance(prediction, tuple):
-            ensemble, prediction = ensemble_errors(prediction[0], target), prediction[1]
-        suite.add(suite.reduce(prediction, Truth(target), u_0, ensemble))
+            ensemble, prediction = ensemble_errors(self.scale * prediction[0], target), prediction[1]
+        suite.add(suite.reduce(self.scale * prediction, Truth(target), u_0, ensemble))
         found = [{"metric": name, "value": score.value} for name, score in suite.compute().items()]
         if method == plain_method(family):
             share = self.limited.get(family, 0.0)
@@ -198,6 +202,18 @@ def test_a_broken_model_is_graded(spoiling: Callable[[Model], None], datasets: s
     assert {grades[name]["grade"] for name in datasets} == {grade}, grades
     assert line in {reason.split(":")[0] for name in datasets for reason in grades[name]["reasons"]}, grades
     assert verdict["passed"] == (grade == "weak")
+
+
+@pytest.mark.parametrize("spoiling", [lambda _: None, *(row[0] for row in BROKEN.values())], ids=["good", *BROKEN])
+def test_units_do_not_matter(spoiling: Callable[[Model], None]):
+    """In units a billion times as large every gate has the same outcome, and so has the run."""
+    usual, tiny = good_model(), good_model()
+    tiny.scale = 1e-9
+    for model in (usual, tiny):
+        spoiling(model)
+    expected, found = verdict_of(usual), verdict_of(tiny)
+    assert [line["passed"] for line in found["gates"]] == [line["passed"] for line in expected["gates"]]
+    assert found["passed"] == expected["passed"]
 
 
 @pytest.mark.parametrize(("factor", "passed"), [(1.06, False), (1.04, True), (0.5, True)])

@@ -7,7 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.metrics.errors import EPS, L2RE, MAE, VRMSE, conservation_drift, correlation, correlation_time, nRMSE, rms
+from ups.metrics.errors import (
+    EPS,
+    L2RE,
+    MAE,
+    VRMSE,
+    conservation_drift,
+    correlation,
+    correlation_time,
+    negative_part,
+    nRMSE,
+    rms,
+)
 
 
 def random_field(*shape: int) -> Tensor:
@@ -31,9 +42,9 @@ def test_VRMSE_is_nRMSE_without_a_mean():  # noqa: N802
 
 
 def test_VRMSE_of_a_constant_truth_is_finite():  # noqa: N802
-    """Where the truth does not vary the error is divided by the root of 1e-7."""
+    """Where the truth does not vary the error is divided by the root of 1e-7 times its RMS."""
     u_ref = torch.full((1, 1, 1, 8), 3.0)
-    assert VRMSE(u_ref + 1e-3, u_ref).item() == pytest.approx(1e-3 / math.sqrt(1e-7), rel=1e-3)
+    assert VRMSE(u_ref + 1e-3, u_ref).item() == pytest.approx(1e-3 / (3 * math.sqrt(1e-7)), rel=1e-3)
 
 
 def test_MAE_by_hand():  # noqa: N802
@@ -55,6 +66,21 @@ def test_a_truth_of_zero_is_divided_by_eps(error: Callable[[Tensor, Tensor], Ten
     """An error of EPS beside a truth of zero is a relative error of 1."""
     u_ref = torch.zeros(1, 2, 1, 8)
     assert torch.allclose(error(u_ref + EPS, u_ref), torch.ones(()))
+
+
+@pytest.mark.parametrize("error", [nRMSE, VRMSE, correlation])
+def test_units_do_not_matter(error: Callable[[Tensor, Tensor], Tensor]):
+    """Prediction and truth in other units have the same error, also at a time when the truth vanishes."""
+    u_pred, u_ref = random_field(2, 3, 2, 16).flip(0), random_field(2, 3, 2, 16)
+    u_ref[0, 1, 0] = 0.0
+    assert torch.allclose(error(1e-9 * u_pred, 1e-9 * u_ref), error(u_pred, u_ref))
+
+
+@pytest.mark.parametrize("violation", [conservation_drift, negative_part])
+def test_units_do_not_matter_to_physics(violation: Callable[[Tensor, Tensor], Tensor]):
+    """Drift and negative parts are relative to the initial state."""
+    u, u_0 = random_field(2, 3, 2, 16), 1 + random_field(2, 2, 16)
+    assert torch.allclose(violation(1e-9 * u, 1e-9 * u_0), violation(u, u_0))
 
 
 def test_correlation_counts_relative_variations():

@@ -174,7 +174,7 @@ def test_boundary_by_hand():
 
 
 def test_vanishing_reference_is_clamped_and_counted():
-    """A reference without signal is divided by EPS, so the error stays finite, and each such snapshot is counted."""
+    """Beside a reference without signal errors are divided by EPS of its scale, and each such snapshot is counted."""
     u_ref = torch.ones(2, 3, 2, 8)
     u_ref[0, 1, 1] = 0.0
     suite = MetricSuite()
@@ -220,9 +220,9 @@ def test_no_trajectory_is_no_metric():
 
 
 def test_a_reference_of_eps_is_not_clamped():
-    """Only a reference below EPS is counted."""
-    u_ref = torch.ones(1, 2, 1, 8, dtype=torch.float64)
-    errors = replace(snapshot_errors(u_ref, u_ref), rms_ref=torch.tensor([[[EPS], [EPS / 2]]], dtype=torch.float64))
+    """Only a reference below EPS of the largest in time is counted."""
+    u_ref, sizes = torch.ones(1, 3, 1, 8, dtype=torch.float64), torch.tensor([7, 7 * EPS, 3 * EPS], dtype=torch.float64)
+    errors = replace(snapshot_errors(u_ref, u_ref), rms_ref=sizes.reshape(1, 3, 1))
     suite = MetricSuite()
     suite.add(errors)
     assert suite.clamped == 1

@@ -13,6 +13,7 @@ from ups.metrics.suite import COMPAT, Score, ScoreSuite, Timeline, Truth, joined
 PDEBENCH = {"nRMSE", "RMSE", "max_error", "cRMSE", "bRMSE", "fRMSE_low", "fRMSE_mid", "fRMSE_high"}
 BANDS = {f"band_{kind}_{number}" for kind in ("error", "energy") for number in range(1, 5)}
 ALWAYS = PDEBENCH | {f"{COMPAT}{name}" for name in PDEBENCH} | BANDS | {"MAE", "L2RE", "VRMSE", "nyquist_energy"}
+WITH_UNIT = PDEBENCH - {"nRMSE"} | {"MAE", "CRPS"}
 ENSEMBLE = {"CRPS", "spread_skill", "miscalibration", "rank_deviation", "coverage", "ECE"}
 
 
@@ -73,6 +74,17 @@ def test_pieces_of_times_and_trajectories_do_not_matter(lengths: list[int]):
     suite.add(timeline.whole)
     expected = {name: score.value for name, score in measure(members, u_ref, [9]).items()}
     assert {name: score.value for name, score in suite.compute().items()} == pytest.approx(expected, rel=1e-12)
+
+
+def test_units_matter_only_to_scores_with_a_unit():
+    """In units a billion times as large all relative scores stay, also where the truth vanishes at some time."""
+    members, u_ref = random_fields(9)
+    u_ref[3, 2, 1] = 0.0
+    usual, tiny = measure(members, u_ref, [9]), measure(1e-9 * members, 1e-9 * u_ref, [9])
+    relative = [name for name in usual if name.removeprefix(COMPAT) not in WITH_UNIT and name != f"{COMPAT}nRMSE"]
+    assert {"nRMSE", "L2RE", "VRMSE", "correlation_time", "conservation_drift", "nyquist_energy"} <= set(relative)
+    for name in relative:
+        assert tiny[name].value == pytest.approx(usual[name].value, rel=1e-9), name
 
 
 def test_opposite_errors_of_two_channels_do_not_cancel():

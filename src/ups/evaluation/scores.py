@@ -169,8 +169,8 @@ def score_part(
             score_batch(on_grid.encode, batch, predictors, suites, keeper)
             advance(len(batch.indices))
     if part.plain and (clamped := suites["codec", "rollout"].metrics.clamped):
-        message = "%s: %d reference snapshots vanish (RMS below %g); nRMSE is RMSE / %g there"
-        log.warning(message, dataset.name, clamped, EPS, EPS)
+        message = "%s: %d reference snapshots vanish (RMS below %g of the largest in time); nRMSE divides by this limit"
+        log.warning(message, dataset.name, clamped, EPS)
     arrays = statistics(suites) | (description(dataset) if part.plain else {})
     if (plain := plain_method(family)) in counted:
         count = limited[plain, "rollout"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from ups.data.families import Dataset, base_of
 from ups.data.pdebench import FAMILIES
 from ups.evaluation.tables import finite
-from ups.metrics.errors import EPS, conservation_drift, negative_part, rms
+from ups.metrics.errors import EPS, at_least_eps, conservation_drift, negative_part, rms
 from ups.solvers.families import equation_of
 from ups.solvers.numerics import wall_divergence
 from ups.solvers.reaction import INFLOW, D
@@ -59,7 +59,7 @@ def violations(dataset: Dataset, u: Tensor, u_0: Tensor) -> dict[str, Tensor]:
     if velocity:
         divergence = wall_divergence(u[:, 1:, velocity].flatten(0, 1), spacing).unflatten(0, (len(u), -1))
         speed = u_0[:, velocity].square().sum(1).flatten(1).mean(-1).sqrt()
-        found["divergence"] = max(spacing) * rms(divergence[:, :, None]) / speed.clamp_min(EPS)[:, None, None]
+        found["divergence"] = max(spacing) * rms(divergence[:, :, None]) / at_least_eps(speed[:, None, None])
     return found
 
 
@@ -99,7 +99,7 @@ def _spacing(dataset: Dataset) -> tuple[float, ...]:
 
 def _size(u_0: Tensor) -> Tensor:
     """RMS over space of an initial state, (B, C, *grid) -> (B, 1, C)."""
-    return rms(u_0[:, None]).clamp_min(EPS)
+    return at_least_eps(rms(u_0[:, None]))
 
 
 Violations = dict[str, Tensor]  # name -> (B, T, C_r)

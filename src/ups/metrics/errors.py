@@ -8,15 +8,28 @@ code has no EPS and averages over batches; what else differs is listed at `ups.m
 import torch
 from torch import Tensor
 
-EPS = 1e-6  # the float32 round-off of a field of order ten: a weaker reference holds no signal
+EPS = 1e-6  # ten times the round-off of float32: a reference that is weaker, relative to its scale, holds no signal
+LEAST_STD = 1e-7**0.5  # The Well adds 1e-7 to variances of fields of order one
+
+
+def scale_of(size: Tensor) -> Tensor:
+    """The largest size of a reference over time, 1 where it is always zero: (B, T, ...) -> (B, 1, ...)."""
+    largest = size.amax(dim=1, keepdim=True)
+    return torch.where(largest > 0, largest, 1.0)
+
+
+def at_least_eps(size: Tensor) -> Tensor:
+    """The size of a reference, at least EPS of `scale_of`: (B, T, ...) -> (B, T, ...)."""
+    return torch.maximum(size, EPS * scale_of(size))
 
 
 def nRMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
-    """RMSE / max(RMS over space of u_ref, EPS), per trajectory, time and channel: (B, T, C, *grid) -> (B, T, C).
+    """RMSE / max(RMS over space of u_ref, EPS U), per trajectory, time and channel: (B, T, C, *grid) -> (B, T, C).
 
-    PDEBench (arXiv:2210.07182), with EPS against a division by zero where a field vanishes.
+    PDEBench (arXiv:2210.07182), with EPS against a division by zero where a field vanishes. U is the largest RMS over
+    time, so that the unit of a field does not matter, and 1 for a field that is zero at all times.
     """
-    return rms(u_pred - u_ref) / rms(u_ref).clamp_min(EPS)
+    return rms(u_pred - u_ref) / at_least_eps(rms(u_ref))
 
 
 def MAE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
@@ -25,20 +38,25 @@ def MAE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
 
 
 def VRMSE(u_pred: Tensor, u_ref: Tensor) -> Tensor:  # noqa: N802
-    """RMSE / sqrt(variance over space of u_ref + 1e-7): (B, T, C, *grid) -> (B, T, C); 1 predicts the mean.
+    """RMSE / `variation` of u_ref: (B, T, C, *grid) -> (B, T, C); 1 predicts the mean.
 
     The Well (arXiv:2412.00568). Not meaningful where the reference is constant in space.
     """
-    return rms(u_pred - u_ref) / (rms(centred(u_ref)).square() + 1e-7).sqrt()
+    return rms(u_pred - u_ref) / variation(rms(centred(u_ref)), rms(u_ref))
+
+
+def variation(std_ref: Tensor, rms_ref: Tensor) -> Tensor:
+    """The standard deviation over space of a reference, at least LEAST_STD of its largest RMS over time: (B, T, C)."""
+    return torch.maximum(std_ref, LEAST_STD * scale_of(rms_ref))
 
 
 def L2RE(error: Tensor, reference: Tensor) -> Tensor:  # noqa: N802
     """||u_pred - u_ref|| / ||u_ref|| over space and time together, from the `rms` of both: (B, T, C) -> (B, C).
 
-    DPOT (arXiv:2403.03542). The RMS of the reference is at least EPS, as in nRMSE.
+    DPOT (arXiv:2403.03542). The RMS of a reference that is zero at all times is EPS, as in nRMSE.
     """
-    error, reference = (values.square().mean(dim=1).sqrt() for values in (error, reference))
-    return error / reference.clamp_min(EPS)
+    error, reference = (values.square().mean(dim=1, keepdim=True).sqrt() for values in (error, reference))
+    return (error / at_least_eps(reference)).squeeze(1)
 
 
 def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -50,7 +68,7 @@ def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     deviation, deviation_ref = centred(u_pred), centred(u_ref)
     std, std_ref = rms(deviation), rms(deviation_ref)
     covariance = _spatial_mean(deviation * deviation_ref)
-    varies = std_ref > EPS * rms(u_ref).clamp_min(EPS)
+    varies = std_ref > EPS * at_least_eps(rms(u_ref))
     rho = torch.where(varies, covariance / (std * std_ref).clamp_min(torch.finfo(std.dtype).tiny), 0.0).sum(-1)
     num_varying = varies.sum(-1)
     rho = torch.where(num_varying > 0, rho / num_varying.clamp_min(1), 1.0)
@@ -72,8 +90,7 @@ def conservation_drift(u: Tensor, u_0: Tensor) -> Tensor:
 
     Zero for fields whose integral the equation and its boundary conditions conserve.
     """
-    change = _spatial_mean(u - u_0[:, None]).abs()
-    return change / u_0.abs().flatten(2).mean(-1).clamp_min(EPS)[:, None]
+    return _spatial_mean(u - u_0[:, None]).abs() / at_least_eps(_spatial_mean(u_0[:, None].abs()))
 
 
 def negative_part(u: Tensor, u_0: Tensor) -> Tensor:
@@ -81,7 +98,7 @@ def negative_part(u: Tensor, u_0: Tensor) -> Tensor:
 
     Zero for fields that are nowhere negative.
     """
-    return _spatial_mean((-u).clamp(min=0)) / rms(u_0[:, None]).clamp_min(EPS)
+    return _spatial_mean((-u).clamp(min=0)) / at_least_eps(rms(u_0[:, None]))
 
 
 def rms(u: Tensor) -> Tensor:

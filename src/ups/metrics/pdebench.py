@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ups.metrics.errors import EPS, SampleMeans, boundary_rms, rms
+from ups.metrics.errors import SampleMeans, at_least_eps, boundary_rms, centred, rms, variation
 from ups.metrics.spectra import error_spectra
 
 BANDS = {"low": (0, 4), "mid": (4, 12), "high": (12, None)}
@@ -15,13 +15,14 @@ BANDS = {"low": (0, 4), "mid": (4, 12), "high": (12, None)}
 class SnapshotErrors:
     """Reductions over space of an error u_pred - u_ref (B, T, C, *grid), from which all of PDEBench's metrics follow.
 
-    Shape (B, T, C): root mean square of the error, of the reference and over the boundary cells; mean and maximum of
-    the error. Shape (B, T, C, K): energy of the error per shell of wavenumbers, `radial` over full shells, `corner`
-    over the modes that PDEBench sums, see `ups.metrics.spectra`.
+    Shape (B, T, C): root mean square of the error, of the reference and over the boundary cells; standard deviation of
+    the reference; mean and maximum of the error. Shape (B, T, C, K): energy of the error per shell of wavenumbers,
+    `radial` over full shells, `corner` over the modes that PDEBench sums, see `ups.metrics.spectra`.
     """
 
     rms: Tensor
     rms_ref: Tensor
+    std_ref: Tensor
     boundary_rms: Tensor
     mean: Tensor
     maximum: Tensor
@@ -30,7 +31,11 @@ class SnapshotErrors:
 
     @property
     def nRMSE(self) -> Tensor:  # noqa: N802
-        return self.rms / self.rms_ref.clamp_min(EPS)
+        return self.rms / at_least_eps(self.rms_ref)
+
+    @property
+    def VRMSE(self) -> Tensor:  # noqa: N802
+        return self.rms / variation(self.std_ref, self.rms_ref)
 
 
 def snapshot_errors(u_pred: Tensor, u_ref: Tensor) -> SnapshotErrors:
@@ -46,7 +51,8 @@ def snapshot_errors(u_pred: Tensor, u_ref: Tensor) -> SnapshotErrors:
     axes = tuple(range(3, error.ndim))
     radial, corner = error_spectra(error)
     mean, maximum = error.mean(dim=axes), error.abs().amax(dim=axes)
-    return SnapshotErrors(rms(error), rms(u_ref), boundary_rms(error), mean, maximum, radial, corner)
+    sizes = rms(error), rms(u_ref), rms(centred(u_ref)), boundary_rms(error)
+    return SnapshotErrors(*sizes, mean, maximum, radial, corner)
 
 
 class MetricSuite:
@@ -79,7 +85,7 @@ class MetricSuite:
         samples = {"nRMSE": errors.nRMSE, "RMSE": errors.rms, "bRMSE": errors.boundary_rms}
         self._means.add(samples | {"squared_mean": errors.mean.square(), "spectrum": errors.radial})
         self._max_error = torch.maximum(self._max_error.to(errors.maximum.device), errors.maximum.amax())
-        self._clamped = self._clamped.to(errors.rms_ref.device) + (errors.rms_ref < EPS).sum()
+        self._clamped = self._clamped.to(errors.rms_ref.device) + (errors.rms_ref < at_least_eps(errors.rms_ref)).sum()
 
     def compute(self) -> dict[str, float]:
         """Return the metrics of all samples so far."""
@@ -103,7 +109,7 @@ class MetricSuite:
 
     @property
     def clamped(self) -> int:
-        """Number of reference snapshots, counted per channel, whose RMS is below EPS."""
+        """Number of reference snapshots, counted per channel, whose RMS nRMSE raises to its least value."""
         return int(self._clamped)
 
 

@@ -64,8 +64,9 @@ def energy_error(prediction: Tensor, reference: Tensor, floor: Tensor) -> float:
 
 
 def energy_floor(reference: Tensor) -> Tensor:
-    """EPS^2 of the total energy of a spectrum (C, K), (C,): what is weaker is round-off."""
-    return EPS**2 * reference.sum(-1).clamp_min(EPS**2)
+    """EPS^2 of the total energy of a spectrum (C, K), (C,): what is weaker is round-off. EPS^4 where it is zero."""
+    total = reference.sum(-1)
+    return EPS**2 * torch.where(total > 0, total, EPS**2)
 
 
 def band_scores(error: Tensor, prediction: Tensor, reference: Tensor) -> dict[str, float]:

@@ -15,7 +15,6 @@ from ups.metrics.ensembles import EnsembleErrors, EnsembleSuite
 from ups.metrics.errors import (
     L2RE,
     MAE,
-    VRMSE,
     SampleMeans,
     conservation_drift,
     correlation,
@@ -122,7 +121,7 @@ class ScoreSuite:
         Metrics over time need the initial state u_0 (B, C, *grid) of the rollouts; ensemble scores need `ensemble`, the
         reductions of the members whose mean is u_pred.
         """
-        found = vars(snapshot_errors(u_pred, truth.u)) | {"MAE": MAE(u_pred, truth.u), "VRMSE": VRMSE(u_pred, truth.u)}
+        found = vars(snapshot_errors(u_pred, truth.u)) | {"MAE": MAE(u_pred, truth.u)}
         energies = radial_spectrum(u_pred), truth.spectrum, nyquist_energy(u_pred), nyquist_energy(truth.u)
         spectra = zip(SPECTRA, energies, strict=True)
         found |= {name: energy.double().sum(dim=1, keepdim=True) for name, energy in spectra}
@@ -142,8 +141,8 @@ class ScoreSuite:
         self._curves.append(errors.nRMSE.mean(dim=-1))
         energies = {"error_spectrum": errors.radial} | {name: reductions[name] for name in SPECTRA}
         self._spectra.add({name: energy.double().sum(dim=1) for name, energy in energies.items()})
-        scores = {name: reductions[name] for name in ("MAE", "VRMSE", *OF_PHYSICS) if name in reductions}
-        scores |= {"nRMSE": errors.nRMSE, "RMSE": errors.rms, "bRMSE": errors.boundary_rms}
+        scores = {name: reductions[name] for name in ("MAE", *OF_PHYSICS) if name in reductions}
+        scores |= {"nRMSE": errors.nRMSE, "VRMSE": errors.VRMSE, "RMSE": errors.rms, "bRMSE": errors.boundary_rms}
         scores["L2RE"] = L2RE(errors.rms, errors.rms_ref)
         if "correlation" in reductions:
             scores["correlation_time"] = correlation_time(reductions["correlation"])
