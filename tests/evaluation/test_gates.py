@@ -185,6 +185,14 @@ def test_the_better_baseline_counts():
     assert line["comparison"] == "rollout nRMSE of operator / the better of FNO and U-Net: 1.5, at most 1"
 
 
+@pytest.mark.parametrize(("ours", "passed"), [(0.3, True), (None, False)])
+def test_baselines_that_diverged_are_beaten_by_what_is_finite(ours: float | None, passed: bool):
+    """Where neither FNO nor U-Net is finite a finite score is 0 relative to them; one that diverged too fails."""
+    baselines = [record(None, "fno"), record(None, "unet")]
+    (line,) = judge([record(ours)], [gate(relative_to="baselines", at_most=1.0)], BURGERS, baselines)["gates"]
+    assert (line["value"], line["passed"]) == (0.0 if passed else None, passed)
+
+
 @pytest.mark.parametrize("other", ["baselines", "champion"])
 def test_other_trajectories_are_not_compared(other: str):
     """After another split of the same data the gate is not checked: as many trajectories are not the same ones."""
@@ -214,6 +222,19 @@ def test_the_champion_is_met_trajectory_by_trajectory(factor: float, passed: boo
 def test_a_champion_on_other_trajectories_cannot_be_met(ours: list[float | None]):
     """Without a pair for every trajectory there is no number, and the gate fails."""
     assert champion([0.1, 0.2], ours)["value"] is None
+
+
+@pytest.mark.parametrize(("last", "passed"), [(1.04, True), (1.06, False)])
+def test_a_champion_that_diverged_is_met_where_it_is_finite(last: float, passed: bool):
+    """The trajectory that it lost is left out, which is said; the others decide."""
+    line = champion([None, 0.1, 0.1], [9.0, 0.1 * last, 0.1 * last])
+    assert (line["value"], line["passed"]) == (pytest.approx(last), passed)
+    assert "same trajectories, 1 of 3 left out where it diverged: " in line["comparison"]
+
+
+def test_a_champion_that_diverged_everywhere_is_beaten_by_what_is_finite():
+    """Finite errors are 0 relative to it; an error that is not finite fails all the same."""
+    assert [champion([None, None], ours)["value"] for ours in ([0.1, 0.2], [0.1, None])] == [0.0, None]
 
 
 def test_a_hopeless_run_stops_early():
@@ -297,6 +318,30 @@ def test_a_champion_that_diverges_can_be_replaced():
     new["data of advection_1d"]["nRMSE"][5] = None
     decision = compare(new, old, 1.02)
     assert decision.is_better and decision.ratio == pytest.approx(0.9, abs=0.01)
+
+
+def changed(found: dict[str, Any], start: int, factor: float | None) -> dict[str, Any]:
+    """Errors of one dataset, from trajectory `start` on times a factor; None: they are lost."""
+    ((name, entry),) = found.items()
+    tail = [None if factor is None else factor * error for error in entry["nRMSE"][start:]]
+    return {name: entry | {"nRMSE": entry["nRMSE"][:start] + tail}}
+
+
+@pytest.mark.parametrize(("num_kept", "is_better"), [(0, True), (5, True), (20, True), (39, False), (40, False)])
+def test_to_stay_finite_is_to_win(num_kept: int, is_better: bool):
+    """Where the champion lost most trajectories 1 % more error on the others are no obstacle; one says nothing."""
+    old = errors({"advection_1d": 1.0})
+    decision = compare(errors({"advection_1d": 1.01}, seed=1), changed(old, num_kept, None), 1.02)
+    assert decision.is_better == is_better
+    lost = f"(0.5 on {40 - num_kept} of 40 test trajectories, where only the champion diverged)"
+    assert (lost in decision.reason) == (num_kept < 40)
+
+
+def test_wins_count_as_trajectories():
+    """Seven that the champion lost are too few, eight are enough; those that both lost do not count."""
+    for num_lost, found in ((33, False), (32, True)):
+        new, lost = errors({"advection_1d": 0.9}), changed(errors({"advection_1d": 1.0}), 0, None)
+        assert compare(changed(new, 40 - num_lost, None), lost, 1.02).is_better == found
 
 
 def test_few_trajectories_prove_nothing():

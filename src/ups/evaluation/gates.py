@@ -24,6 +24,7 @@ from ups.surrogate.trained import OFF
 
 GOOD, WEAK, UNUSABLE = GRADES
 CORRECTORS = ("diffusion", "consistency")
+WIN = 0.5  # ratio of errors where the champion alone diverged: its error counts as twice that of the new model
 SHOWN = {"one_step": "one-step", "rollout": "rollout"}
 
 Records = Sequence[dict[str, Any]]
@@ -50,6 +51,8 @@ def judge(
     name. A missing score and one that is not finite fail a gate, with the value None. Not checked are gates on a
     corrector that is off or was not trained, on the rounding of latents that are not rounded, on conservation or
     positivity where the PDE has none, and against baselines or a champion that have no scores of the same trajectories.
+    A champion is compared with on the trajectories where it is finite. Finite scores are 0 relative to baselines or a
+    champion that diverged everywhere.
 
     Returns:
         - "passed": every gate holds whose `otherwise` is not `weak`, and there is at least one gate
@@ -127,9 +130,9 @@ def _compared(gate: Gate, dataset: str, scores: Scores) -> tuple[float | None, s
     if gate.relative_to is None:
         return own, what
     if gate.relative_to == "baselines":
-        known = [_value(scores.baselines, (dataset, kind, gate.metric, gate.horizon)) for kind in STRONG]
-        best = min((value for value in known if value is not None), default=None)
-        return finite(ratio(own, best)), f"{what} / the better of FNO and U-Net"
+        keys = [(dataset, kind, gate.metric, gate.horizon) for kind in STRONG]
+        known = [_value(scores.baselines, key) for key in keys if key in scores.baselines]
+        return _over_best(own, known), f"{what} / the better of FNO and U-Net"
     if gate.relative_to == "champion":
         value, interval = _paired(scores.own.get(key), scores.champion.get(key))
         return value, f"{what} / the champion's, same trajectories{interval}"
@@ -141,15 +144,26 @@ def _value(records: dict[Key, dict[str, Any]], key: Key) -> float | None:
     return finite(records[key]["value"]) if key in records else None
 
 
+def _over_best(own: float | None, known: list[float | None]) -> float | None:
+    """A score over the lowest of `known`; 0 for a finite score where none of them is finite."""
+    best = min((value for value in known if value is not None), default=math.inf if known else None)
+    return finite(ratio(own, best))
+
+
 def _paired(own: dict[str, Any] | None, champion: dict[str, Any] | None) -> tuple[float | None, str]:
-    """Ratio of the mean errors of the same trajectories, and its 95 % interval in words where there are enough."""
+    """Ratio of the mean errors where the champion is finite, and in words what is left out and its 95 % interval."""
     errors = [[] if record is None else record["trajectories"] for record in (own, champion)]
-    if len(errors[0]) != len(errors[1]) or not errors[0] or None in (*errors[0], *errors[1]):
+    if len(errors[0]) != len(errors[1]) or not errors[0] or None in errors[0]:
         return None, ""
-    ours, theirs = (torch.tensor(values, dtype=torch.float64) for values in errors)
+    ours, theirs = _both(*errors)
+    kept = theirs.isfinite()
+    lost = "" if kept.all() else f", {int((~kept).sum())} of {len(kept)} left out where it diverged"
+    if not kept.any():
+        return 0.0, lost
+    ours, theirs = ours[kept], theirs[kept]
     ends = bootstrap_interval(ours, theirs, statistic=ratio_of_means, seed=0)
     interval = "" if ends is None else f" (95 % interval {number(ends[0])} to {number(ends[1])})"
-    return finite(ratio(float(ours.mean()), float(theirs.mean()))), interval
+    return finite(ratio(float(ours.mean()), float(theirs.mean()))), f"{lost}{interval}"
 
 
 def _grade(missed: list[tuple[Gate, dict[str, Any]]], *, is_checked: bool) -> dict[str, Any]:
@@ -166,8 +180,8 @@ def _grade(missed: list[tuple[Gate, dict[str, Any]]], *, is_checked: bool) -> di
 class Decision:
     """Whether the new model is better, and why in a few words.
 
-    `ratio` is the geometric mean over test trajectories of its nRMSE over that of the champion, with its 95 %
-    bootstrap `interval`; None where the models cannot be compared.
+    `ratio` is the geometric mean over test trajectories of its nRMSE over that of the champion, `WIN` where the
+    champion alone diverged, with its 95 % bootstrap `interval`; None where the models cannot be compared.
     """
 
     is_better: bool
@@ -204,7 +218,7 @@ def compare(new: Errors, champion: Errors, max_family_ratio: float) -> Decision:
     """Compare a model with the champion on the test trajectories of the champion.
 
     It is better if the interval of the ratio is below 1 and no family's mean error is more than `max_family_ratio`
-    times the champion's. Trajectories on which the champion alone diverged count only for the families.
+    times the champion's. Trajectories on which both diverged do not count.
     """
     missing = [name for name in champion if new.get(name, {}).get("trajectories") != champion[name]["trajectories"]]
     if missing:
@@ -216,15 +230,17 @@ def compare(new: Errors, champion: Errors, max_family_ratio: float) -> Decision:
         for family in families
     }
     worse = [f"{family} by {100 * (ratio - 1):.3g} %" for family, ratio in ratios.items() if ratio > max_family_ratio]
-    logs = torch.cat([torch.log(errors[0] / errors[1]) for errors in pairs.values()])
-    logs = logs[~logs.isneginf() & ~logs.isnan()]
     if worse:
         return Decision(False, f"it is worse on {', '.join(worse)}")
+    logs, num_won = _log_ratios(torch.cat(list(pairs.values()), 1))
     ends = bootstrap_interval(logs, statistic=np.mean, seed=0)
     if ends is None:
         return Decision(False, f"{len(logs)} test trajectories prove nothing: at least {MIN_TRAJECTORIES} are needed")
     ratio, interval = math.exp(logs.mean().item()), (math.exp(ends[0]), math.exp(ends[1]))
     shown = f"its nRMSE is {ratio:.3g} ({interval[0]:.3g} to {interval[1]:.3g}) times the champion's"
+    shown += (
+        f" ({WIN} on {num_won} of {len(logs)} test trajectories, where only the champion diverged)" if num_won else ""
+    )
     return Decision(interval[1] < 1, shown if interval[1] < 1 else f"{shown}: not surely better", ratio, interval)
 
 
@@ -232,6 +248,13 @@ def _both(new: list[float | None], champion: list[float | None]) -> Tensor:
     """Errors (2, N), infinite where a prediction diverged."""
     rows = [[math.inf if error is None else error for error in errors] for errors in (new, champion)]
     return torch.tensor(rows, dtype=torch.float64)
+
+
+def _log_ratios(errors: Tensor) -> tuple[Tensor, int]:
+    """Logarithms of the ratios of errors (2, N) where not both diverged, and where the champion alone did."""
+    won = errors[0].isfinite() & errors[1].isinf()
+    logs = torch.where(won, math.log(WIN), torch.log(errors[0] / errors[1]))
+    return logs[~logs.isneginf() & ~logs.isnan()], int(won.sum())
 
 
 def _ratio_of_means(pairs: list[Tensor]) -> float:
