@@ -259,13 +259,13 @@ def test_other_files_are_not_called_a_test_split(results: Results):
 
 
 def test_a_run_on_other_trajectories_has_no_factor():
-    """Half of the error on another test split says nothing of the models."""
+    """Half of the error on another test split says nothing of the models, and is never the best."""
     first, same, other = (
-        record("1D_Burgers", "operator", 0.5 * i) | {"digest": d} for i, d in ((2, "a"), (1, "a"), (1, "b"))
+        record("1D_Burgers", "operator", value) | {"digest": d} for value, d in ((1.0, "a"), (0.5, "a"), (0.2, "b"))
     )
     runs = {name: Scores([each], []) for name, each in (("this run", first), ("same", same), ("other", other))}
-    (row,) = run_rows(runs, {"1D_Burgers": "Burgers"}).rows
-    assert row[2:] == ["0.5 [0.1, 0.9] (× 0.5)", "0.5 [0.1, 0.9]"]
+    table = run_rows(runs, {"1D_Burgers": "Burgers"})
+    assert table.rows[0][2:] == ["0.5 [0.1, 0.9] (× 0.5)", "0.2 [0.1, 0.9]"] and table.best == {(0, 2)}
 
 
 def test_a_run_that_diverged_has_no_factor():

@@ -242,17 +242,17 @@ def run_rows(runs: dict[str, Scores], titles: dict[str, str]) -> ReportTable:
     for dataset in first.families:
         ours = plain_method(first.families[dataset])
         values = [scores.value(dataset, ours, "nRMSE", "rollout") for scores in runs.values()]
-        known = [value for value in values if value is not None]
-        best |= {(len(rows), 1 + i) for i, value in enumerate(values) if value is not None and value == min(known)}
-        cells = [scores.cell(dataset, ours, "nRMSE", "rollout") for scores in runs.values()]
         digests = [scores.digest(dataset, ours) for scores in runs.values()]
+        same = {i: value for i, value in enumerate(values) if value is not None and digests[i] == digests[0]}
+        best |= {(len(rows), 1 + i) for i, value in same.items() if value == min(same.values())}
+        cells = [scores.cell(dataset, ours, "nRMSE", "rollout") for scores in runs.values()]
         pairs = zip(values[1:], digests[1:], strict=True)
         factors = (ratio(value, values[0]) if digest == digests[0] else None for value, digest in pairs)
         words = [f"{cell} (× {number(x)})" if x else cell for cell, x in zip(cells[1:], factors, strict=True)]
         rows.append([titles[dataset], cells[0], *words])
     note = (
         "nRMSE of rollouts without corrector, with 95 % intervals; in parentheses the factor to this run, where both "
-        "were scored on the same trajectories."
+        "were scored on the same trajectories. Bold with a star: the best of the runs on the trajectories of this one."
     )
     return ReportTable("runs", "Runs side by side", ["dataset", *runs], rows, note, frozenset(best))
 
