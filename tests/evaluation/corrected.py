@@ -38,7 +38,7 @@ class Halving(nn.Module):
         self.statistics.max_fluctuation.fill_(1e6)
 
     def forward(self, z: Tensor, coefficients: Tensor, condition: Tensor, domain: Domain) -> Tensor:
-        return z[..., :1] / 2 + coefficients.sum(-1, keepdim=True)
+        return self.constrained(z[..., :1] / 2 + coefficients.sum(-1, keepdim=True), z, domain)
 
     def constrained(self, z_next: Tensor, z: Tensor, domain: Domain) -> Tensor:
         return self.statistics.limit_step(z_next, z[..., :1], domain)

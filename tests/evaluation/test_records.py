@@ -5,11 +5,12 @@ import torch
 from torch import Tensor
 
 from tests.evaluation.corrected import DOMAIN, FAMILY, make_surrogate, posterior_mean
-from ups.evaluation.predictions import Stepper
+from ups.diffusion import independent
+from ups.evaluation.predictions import Stepper, corrected_stepper
 from ups.evaluation.records import LimitCount, summary
 from ups.models.sizes import Sizes
 from ups.models.state_statistics import StateStatistics
-from ups.surrogate.surrogate import Setting
+from ups.surrogate.surrogate import Correction, Setting
 
 SETTING = Setting(FAMILY, DOMAIN, torch.zeros(2, 32, 0), torch.zeros(2, 1))
 
@@ -34,6 +35,22 @@ def test_limited_states_are_counted_for_their_method_alone():
     }
     add_one(z)
     assert count.scores()["limited_steps"].value == 0.5
+
+
+@pytest.mark.parametrize("method", ["diffusion", "consistency"])
+@pytest.mark.parametrize(("residual", "share"), [(0.5, 0.0), (2.0, 1.0)])
+def test_a_corrected_state_is_counted_once(method: str, residual: float, share: float):
+    """From a mean of 8 beyond its limit, halved to 4, residuals of 8 reach 12 and are limited to 8, of 2 are not."""
+    surrogate = make_surrogate(lambda x, sigma: torch.ones_like(x), lambda x, sigma: torch.ones_like(x))
+    surrogate.operator.statistics.max_mean.fill_(0.0)
+    correction, normal = Correction("sample", 80.0, 0.002, 1, residual, 0.0), independent(torch.Generator())
+    count = LimitCount(surrogate, FAMILY, torch.device("cpu"))
+    step = count.of(corrected_stepper(surrogate, method, correction, 1, normal)).start(SETTING)
+    step(torch.full((2, 32, 1), 8.0))
+    assert {name: score.value for name, score in count.scores().items()} == {
+        "limited_steps": share,
+        "limited_values": share,
+    }
 
 
 def test_without_limits_a_state_grows_beyond_them():

@@ -1,6 +1,7 @@
 """Statistics of latent states: normalization by a state's own amplitude, and limits that keep every rollout finite."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +39,9 @@ class StateStatistics(nn.Module):
     `history` says of which families a state is two snapshots; all functions here take the latents of one.
 
     `limited` (3,), None except while predictions are scored, counts the predicted states, those that a limit has
-    changed, and the changed values, as a sum over the states of their share. Changes below a hundredth of
-    `fluctuation_rms` do not count: a wave whose RMS stays the same is rescaled by a little in every step.
+    changed, and the changed values, as a sum over the states of their share. Of a corrected step it is the corrected
+    state that counts. Changes below a hundredth of `fluctuation_rms` do not: a wave whose RMS stays the same is
+    rescaled by a little in every step.
     `limits` is False while a model is scored without any limit, on its input and on its prediction.
     """
 
@@ -159,6 +161,15 @@ class StateStatistics(nn.Module):
         limited = self.clamp_state(z, domain)
         self._count(z, limited, domain)
         return limited
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count no states meanwhile, because they are not the final ones of a step."""
+        limited, self.limited = self.limited, None
+        try:
+            yield
+        finally:
+            self.limited = limited
 
     def _count(self, z: Tensor, limited: Tensor, domain: Domain) -> None:
         """Count what the limits changed in states (B, N, D); a value that is not finite counts as changed."""

@@ -201,7 +201,8 @@ class Surrogate:
 
         def advance(z: Tensor, noises: Tensor, part: Setting) -> Tensor:
             condition, domain = part.condition, part.domain
-            context = predict_step(model, z, part.coefficients, condition, domain)
+            with model.statistics.uncounted():
+                context = predict_step(model, z, part.coefficients, condition, domain)
             y = sample(lambda x, sigma: denoiser(x, sigma, context, condition, domain), noises)
             return model.constrained(context.z_pred + denoiser.residual_unit(context, domain) * y, z, domain)
 
