@@ -5,6 +5,7 @@ import sys
 import torch
 
 import ups
+from ups.data.pdebench import FAMILIES
 from ups.solvers import sample_initial_states, solve
 
 SEED, NUM_TRAJECTORIES = 991, 24
@@ -23,10 +24,11 @@ CASES = [  # as in the small files: grid, snapshots, duration, parameters
 model = ups.load(sys.argv[1])
 print("| equation | mean | median | largest |\n|:--|--:|--:|--:|")
 for family, grid, num_snapshots, duration, parameters in CASES:
-    u_0, forces = sample_initial_states(family, range(NUM_TRAJECTORIES), grid, SEED, parameters)
-    u = solve(family, u_0, parameters | forces, torch.linspace(0, duration, num_snapshots).tolist())[:, 1:]
-    given = parameters | {name: force.numpy() for name, force in forces.items()}
-    u_pred = torch.from_numpy(model.predict(family, u_0.numpy(), steps=num_snapshots - 1, **given))[:, 1:]
+    u_0, sampled = sample_initial_states(family, range(NUM_TRAJECTORIES), grid, SEED, parameters)
+    u = solve(family, u_0, parameters | sampled, torch.linspace(0, duration, num_snapshots).tolist())[:, 1:]
+    coefficients = {name: sampled[name].numpy() for name in FAMILIES[family].coefficients}
+    given = {"steps": num_snapshots - 1, **parameters, **coefficients}
+    u_pred = torch.from_numpy(model.predict(family, u_0.numpy(), **given))[:, 1:]
     errors, sizes = ((x.flatten(3).square().mean(3).sqrt()) for x in (u_pred - u, u))
     errors = (errors / sizes).mean((1, 2))
     print(f"| {family} | {errors.mean():.3g} | {errors.median():.3g} | {errors.max():.3g} |")
