@@ -29,8 +29,9 @@ from ups.data.latent_shards import Layout, scale_of
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import make_plan
 from ups.data.published import find_file
+from ups.data.recognition import find_files
 from ups.data.simulated import simulate_files
-from ups.data.trajectories import find_datasets, find_files, thin
+from ups.data.trajectories import find_datasets, thin
 from ups.errors import ConfigFault, OutOfMemory, StorageFault
 from ups.files import read_json
 

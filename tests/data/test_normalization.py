@@ -8,7 +8,8 @@ import pytest
 
 from ups.data import normalization
 from ups.data.normalization import fit_normalization
-from ups.data.trajectories import find_datasets, find_files
+from ups.data.recognition import find_files
+from ups.data.trajectories import find_datasets
 from ups.errors import DataFault
 
 SPLITS = {"train": [0, 2], "valid": [1], "test": [3]}

@@ -1,5 +1,6 @@
 import logging
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -148,3 +149,20 @@ def test_pipes_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     os.mkfifo(tmp_path / "raw" / "1D_Advection_pipe.hdf5")
     assert list(list_files(tmp_path / "raw", tmp_path / "sums.json")) == [NAME]
     assert "1D_Advection_pipe.hdf5 is left out: it is no file" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("a.HDF5", r"\.hdf5"), ("a.he5", r"\.hdf5"), ("a.nc4", r"\.nc"), ("a.npy", "write it anew")],
+)
+def test_files_with_other_spellings_of_a_suffix_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, remedy: str
+):
+    """A file that is left out for its suffix is a warning with the remedy; hidden files and other formats are not."""
+    caplog.set_level(logging.WARNING, "ups")
+    simulated(tmp_path / "raw", RECIPE)
+    for other in (name, f".{name}", f"~{name}", "README.md"):
+        (tmp_path / "raw" / other).touch()
+    assert list(list_files(tmp_path / "raw", tmp_path / "sums.json")) == [NAME]
+    (message,) = caplog.messages
+    assert re.search(rf"/{name} is left out for its suffix: .*{remedy}", message)

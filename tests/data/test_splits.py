@@ -10,8 +10,9 @@ from ups.data.families import Family
 from ups.data.layouts import POSITIONS_DATASET
 from ups.data.own import write_dataset
 from ups.data.pdebench import FAMILIES
+from ups.data.recognition import find_files
 from ups.data.splits import group_by_initial_condition, split
-from ups.data.trajectories import TrajectoryReader, find_datasets, find_files
+from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import ConfigFault, DataFault
 
 HEAT = Family("heat_1d", "u_t = kappa u_xx", ["u"], ["x"], "periodic", ["kappa"])

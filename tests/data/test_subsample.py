@@ -14,8 +14,9 @@ from ups.data.families import Dataset, Subsample, condition_features
 from ups.data.inspection import inspect
 from ups.data.normalization import check_values, fit_normalization
 from ups.data.pdebench import FAMILIES
+from ups.data.recognition import find_files
 from ups.data.splits import split
-from ups.data.trajectories import TrajectoryReader, find_datasets, find_files, take_first, thin
+from ups.data.trajectories import TrajectoryReader, find_datasets, take_first, thin
 from ups.errors import ConfigFault, DataFault
 
 EVERY_SECOND = Subsample(every_point=2, every_snapshot=2, first_snapshot=1, last_snapshot=4)

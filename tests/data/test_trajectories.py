@@ -11,7 +11,8 @@ import pytest
 from ups.data.families import Subsample
 from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
-from ups.data.trajectories import TrajectoryReader, find_datasets, find_files, name_variants
+from ups.data.recognition import find_files
+from ups.data.trajectories import TrajectoryReader, find_datasets, name_variants
 from ups.errors import DataFault
 
 

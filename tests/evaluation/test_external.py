@@ -19,7 +19,7 @@ from tests.untrained import STAGE_NAMES, copy_some, receipt
 from ups.config import WHOLE, EvaluationConfig, JudgeConfig, SubsampleConfig
 from ups.data import inspection
 from ups.data.pdebench import FAMILIES
-from ups.data.trajectories import find_files
+from ups.data.recognition import find_files
 from ups.errors import DataFault
 from ups.evaluation import external, figures
 from ups.evaluation.external import external_sets

@@ -1,4 +1,4 @@
-"""Which family a file of data belongs to: by its text `family`, or else by its name."""
+"""The files of data in a folder, and which family each belongs to: by its text `family`, or else by its name."""
 
 import logging
 import re
@@ -8,17 +8,62 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ups.data.arrays import open_data
+from ups.data.arrays import HDF5_SUFFIXES, SUFFIXES, open_data
 from ups.data.families import Dataset, Family
 from ups.data.hdf5 import WRITE_PLAIN, file_fault, open_dataset, read_label
 from ups.data.layouts import arrays_of
 from ups.data.pdebench import FAMILIES
-from ups.errors import ConfigFault, DataFault
+from ups.data.remote import list_remote
+from ups.errors import ConfigFault, DataFault, printable
+from ups.files import NAME, is_remote
 
 log = logging.getLogger(__name__)
 
 LENGTH_TOLERANCE = 0.01
 SLOW_BYTES = 2**26  # unpacked for one trajectory: a tenth of a second
+# Lower-case suffix of data in a format that is read, or that resembles one -> that under which it is read, if any.
+SPELLINGS = {suffix: suffix for suffix in SUFFIXES}
+SPELLINGS |= {".hdf": ".hdf5", ".he5": ".hdf5", ".nc3": ".nc", ".nc4": ".nc", ".cdf": ".nc", ".npy": None}
+
+
+def find_files(folder: Path) -> list[str]:
+    """Sorted names of the files of data in a folder, without hidden and temporary ones; a zarr store is a folder.
+
+    The log warns of files whose suffix is another spelling of one that is read: they are left out.
+    """
+    if not is_remote(folder) and not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "no such folder"
+        raise file_fault(folder, what, "name the folder that holds the files of data")
+    suffixes = HDF5_SUFFIXES if is_remote(folder) else SUFFIXES  # other formats are copied beside themselves
+    found = list_remote(folder) if is_remote(folder) else [path.name for path in folder.iterdir()]
+    shown = sorted(name for name in found if not name.startswith((".", "~")))
+    for name in shown:
+        if Path(name).suffix not in suffixes:
+            _warn_of_suffix(folder / name, suffixes)
+    names = [name for name in shown if Path(name).suffix in suffixes and _is_usable(folder / name)]
+    if not names:
+        what = f"holds no file *{', *'.join(suffixes)}"
+        raise file_fault(folder, what, "put files of PDEBench or your own there, or name another folder")
+    return names
+
+
+def _warn_of_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
+    """Warn of a file that is left out although it seems to hold data."""
+    if (suffix := path.suffix.lower()) in SPELLINGS:
+        right = SPELLINGS[suffix]
+        remedy = f"rename it to *{right}" if right in suffixes else "write it anew as HDF5, *.hdf5"
+        log.warning("%s is left out for its suffix: %s", printable(str(path)), remedy)
+
+
+def _is_usable(path: Path) -> bool:
+    """Whether a file has a plain name and is neither pipe, device nor folder; the log says which are left out."""
+    if not NAME.fullmatch(path.name):
+        log.warning("%s is left out: rename it to letters, digits and . _ + - alone", printable(str(path)))
+        return False
+    if not (is_remote(path) or (path.is_dir() if path.suffix == ".zarr" else path.is_file())):
+        log.warning("%s is left out: it is no file, but a pipe, device, folder or lost link", path)
+        return False
+    return True
 
 
 def find_family(file_name: str) -> Family | None:

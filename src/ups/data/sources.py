@@ -16,8 +16,8 @@ from ups.data.partial import fetch_trajectories
 from ups.data.pdebench import FAMILIES
 from ups.data.plan import DownloadPlan, PlannedFile
 from ups.data.published import refuse_outdated_md5
+from ups.data.recognition import find_files
 from ups.data.remote import identify
-from ups.data.trajectories import find_files
 from ups.errors import DataFault
 from ups.files import digest_of, files_in, is_remote, read_json, write_json
 

@@ -1,6 +1,5 @@
 """Datasets of a folder of PDEBench files, and a reader of their trajectories (T, C, *grid) in every layout."""
 
-import logging
 import re
 from bisect import bisect_right
 from collections import defaultdict
@@ -15,46 +14,17 @@ import h5py
 import numpy as np
 
 from ups.data import layouts
-from ups.data.arrays import HDF5_SUFFIXES, SUFFIXES, open_data
+from ups.data.arrays import open_data
 from ups.data.families import Dataset, Family, Subsample, base_of
 from ups.data.hdf5 import file_fault, open_dataset, read_number
 from ups.data.pdebench import FAMILIES
 from ups.data.recognition import family_of
-from ups.data.remote import list_remote
-from ups.errors import ConfigFault, printable
-from ups.files import NAME, allow_open_files, is_remote
-
-log = logging.getLogger(__name__)
+from ups.errors import ConfigFault
+from ups.files import allow_open_files
 
 NUMBER_PATTERN = r"(-?\d+\.?\d*(?:e[-+]?\d+)?)"
 RUN_AGAIN = "run the data pipeline again"
 MAX_OPEN_DATASETS = 8  # of a file; to find and check one takes longer than to read a small trajectory
-
-
-def find_files(folder: Path) -> list[str]:
-    """Sorted names of the files of data in a folder, without hidden and temporary ones; a zarr store is a folder."""
-    if not is_remote(folder) and not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "no such folder"
-        raise file_fault(folder, what, "name the folder that holds the files of data")
-    suffixes = HDF5_SUFFIXES if is_remote(folder) else SUFFIXES  # other formats are copied beside themselves
-    found = list_remote(folder) if is_remote(folder) else [path.name for path in folder.iterdir()]
-    names = sorted(name for name in found if Path(name).suffix in suffixes)
-    names = [name for name in names if not name.startswith((".", "~")) and _is_usable(folder / name)]
-    if not names:
-        what = f"holds no file *{', *'.join(suffixes)}"
-        raise file_fault(folder, what, "put files of PDEBench or your own there, or name another folder")
-    return names
-
-
-def _is_usable(path: Path) -> bool:
-    """Whether a file has a plain name and is neither pipe, device nor folder; the log says which are left out."""
-    if not NAME.fullmatch(path.name):
-        log.warning("%s is left out: rename it to letters, digits and . _ + - alone", printable(str(path)))
-        return False
-    if not (is_remote(path) or (path.is_dir() if path.suffix == ".zarr" else path.is_file())):
-        log.warning("%s is left out: it is no file, but a pipe, device, folder or lost link", path)
-        return False
-    return True
 
 
 def find_datasets(folder: Path, names: list[str]) -> dict[str, Dataset]:
