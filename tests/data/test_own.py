@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.data.own import DT, KDV, LENGTH, NUM_POINTS, X, solve_kdv
 from ups.data.inspection import inspect
 from ups.data.trajectories import TrajectoryReader, find_datasets
 from ups.errors import ConfigFault
+from ups.files import only_writer
 
 pytestmark = pytest.mark.usefixtures("families")
 
@@ -30,6 +32,32 @@ def written(folder: Path, **changes: Any) -> Path:
     """The file that `write_dataset` writes of U, with other arguments than the usual ones."""
     given = {"family": KDV, "arrays": {"u": U}, "parameters": {"delta": DELTA}, "coordinates": {"x": X}, "dt": DT}
     return ups.write_dataset(folder / "one.hdf5", **given | changes)
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names of all files of a folder, hidden ones too."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_a_killed_process_has_written_is_removed(tmp_path: Path):
+    """The next call for the same file removes its unfinished ones, and leaves those of other files."""
+    (tmp_path / f".one.hdf5.{'0' * 16}.tmp").touch()
+    (tmp_path / f".two.hdf5.{'0' * 16}.tmp").touch()
+    written(tmp_path)
+    assert names_in(tmp_path) == [f".two.hdf5.{'0' * 16}.tmp", "one.hdf5"]
+
+
+def test_unfinished_files_of_running_processes_are_kept(tmp_path: Path):
+    """While another process writes the same file, this one waits."""
+    with ThreadPoolExecutor(1) as thread:
+        with only_writer(tmp_path / "one.hdf5"):
+            (tmp_path / f".one.hdf5.{'0' * 16}.tmp").touch()
+            waiting = thread.submit(written, tmp_path)
+            with pytest.raises(TimeoutError):
+                waiting.result(1)
+            assert names_in(tmp_path) == [f".one.hdf5.{'0' * 16}.tmp", ".one.hdf5.lock"]
+        waiting.result(60)
+    assert names_in(tmp_path) == ["one.hdf5"]
 
 
 def without(*names: str) -> dict[str, Any]:

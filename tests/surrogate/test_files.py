@@ -373,6 +373,18 @@ def test_zeros_are_written_to_zarr(tmp_path: Path):
     assert sum(path.is_file() for path in (tmp_path / "out.zarr/u/c").rglob("*")) == 2 * 2
 
 
+def test_what_a_killed_process_has_left_of_a_copy_is_removed(tmp_path: Path):
+    """The same request removes an unfinished npz file and record, and leaves those of other files."""
+    left = [f".{name}.{'0' * 16}.tmp" for name in ("out.npz", ".out.npz.json", "two.npz")]
+    for name in left:
+        (tmp_path / name).touch()
+    known = {"beta": np.zeros(2)}
+    content = Content(FAMILIES["advection_1d"], (), 2, None, (0.0, 1.0), (4,), (1.0,), known, {}, (1, 1))
+    with resumable(tmp_path / "out.npz", content, "request") as output:
+        output.write((0, 0, 0), np.zeros((1, 2, 1, 2, 4), np.float32))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [left[2], "out.npz"]
+
+
 def test_few_arrays_of_a_file_are_open_at_once(tmp_path: Path):
     """Each holds a cache of its own, and PDEBench's files have a group for each of thousands of trajectories."""
     with h5py.File(tmp_path / "1D_diff-sorp_NA_NA.h5", "w") as file:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ups.data.field_output import Arrays, Content, Place, Structure, structure_of
 from ups.errors import ConfigFault, StorageFault
-from ups.files import only_writer, publish, read_json, storage_faults, write_json
+from ups.files import only_writer, publish, read_json, remove_leftovers, storage_faults, write_json
 
 REQUEST = "request"  # attribute with the digest of all that the values depend on
 
@@ -86,6 +86,8 @@ def resumable(path: Path, content: Content, request: str) -> Iterator[Output]:
         raise ConfigFault(f"{path} exists: delete it, or choose another name")
     part, record = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.json")
     with storage_faults(path), only_writer(path):
+        for each in (path, record):
+            remove_leftovers(each.parent, each.name)
         output = Output(structure, record, request, _done(part, record, request))
         if output.done == 0:
             _expect_space(path.parent, content.num_bytes * (2 if path.suffix == ".npz" else 1))  # see `_finish`

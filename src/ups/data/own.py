@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,10 +21,11 @@ from ups.data.pdebench import FAMILIES
 from ups.data.recognition import family_of
 from ups.data.trajectories import TrajectoryReader, describe_file, read_parameter
 from ups.errors import ConfigFault, DataFault, nearest
-from ups.files import NAME, publish
+from ups.files import NAME, only_writer, publish, remove_leftovers
 
 T = TypeVar("T")
 MAX_LISTED = 20
+POLL_SECONDS = 0.5  # while another process writes the same file
 STEPS = {f"d{axis}": axis for axis in (*AXES, "t")}
 
 
@@ -67,7 +69,7 @@ def write_dataset(
     values = {name: _as_array(path, family, name, array) for name, array in arrays.items()}
     numbers = steps | {family.attributes.get(name, name): number for name, number in parameters.items()}
     attributes = {name: _as_number(path, name, number) for name, number in numbers.items()}
-    with publish(path) as temporary:
+    with _published_alone(path) as temporary:
         with create_file(temporary) as file:
             # Of PDEBench's families the name is enough.
             file.attrs["family"] = family.name if family.name in FAMILIES.table else definition
@@ -78,6 +80,15 @@ def write_dataset(
                 _write(path, family, file.create_dataset(name, array.shape, np.float32), array)
         _check(path, family, temporary)
     return path
+
+
+@contextmanager
+def _published_alone(path: Path) -> Iterator[Path]:
+    """As `publish`, after other processes that write the same file; what killed ones have left is removed."""
+    with only_writer(path, POLL_SECONDS):
+        remove_leftovers(path.parent, path.name)
+        with publish(path) as temporary:
+            yield temporary
 
 
 def _known_family(name: str) -> Family:
