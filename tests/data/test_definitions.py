@@ -146,6 +146,20 @@ def test_a_data_root_keeps_the_definitions(families: Families, tmp_path: Path):
     assert families["kdv_1d"] == changed and families.given == [changed]
 
 
+def test_definitions_of_two_commands_are_kept(families: Families, tmp_path: Path):
+    """Commands that started at the same time lose nothing of each other; of one name the last definition counts."""
+    changed = replace(KDV, conserved=())
+    first, second, later = (Families(families.table.values()) for _ in range(3))
+    for each in (first, second):
+        each.read(tmp_path)
+    first.define(KDV, replace(KDV, name="wave_1d"))
+    second.define(changed)
+    for each in (first, second):
+        each.write(tmp_path)
+    later.read(tmp_path)
+    assert later.defined == [changed, replace(KDV, name="wave_1d")] and first["kdv_1d"] == KDV
+
+
 def test_damaged_definitions_of_a_data_root_are_one_line(families: Families, tmp_path: Path):
     """A file that was edited by hand into nonsense is named."""
     families.define(KDV)

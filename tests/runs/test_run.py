@@ -1,12 +1,15 @@
 """Files of a run folder."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.contents import expect_one_line
+from tests.data.own import KDV
 from tests.training.jobs import launched
+from ups.data.families import Families
 from ups.errors import DataFault
 from ups.runs.run import Run
 
@@ -27,6 +30,14 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path):
     assert Run.read(folder) == Run(
         folder, "codec", "0" * 64, {"steps": 3}, {"datasets": {}}, launched(), "cpu", tmp_path / "b"
     )
+
+
+def test_a_run_keeps_the_definitions_of_its_command(families: Families, tmp_path: Path):
+    """Families that are not PDEBench's are read as they were when the run was made, with texts and units."""
+    families.define(defined := replace(KDV, units={"u": "m"}, meanings={"u": "elevation"}))
+    run = written(tmp_path / "06_models/codec/0")
+    families.define(replace(KDV, conserved=()))
+    assert Run.read(run.folder).families == [defined]
 
 
 def test_a_wrong_description_is_one_line(tmp_path: Path):

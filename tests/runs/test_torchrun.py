@@ -3,12 +3,15 @@
 import stat
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from tests.data.own import KDV
 from tests.training.jobs import launched
+from ups.data.families import Families
 from ups.errors import DataFault
 from ups.files import read_json, write_json
 from ups.runs import torchrun
@@ -81,6 +84,25 @@ def test_settings_that_nccl_does_not_know_are_refused(asked: dict):
 def test_rank_in_a_file_name(name: str, rank: int):
     """The rank is read from the name of its file, even below a folder with `rank` in its name."""
     assert rank_of(Path("/rank7.d") / name) == rank
+
+
+@pytest.mark.slow
+def test_processes_know_the_families_of_their_command(
+    families: Families, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What another command stores meanwhile under the same name, or leaves out, changes nothing for a job."""
+    families.define(KDV)
+    run = Run(tmp_path / "06_models/digest/01", "digest", "", {}, {}, launched(num_processes=1), "cpu", tmp_path)
+    other = Families(families.table.values())
+    other.define(replace(KDV, conserved=()))
+    other.write(tmp_path)
+    (tmp_path / "digest.py").write_text(
+        "from ups.data.pdebench import FAMILIES\nfrom ups.files import write_json\n"
+        "from ups.training.process import run_rank\n"
+        "run_rank(lambda run, ranks: write_json(run.folder / 'result.json', FAMILIES['kdv_1d'].digest))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(torchrun.__file__).parents[2]}")
+    assert torchrun.run_query("digest", run, {}) == KDV.digest
 
 
 def test_warnings_of_processes_reach_the_terminal(

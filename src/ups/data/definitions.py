@@ -31,6 +31,11 @@ def base_of(name: str) -> str:
     return name.partition("-")[0]
 
 
+def as_tuple(value: Any) -> Any:
+    """The value, with tuples in place of all lists."""
+    return tuple(map(as_tuple, value)) if isinstance(value, list | tuple) else value
+
+
 def problems_of(family: "Family") -> Iterator[str]:
     """What is wrong with a definition."""
     if not _is_name(base_of(family.name)):

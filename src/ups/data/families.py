@@ -33,13 +33,14 @@ from ups.data.definitions import (
     NUM_PARAMETERS,
     PARAMETERS,
     Layout,
+    as_tuple,
     base_of,
     problems_of,
     validated,
 )
 from ups.data.definitions import NUM_CONDITIONS as NUM_CONDITIONS
 from ups.errors import ConfigFault
-from ups.files import read_json, write_json
+from ups.files import only_writer, read_json, write_json
 
 FAMILIES_FILE = "04_feature/families.json"
 SMALLEST_PARAMETER = 1e-12  # smaller magnitudes have the same features
@@ -108,7 +109,7 @@ class Family:
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            object.__setattr__(self, entry.name, _as_tuple(getattr(self, entry.name)))
+            object.__setattr__(self, entry.name, as_tuple(getattr(self, entry.name)))
         if problems := dict.fromkeys(problems_of(self)):
             raise ConfigFault(f"family {self.name}: {'; '.join(problems)}")
 
@@ -147,10 +148,6 @@ class Family:
         return ("tensor",) if self.layout == "tensor" else self.fields
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
-
-
 @dataclass(frozen=True)
 class Subsample:
     """The part of a dataset that is used: every k-th point and snapshot, a range of snapshots, the first trajectories.
@@ -178,7 +175,7 @@ class Families(dict[str, Family]):
     """Families by name, and their variants: datasets of one grid or boundary where a family has several.
 
     `compressible_ns_2d-512x512` is `compressible_ns_2d` with that name. Models treat variants as families of their own.
-    Families that `define` adds to those of the `table` are kept in the data root, where all processes find them.
+    Families that `define` adds to those of the `table` are kept in the data root, where later commands find them.
     """
 
     def __init__(self, table: Iterable[Family]) -> None:
@@ -214,9 +211,13 @@ class Families(dict[str, Family]):
             self._stored |= {family.name for family in stored}
 
     def write(self, data_root: Path) -> None:
-        """Store the families that are not in the table, if there are any."""
-        if self.defined:
-            write_json(data_root / FAMILIES_FILE, [family.definition for family in self.defined])
+        """Store the given families, if there are any, beside those that other processes have stored meanwhile."""
+        if self.given:
+            with only_writer(data_root / FAMILIES_FILE, poll_seconds=0.1):
+                stored = Families(self.table.values())
+                stored.read(data_root)
+                stored.define(*self.given)
+                write_json(data_root / FAMILIES_FILE, [family.definition for family in stored.defined])
 
     def __missing__(self, name: str) -> Family:
         base = base_of(name)

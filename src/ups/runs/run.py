@@ -6,11 +6,13 @@ Training code imports this module, so that a change here, or in a module importe
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ups.config import LaunchConfig
+from ups.data.families import Family
+from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.files import RUN, plain, read_json, relative, resolved, storage_faults, write_json
 
@@ -36,6 +38,7 @@ class Run:
         device: `cpu` or `cuda`; `launch.device: auto` has been resolved.
         data_root: Folder of all results, among them the latents that stages are trained on.
         raw: Folder of the HDF5 files; only the codec reads them.
+        families: Those that are not PDEBench's, as this command knows them: others may use the same names meanwhile.
     """
 
     folder: Path
@@ -47,6 +50,7 @@ class Run:
     device: str
     data_root: Path
     raw: Path | None = None
+    families: list[Family] = field(default_factory=lambda: FAMILIES.defined)
 
     @classmethod
     def read(cls, folder: Path) -> "Run":

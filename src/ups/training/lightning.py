@@ -67,7 +67,7 @@ class StageModule(L.LightningModule):
     def of_run(cls, trained: Path, folder: Path) -> "StageModule":
         """The stage that the run folder `trained` describes, untrained, with the same inputs; files go to `folder`."""
         run = replace(Run.read(trained.resolve()), folder=folder.resolve())
-        FAMILIES.read(run.data_root)
+        FAMILIES.define(*run.families)
         entry = STAGES[run.stage]
         config = entry.config(**run.config)
         torch.manual_seed(config.seed)

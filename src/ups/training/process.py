@@ -37,7 +37,7 @@ def run_rank(work: Callable[[Run, Ranks], object]) -> None:
     folder, rank = Path(sys.argv[-1]), int(os.environ["RANK"])
     sys.excepthook = lambda *error: _report_and_exit(folder, rank, *error)
     run = Run.read(folder)
-    FAMILIES.read(run.data_root)
+    FAMILIES.define(*run.families)
     with open(run.alive(rank), "w", encoding="utf-8", opener=plain) as file:
         file.write(f"{os.uname().nodename} {os.getpid()}")
     faulthandler.register(signal.SIGUSR1, all_threads=True)
