@@ -2,13 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import h5py
 import pytest
 
 from tests.data.conftest import write_file
 from ups.config import NONE_ADDED, WHOLE, SplitConfig, SubsampleConfig
+from ups.data import sources
+from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
-from ups.pipelines.data import describe_datasets, list_folder
+from ups.data.sources import stamps_of
+from ups.errors import DataFault
+from ups.pipelines import data
+from ups.pipelines.data import describe_datasets, fit_normalization, list_folder
 from ups.runs.stage_cache import Receipt
 
 
@@ -50,3 +57,56 @@ def test_datasets_are_described_anew_for_other_strides_of_their_family(root: Pat
     assert described(root, burgers_1d={"every_point": 2}) == before
     after = described(root, advection_1d={"every_point": 2})
     assert after["path"] != before["path"] and after["splits"] == before["splits"]
+
+
+def replace_raw(root: Path) -> None:
+    """Put another file of the same size and structure in place of the raw file, as another run would."""
+    (path,) = (root / "01_raw").glob("*.hdf5")
+    (root / "other").mkdir()
+    other = write_file(root / "other", "advection_1d", count=6)
+    with h5py.File(other, "r+") as file:
+        file["tensor"][...] = file["tensor"][...] + 1.0
+    other.replace(path)
+
+
+def test_a_file_that_was_replaced_since_it_was_described_is_refused(root: Path):
+    """Statistics are taken of the described files alone, found by sums that are taken once for each stamp."""
+    receipt = described(root)
+    replace_raw(root)
+    with pytest.raises(DataFault, match=r"hdf5: has changed since the datasets were described; run the same command"):
+        fit_normalization(receipt, root / "01_raw", root)
+    again = described(root)
+    assert again["path"] != receipt["path"] and fit_normalization(again, root / "01_raw", root)["statistics"]
+
+
+@pytest.mark.parametrize("step", ["describe", "fit"])
+def test_nothing_is_kept_of_a_file_that_was_replaced_meanwhile(root: Path, monkeypatch: pytest.MonkeyPatch, step: str):
+    """Datasets and statistics of other files than those whose sums were taken are no receipt."""
+
+    def replaced_meanwhile(task: str, *arguments: Any, **request: Any) -> Any:
+        if task == step:
+            replace_raw(root)
+        return inspect(task, *arguments, **request)
+
+    monkeypatch.setattr(data, "inspect", replaced_meanwhile)
+    with pytest.raises(DataFault, match="has changed since the datasets were described"):
+        fit_normalization(described(root), root / "01_raw", root)
+    assert {"describe": 0, "fit": 1}[step] == len(list(root.glob("04_feature/*/*/receipt.json")))
+
+
+def test_known_files_are_not_read_again(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file with the stamp that it had when its sum was taken is the described one, whatever its size."""
+    receipt = described(root)
+    monkeypatch.setattr(sources, "digest_of", lambda path, algorithm: pytest.fail("read again"))
+    assert fit_normalization(receipt, root / "01_raw", root)["statistics"]
+
+
+def test_sums_beside_downloaded_files_are_known(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """Files fetched into another folder have their sums there; a file of this name that is no such list is ignored."""
+    receipt = described(root)
+    (root / "01_raw").rename(root / "raw")
+    with monkeypatch.context() as context:
+        context.setattr(sources, "digest_of", lambda path, algorithm: pytest.fail("read again"))
+        assert stamps_of(root / "raw", receipt["sources"], root).keys() == receipt["sources"].keys()
+    (root / "raw/checksums.json").write_text("another program's")
+    assert stamps_of(root / "raw", receipt["sources"], root).keys() == receipt["sources"].keys()

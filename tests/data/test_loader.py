@@ -1,19 +1,23 @@
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from tests.data.conftest import write_file
 from tests.data.latents import write_cache
 from tests.training.jobs import section
+from ups.data.arrays import stamp
 from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache
 from ups.data.samples import FieldSamples, LatentSamples
 from ups.data.trajectories import TrajectoryReader, find_datasets
+from ups.errors import DataFault
 from ups.training.batches import BatchSampler
 from ups.training.stage import batch_size, fixed_batches
 
@@ -236,3 +240,19 @@ def test_coefficient_samples_equal_the_reader(tmp_path: Path, datasets: dict[str
     with TrajectoryReader(tmp_path, datasets["2D_DarcyFlow_beta1.0_Train"]) as reader:
         np.testing.assert_array_equal(batch.u, np.stack([reader.read_coefficients(index) for index in (5, 2)]))
     assert samples.num_samples["darcy_2d/coefficients"] == 2
+
+
+def test_field_samples_are_of_the_described_files(tmp_path: Path, datasets: dict[str, Dataset]):
+    """A file that has another stamp when it is opened is refused; one that is replaced later is read as it was."""
+    names = [name for dataset in datasets.values() for name in dataset.files]
+    stamps, splits = {name: stamp(tmp_path / name) for name in names}, dict.fromkeys(datasets, SPLIT)
+    opened, later = (FieldSamples(tmp_path, datasets, splits, "test", stamps) for _ in range(2))
+    before = opened.load("darcy_2d/fields", np.array([0])).u
+    path = tmp_path / datasets["2D_DarcyFlow_beta1.0_Train"].files[0]
+    shutil.copy(path, tmp_path / "other")
+    with h5py.File(tmp_path / "other", "r+") as file:
+        file["tensor"][...] = 0.0
+    (tmp_path / "other").replace(path)
+    np.testing.assert_array_equal(opened.load("darcy_2d/fields", np.array([0])).u, before)
+    with pytest.raises(DataFault, match="has changed since the datasets were described"):
+        later.load("darcy_2d/fields", np.array([0]))

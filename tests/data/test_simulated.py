@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -64,6 +65,18 @@ def test_lost_file_is_simulated_again(tmp_path: Path):
     (tmp_path / NAME).unlink()
     assert simulated(tmp_path, RECIPE) == entry
     assert digest_of(tmp_path / NAME, "md5") == entry["md5"]
+
+
+def test_a_killed_process_leaves_no_record_of_a_file_that_it_has_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The run whose file was replaced makes it again, although the other file has the same size."""
+    entry = simulated(tmp_path, RECIPE)
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(module, "digest_of", Mock(side_effect=KeyboardInterrupt))
+        simulated(tmp_path, RECIPE | {"seed": 1})
+    assert digest_of(tmp_path / NAME, "md5") != entry["md5"]
+    assert simulated(tmp_path, RECIPE)["md5"] == entry["md5"] == digest_of(tmp_path / NAME, "md5")
 
 
 def test_only_one_process_simulates_into_a_folder(tmp_path: Path):

@@ -1,12 +1,13 @@
 """What identifies a stage, and when its training counts as finished."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.training.jobs import launched, section
-from ups.errors import OutOfMemory
+from ups.errors import DataFault, OutOfMemory
 from ups.files import WEIGHTS, digest_of, manifest_of, read_json, write_json
 from ups.runs import launcher, stage_cache
 from ups.runs.launcher import is_finished, newest_checkpoint, train_stage
@@ -72,3 +73,24 @@ def test_micro_batches_are_halved_until_they_fit(tmp_path: Path, monkeypatch: py
     train_stage("operator", section(), {}, launched(), tmp_path)
     assert limits == [None, 50, 25]
     assert list(read_json(tmp_path / "06_models/tuning.json").values()) == [25]
+
+
+def test_a_codec_is_trained_on_the_described_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file that was replaced is a fault before a job starts, or at its end; the job knows the stamps of the files."""
+    raw, stamps = tmp_path / "01_raw", []
+    raw.mkdir()
+    (raw / "a.hdf5").write_bytes(b"first")
+    inputs = {"datasets": {"sources": {"a.hdf5": {"md5": digest_of(raw / "a.hdf5", "md5")}}}}
+
+    def job(worker: str, run: Run, forward: Callable[[], None]) -> tuple[int, int]:
+        stamps.append(run.stamps)
+        publish_tensors(run.folder / WEIGHTS, {})
+        (raw / "a.hdf5").write_bytes(b"other")
+        return 0, 0
+
+    monkeypatch.setattr(launcher, "run_job", job)
+    for _ in range(2):
+        with pytest.raises(DataFault, match="a.hdf5: has changed since the datasets were described"):
+            train_stage("codec", section("codec"), inputs, launched(), tmp_path, raw)
+        shutil.rmtree(tmp_path / "06_models")
+    assert [list(each) for each in stamps] == [["a.hdf5"]]

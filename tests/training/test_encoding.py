@@ -2,12 +2,14 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.training.jobs import launched
 from ups.config import LatentsConfig
-from ups.errors import LostWorker, StorageFault
+from ups.data.encoding import Encoding
+from ups.errors import DataFault, LostWorker, StorageFault
 from ups.files import read_json
 from ups.pipelines import training
 from ups.pipelines.training import encode_latents
@@ -59,6 +61,37 @@ def test_latents_need_room_beside_those_of_former_codecs(root: Path, monkeypatch
     other = LatentsConfig(tolerance={"default": 1e-5}, on_disk=True)
     with pytest.raises(StorageFault, match="latents need .* more, 0 bytes are free; delete older latents"):
         encode_latents(*inputs, other, launched(num_processes=1), root / "01_raw", root)
+
+
+def test_latents_of_other_files_than_the_described_ones_are_not_made(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """A raw file that is replaced before it is opened is a fault, and neither a shard of it nor a manifest is there."""
+
+    def replace_raw(cache: Encoding, tolerances: dict[str, float]) -> None:
+        for path in sorted((root / "01_raw").glob("*.h*5")):
+            shutil.copy(path, root / "copy")
+            (root / "copy").replace(path)
+
+    monkeypatch.setattr(training, "check_room", replace_raw)
+    with pytest.raises(DataFault, match="has changed since the datasets were described; run the same command again"):
+        _encode(root, 1)
+    assert not [path for path in (root / "04_feature/latents").rglob("*/c/*/*/0/0") if path.is_file()]
+    assert not list((root / "04_feature/latents").rglob("manifest.json"))
+    monkeypatch.undo()
+    assert len(_contents(_encode(root, 1))) > 6
+
+
+def test_a_file_that_changes_after_it_was_opened_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """The manifest is written only while all raw files are those that were described."""
+    share = encoding.encode_share
+
+    def touched(*arguments: Any) -> None:
+        share(*arguments)
+        next((root / "01_raw").glob("*.h*5")).touch()
+
+    monkeypatch.setattr(encoding, "encode_share", touched)
+    with pytest.raises(DataFault, match="has changed since the datasets were described"):
+        _encode(root, 1)
+    assert not list((root / "04_feature/latents").rglob("manifest.json"))
 
 
 @pytest.mark.slow

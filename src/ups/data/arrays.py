@@ -22,7 +22,7 @@ import numpy as np
 from ups.data import hdf5, zarr_stores
 from ups.data.hdf5 import COPY_SUFFIX, file_fault, open_file
 from ups.data.hdf5_output import create_file
-from ups.errors import Fault, StorageFault
+from ups.errors import DataFault, Fault, StorageFault
 from ups.files import only_writer, publish, remove_leftovers
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
@@ -36,6 +36,10 @@ REMEDY = "write it anew with ups.write_dataset, or as HDF5"
 # Raised by the readers on damaged files, for which they have no classes of their own.
 DAMAGE = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, EOFError, RuntimeError, AssertionError)
 DAMAGE += (struct.error, zlib.error, zipfile.BadZipFile, OverflowError)
+
+
+Stamps = dict[str, tuple[int, int]]
+"""What `stamp` says of files, by name relative to their folder."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,20 @@ def stamp(path: Path) -> tuple[int, int]:
     listed = [(name, status.st_size, status.st_mtime_ns) for name, status in statuses.items()]
     digest = hashlib.sha256(repr(listed).encode()).digest()
     return sum(size for _, size, _ in listed), int.from_bytes(digest[:7])
+
+
+def expect_stamps(folder: Path, stamps: Stamps) -> None:
+    """Refuse files of a folder that were replaced or changed; raises `DataFault`."""
+    for name, expected in stamps.items():
+        path = folder / name
+        if not path.exists() or stamp(path) != expected:
+            raise changed(path)
+
+
+def changed(path: Path) -> DataFault:
+    """The fault of a file that is no longer the one that was described."""
+    what = "has changed since the datasets were described"
+    return file_fault(path, what, "run the same command again, with the data pipeline")
 
 
 def blocks_of(shape: tuple[int, ...], dtype: np.dtype) -> Iterator[tuple[Any, ...]]:

@@ -90,9 +90,8 @@ class Encoding:
 
     def path(self, shard: Shard) -> Path:
         """The file that is there when a shard is done."""
-        if self.on_disk:
-            return shard_path(self.array(shard.dataset, shard.kind), shard.row, shard.column)
-        return self._statistics(shard)
+        place = (self.array(shard.dataset, shard.kind), shard.row, shard.column)
+        return shard_path(*place) if self.on_disk else self._statistics(shard)
 
     def files(self, shard: Shard) -> list[Path]:
         """All files of a shard."""
@@ -113,13 +112,14 @@ class Encoding:
         advance: Callable[[int], None],
         *,
         memory_bytes: int,
+        stamps: dict[str, tuple[int, int]] | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         """Write every `world_size`-th shard that is not whole yet; `advance(1)` is called after each.
 
         Raises:
-            DataFault: a latent is not finite, or a shard in the store is damaged.
+            DataFault: a latent is not finite, a shard in the store is damaged, or a raw file has another stamp.
             StorageFault: the disk or the store cannot be written to.
             ConfigFault: the scale is too small for float32.
         """
@@ -129,7 +129,7 @@ class Encoding:
                 if self.on_disk:
                     remove_leftovers(self.path(shard).parent)
                 if not self._fetch(shard):
-                    with TrajectoryReader(raw, self.datasets[shard.dataset]) as reader:
+                    with TrajectoryReader(raw, self.datasets[shard.dataset], stamps) as reader:
                         layout = self.layouts[shard.dataset, shard.kind]
                         self._write(_ShardWriter(layout, shard, reader, encode, slab_bytes))
             if self.store is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from ups.data.families import Dataset
 from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.models.sizes import Domain
+
+if TYPE_CHECKING:
+    from ups.data.arrays import Stamps  # imports h5py
 
 
 class Batch:
@@ -136,12 +139,14 @@ class FieldSamples(_Samples):
     A sample of `family/coefficients` is the coefficient fields of one trajectory.
     """
 
-    def __init__(self, raw: Path, datasets: dict[str, Dataset], splits: dict, split: str) -> None:
+    def __init__(
+        self, raw: Path, datasets: dict[str, Dataset], splits: dict, split: str, stamps: "Stamps | None" = None
+    ) -> None:
         # Imports h5py, which training on latents does not need: its processes start sooner without.
         from ups.data.trajectories import TrajectoryReader
 
         super().__init__()
-        self._readers = {name: TrajectoryReader(raw, dataset) for name, dataset in datasets.items()}
+        self._readers = {name: TrajectoryReader(raw, dataset, stamps) for name, dataset in datasets.items()}
         for name, dataset in datasets.items():
             given = {"coefficients": 1} if FAMILIES[dataset.family].coefficients else {}
             for kind, length in ({"fields": len(dataset.times)} | given).items():

@@ -61,14 +61,21 @@ def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, a
         with only_writer(folder / SIMULATED):
             known = _simulated(folder)  # another process may have ended just now
             missing = {folder / name: made_by[name]["recipe"] for name in _missing(folder, made_by, known)}
+            # A process that is killed when it has replaced a file must not leave the record of the former one.
+            known = {name: record for name, record in known.items() if folder / name not in missing}
+            _record(folder, known)
             for path in _simulate_each(missing, advance):
                 known[path.name] = Simulated(made_by[path.name], path.stat().st_size, digest_of(path, "md5"))
-                write_json(folder / SIMULATED, {name: asdict(record) for name, record in sorted(known.items())})
+                _record(folder, known)
     return {name: entry_of(known[name].bytes, known[name].md5, families[name]) for name in names}
 
 
 def _simulated(folder: Path) -> dict[str, Simulated]:
     return read_json(folder / SIMULATED, dict[str, Simulated]) if (folder / SIMULATED).is_file() else {}
+
+
+def _record(folder: Path, known: dict[str, Simulated]) -> None:
+    write_json(folder / SIMULATED, {name: asdict(record) for name, record in sorted(known.items())})
 
 
 def _missing(folder: Path, made_by: dict[str, dict[str, Any]], known: dict[str, Simulated]) -> list[str]:

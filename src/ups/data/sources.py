@@ -1,14 +1,15 @@
 """Raw files that are downloaded or lie in a folder of the user, with size and MD5 of each."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
-from ups.data.arrays import stamp
+from ups.data.arrays import Stamps, changed, expect_stamps, stamp
 from ups.data.download import download_file, lock
 from ups.data.families import Family
 from ups.data.inspection import inspect
@@ -153,6 +154,37 @@ def _identify(path: Path, checksums: ChecksumCache) -> tuple[int, str]:
             raise DataFault(f"{path}: it changes while it is read; wait until it is complete")
         checksums.add(path, md5)
     return before[0], md5
+
+
+def stamps_of(folder: Path, sources: Files, data_root: Path) -> Stamps:
+    """The stamps of described files, of those on disk; a sum that is known for a stamp is not taken again.
+
+    Raises:
+        DataFault: the content of a file is no longer that of which `sources`, from a receipt of datasets, has the MD5.
+    """
+    if is_remote(folder):
+        return {}
+    caches = [ChecksumCache(data_root / "01_raw" / CHECKSUMS)]
+    with suppress(DataFault):  # in a folder of the user a file of this name may be another program's
+        caches.append(ChecksumCache(folder / CHECKSUMS))
+    stamps: Stamps = {}
+    for name, entry in sources.items():
+        path = folder / name
+        if not path.exists():
+            raise changed(path)
+        stamps[name] = stamp(path)
+        known = filter(None, (cache.find(path) for cache in caches))
+        if (next(known, None) or _identify(path, caches[0])[1]) != entry["md5"]:
+            raise changed(path)
+    return stamps
+
+
+@contextmanager
+def unchanged(folder: Path, sources: Files, data_root: Path) -> Iterator[None]:
+    """What is read meanwhile are the files that were described; raises as `stamps_of`, before and at the end."""
+    stamps = stamps_of(folder, sources, data_root)
+    yield
+    expect_stamps(folder, stamps)
 
 
 def find_families(folder: Path, known: list[Family]) -> dict[str, str]:

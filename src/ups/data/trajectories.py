@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from ups.data import layouts
-from ups.data.arrays import open_data
+from ups.data.arrays import Stamps, changed, expect_stamps, open_data
 from ups.data.families import Dataset, Family, Subsample, base_of
 from ups.data.hdf5 import file_fault, open_dataset, read_number
 from ups.data.pdebench import FAMILIES
@@ -191,11 +191,12 @@ class OpenFile(NamedTuple):
 class TrajectoryReader:
     """Reads trajectories of one dataset by their index over all its files, each opened at its first read.
 
-    An open HDF5 file cannot be used after a fork: create one reader per process.
+    An open HDF5 file cannot be used after a fork: create one reader per process. A file that has another stamp than in
+    `stamps` when it has been opened is refused; one that is replaced later is read as it was.
     """
 
-    def __init__(self, folder: Path, dataset: Dataset) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, dataset: Dataset, stamps: Stamps | None = None) -> None:
+        self.folder, self.stamps = folder, stamps or {}
         self.dataset = dataset
         self.family = FAMILIES[dataset.family]
         self._ends = list(accumulate(dataset.counts))
@@ -253,12 +254,14 @@ class TrajectoryReader:
         name, position = self.locate(index)
         if name not in self._open:
             file = open_data(self.folder / name)
+            if name in self.stamps:
+                expect_stamps(self.folder, {name: self.stamps[name]})
             opener = lru_cache(MAX_OPEN_DATASETS)(partial(open_dataset, file))
             trajectories, arrays = layouts.list_trajectories(file, self.family), layouts.arrays_of(file, self.family)
             self._open[name] = OpenFile(file, trajectories, arrays, opener)
         opened = self._open[name]
         if position >= len(opened.trajectories):
-            raise file_fault(self.folder / name, "has changed since the datasets were described", RUN_AGAIN)
+            raise changed(self.folder / name)
         return opened, opened.trajectories[position]
 
     def _expect(self, index: int, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -11,7 +11,7 @@ from ups.data.pdebench import FAMILIES
 from ups.data.plan import log_plan, make_plan, select
 from ups.data.recognition import digests_of
 from ups.data.simulated import simulate_files
-from ups.data.sources import SUPPLEMENT, Files, download_files, list_files
+from ups.data.sources import SUPPLEMENT, Files, download_files, list_files, unchanged
 from ups.datasets import pages_in
 from ups.errors import ConfigFault
 from ups.files import place_of
@@ -88,7 +88,8 @@ def describe_datasets(
 
     def work(folder: Path) -> Receipt:
         described = {"subsample": inputs["subsample"], **config.model_dump()}
-        return inputs | inspect("describe", folder=raw, names=sorted(files), **described)
+        with unchanged(raw, files, data_root):
+            return inputs | inspect("describe", folder=raw, names=sorted(files), **described)
 
     at = "04_feature/datasets"
     described = cached("describe_datasets", data_root, at, "ups.data.splits", config, inputs)(work)
@@ -101,7 +102,8 @@ def _filled_up(described: Receipt, config: SimulateConfig, raw: Path, data_root:
 
     def work(folder: Path) -> Receipt:
         datasets = {name: Dataset.from_json(entry) for name, entry in described["datasets"].items()}
-        return {"recipes": recipes_like(raw, datasets, described["splits"], **fill)}
+        with unchanged(raw, described["sources"], data_root):
+            return {"recipes": recipes_like(raw, datasets, described["splits"], **fill)}
 
     fill = config.model_dump(include={"fill_below", "fill_to", "seed"})
     inputs = {"described": described, **fill}
@@ -121,7 +123,10 @@ def fit_normalization(datasets: Receipt, raw: Path, data_root: Path) -> Receipt:
     def work(folder: Path) -> Receipt:
         described, splits = datasets["datasets"], datasets["splits"]
         total = sum(Dataset.from_json(entry).num_trajectories for entry in described.values())
-        with ProgressBar("fit_normalization", total, "trajectories") as bar:
+        with (
+            unchanged(raw, datasets["sources"], data_root),
+            ProgressBar("fit_normalization", total, "trajectories") as bar,
+        ):
             return {"statistics": inspect("fit", bar.advance, folder=raw, datasets=described, splits=splits)}
 
     module = "ups.data.normalization"
@@ -136,7 +141,10 @@ def draw_cards(
     def work(folder: Path) -> Receipt:
         from ups.data.cards import write_cards
 
-        with ProgressBar("draw_cards", len(datasets["datasets"]), "datasets") as bar:
+        with (
+            unchanged(raw, datasets["sources"], data_root),
+            ProgressBar("draw_cards", len(datasets["datasets"]), "datasets") as bar,
+        ):
             write_cards(folder, raw, datasets, normalization["statistics"], source, bar.advance)
         return {"datasets": sorted(datasets["datasets"])}
 

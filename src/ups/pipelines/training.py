@@ -21,6 +21,7 @@ from ups.config import (
 from ups.config.training import TrainingSection
 from ups.data.estimate import bytes_per_value, readable
 from ups.data.plan import free_disk_bytes
+from ups.data.sources import stamps_of, unchanged
 from ups.errors import GateFailed, StorageFault
 from ups.files import place_of
 from ups.pipelines import cached, step
@@ -74,7 +75,8 @@ def codec_rates(config: CodecConfig, inputs: dict[str, Receipt], raw: Path, data
     def measure(_: Path) -> Receipt:
         from ups.training.stages.codec import measure_rates  # imports torch
 
-        return measure_rates(config.model, inputs["datasets"], inputs["normalization"], raw)
+        with unchanged(raw, inputs["datasets"]["sources"], data_root):
+            return measure_rates(config.model, inputs["datasets"], inputs["normalization"], raw)
 
     return {"rates": measured(measure)}
 
@@ -95,7 +97,8 @@ def encode_latents(
 
     def encode(folder: Path) -> Receipt:
         where = device(launch)
-        run = Run(folder, "encode_latents", "", options, inputs, launch, where, data_root, raw)
+        stamps = stamps_of(raw, datasets["sources"], data_root)
+        run = Run(folder, "encode_latents", "", options, inputs, launch, where, data_root, raw, stamps)
         cache, model = encoding.prepare(run)
         encoding.check_store(cache, model, run)
         check_room(cache, options["tolerance"])

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ups.config import LaunchConfig
 from ups.config.training import TrainingSection
+from ups.data.arrays import expect_stamps
+from ups.data.sources import stamps_of
 from ups.errors import Fault, LostWorker, OutOfMemory, Preempted
 from ups.files import WEIGHTS, digest_of, manifest_of, read_manifest, remove_leftovers
 from ups.runs import machine
@@ -48,7 +50,10 @@ def train_stage(
             kind = machine.training_device(launch, stage, config.precision)
             section = config.model_dump(mode="json")
             tuned = machine.with_tuned_micro_batch(launch, stage, section, kind, data_root)
-            _train(Run(folder, stage, key, section, inputs, tuned, kind, data_root, raw))
+            stamps = {} if raw is None else stamps_of(raw, inputs["datasets"]["sources"], data_root)
+            _train(Run(folder, stage, key, section, inputs, tuned, kind, data_root, raw, stamps))
+            if raw is not None:
+                expect_stamps(raw, stamps)
         # A worker that is killed right after it has saved the weights leaves its checkpoints.
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         return {"stage": stage, "weights": read_manifest(folder / WEIGHTS)["sha256"]}

@@ -38,6 +38,7 @@ class Run:
         device: `cpu` or `cuda`; `launch.device: auto` has been resolved.
         data_root: Folder of all results, among them the latents that stages are trained on.
         raw: Folder of the HDF5 files; only the codec reads them.
+        stamps: Size and time of the raw files as they were described, see `ups.data.arrays.stamp`.
         families: Those that are not PDEBench's, as this command knows them: others may use the same names meanwhile.
     """
 
@@ -50,6 +51,7 @@ class Run:
     device: str
     data_root: Path
     raw: Path | None = None
+    stamps: dict[str, tuple[int, int]] = field(default_factory=dict)
     families: list[Family] = field(default_factory=lambda: FAMILIES.defined)
 
     @classmethod

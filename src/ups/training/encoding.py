@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ups.data.arrays import expect_stamps
 from ups.data.encoding import Encode, Encoding
 from ups.data.families import Dataset
 from ups.data.latent_cache import write_manifest
@@ -65,15 +66,20 @@ def encode_share(encoding: Encoding, encode: Encode, run: Run, ranks: Ranks, adv
     assert run.raw is not None
     memory = memory_bytes(run.launch, ranks.device)
     share = {"rank": ranks.rank, "world_size": ranks.world_size}
-    encoding.write_share(run.raw, encode, advance, memory_bytes=memory, **share)
+    encoding.write_share(run.raw, encode, advance, memory_bytes=memory, stamps=run.stamps, **share)
 
 
 def finish(encoding: Encoding, codec: Codec, run: Run) -> dict[str, Any]:
-    """Write the manifest of a cache whose shards are all written; returns its receipt."""
+    """Write the manifest of a cache whose shards are all written; returns its receipt.
+
+    Raises:
+        DataFault: a raw file has changed meanwhile.
+    """
+    assert run.raw is not None
+    expect_stamps(run.raw, run.stamps)
     datasets, key = run.inputs["datasets"], _key(codec, run)
     families = sorted({dataset.family for dataset in encoding.datasets.values()})
     token_grids = {family: list(codec.groups[group_name(family, "fields")].token_grid) for family in families}
-    assert run.raw is not None
     write_manifest(run.folder, key, encoding, datasets["splits"], token_grids, run.raw)
     return {
         "key": key,

@@ -52,7 +52,7 @@ def build(config: CodecConfig, run: Run) -> Stage:
         patches, patches_pred = model(batch.u, batch.group, keep)
         return (patches_pred - patches).square().mean((0, 2, 3))
 
-    train, valid = (FieldSamples(run.raw, datasets, splits, split) for split in ("train", "valid"))
+    train, valid = (FieldSamples(run.raw, datasets, splits, split, run.stamps) for split in ("train", "valid"))
     num_tokens = {name: group.num_tokens for name, group in groups.items()}
     sizes = {name: 4 * len(group.mean) * math.prod(group.grid) for name, group in groups.items()}
     sample_bytes = {name: COPIES * size for name, size in sizes.items()}
