@@ -24,7 +24,7 @@ from tests.untrained import make_corrector, make_loadable
 from ups.config import RegistrationConfig
 from ups.errors import ConfigFault, DataFault
 from ups.files import digest_of
-from ups.pipelines.deployment import crown, example_of, register
+from ups.pipelines.deployment import _models_digest, crown, example_of, register
 from ups.runs import registry, tracking
 from ups.surrogate.bundle import TENSORS
 from ups.surrogate.model import Model, load
@@ -172,8 +172,25 @@ def test_a_version_says_what_it_needs(first: str):
 def test_the_same_weights_keep_their_version(first: str, model: Model, bundle: Path):
     """Registering again changes nothing."""
     assert registered(model, bundle, 1.0, digest_of(bundle / TENSORS)) == first
-    assert crown(first, errors(1.0), CONFIG)["reason"] == "these weights are the champion already"
+    assert crown(first, errors(1.0), CONFIG)["reason"] == "these models are the champion already"
     assert registry.champion(CONFIG.name, CONFIG.alias) == (first, errors(1.0))
+
+
+def test_another_corrector_of_the_same_weights_is_served(tmp_path: Path, store: Path):
+    """It is a version of its own, and becomes the champion: errors of test trajectories are those without corrector."""
+    config = CONFIG.model_copy(update={"name": "corrected"})
+    root = make_loadable(tmp_path, ("advection_1d",), count=5)
+    scales, versions = [1.0, 2.0, 2.0], []
+    for number, scale in enumerate(scales):
+        make_corrector(root, {"advection_1d": {"consistency": CORRECTION | {"residual_scale": scale}}})
+        corrected, bundle = load(root, device="cpu"), tmp_path / str(number) / registry.BUNDLE
+        corrected.save(bundle)
+        digest = _models_digest(bundle, corrected)
+        versions.append(registry.register("corrected", bundle, errors(1.0), example_of(corrected), digest))
+        crown(versions[-1], errors(1.0), config)
+        with registry.bundle_of(f"models:/corrected@{CONFIG.alias}") as champion:
+            assert load(champion, device="cpu").card["corrections"][0][2]["residual_scale"] == scale
+    assert versions == ["1", "2", "2"]
 
 
 def test_the_alias_moves_to_a_better_version_alone(

@@ -3,6 +3,8 @@
 A registered version becomes MLflow's champion if it is better.
 """
 
+import hashlib
+import json
 import logging
 import math
 from dataclasses import asdict
@@ -74,7 +76,6 @@ def register(
     """
     from ups.evaluation.gates import errors_of
     from ups.runs import registry
-    from ups.surrogate.bundle import TENSORS
     from ups.surrogate.model import load
     from ups.surrogate.trained import stage_digests
 
@@ -85,9 +86,17 @@ def register(
     with TemporaryDirectory() as place:
         bundle = Path(place) / registry.BUNDLE
         model.save(bundle)
-        version = registry.register(config.name, bundle, errors, example_of(model), digest_of(bundle / TENSORS))
+        version = registry.register(config.name, bundle, errors, example_of(model), _models_digest(bundle, model))
     registration = crown(version, errors, config)
     return registration, metrics if registration["is_better"] else []
+
+
+def _models_digest(bundle: Path, model: "Model") -> str:
+    """SHA-256 of the weights and of how correctors are used."""
+    from ups.surrogate.bundle import TENSORS
+
+    content = json.dumps([digest_of(bundle / TENSORS), model.card["corrections"]])
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def crown(version: str, errors: dict[str, Any], config: RegistrationConfig) -> dict[str, Any]:
@@ -103,7 +112,9 @@ def crown(version: str, errors: dict[str, Any], config: RegistrationConfig) -> d
     if before is None:
         decision = Decision(True, "it is the first")
     elif before[0] == version:
-        decision = Decision(False, "these weights are the champion already")
+        decision = Decision(False, "these models are the champion already")
+    elif before[1] == errors:
+        decision = Decision(True, "its errors are the champion's, and its correctors are others")
     else:
         decision = compare(errors, before[1], config.max_family_ratio)
     if decision.is_better:

@@ -34,18 +34,18 @@ def _registry_may_fail(what: str, kind: type[DataFault | StorageFault]) -> Itera
         raise kind(without_logins(f"{what}: {why}; {where}")) from error
 
 
-def register(name: str, bundle: Path, errors: dict[str, Any], example: dict[str, Any], weights: str) -> str:
+def register(name: str, bundle: Path, errors: dict[str, Any], example: dict[str, Any], models: str) -> str:
     """Log a bundle into the MLflow run of this command and register it under `name`; returns the version.
 
-    `errors` are those of the test trajectories, `example` is a request of `served_model`, `weights` the hash of the
-    bundle's weights: weights that are registered already keep their version.
+    `errors` are those of the test trajectories, `example` is a request of `served_model`, `models` the hash of what the
+    bundle predicts with: models that are registered already keep their version.
 
     Raises:
         StorageFault: the store cannot be reached.
     """
     client = tracking.client()
     with _registry_may_fail(f"{name} is not registered", StorageFault), TemporaryDirectory() as place:
-        same = client.search_model_versions(f"name = '{name}' and tag.weights = '{weights}'")
+        same = client.search_model_versions(f"name = '{name}' and tag.models = '{models}'")
         if same:
             return str(min(int(each.version) for each in same))
         write_json(Path(place) / ERRORS, errors)
@@ -62,7 +62,7 @@ def register(name: str, bundle: Path, errors: dict[str, Any], example: dict[str,
                 registered_model_name=name,
             )
         found = str(logged.registered_model_version)
-        client.set_model_version_tag(name, found, "weights", weights)
+        client.set_model_version_tag(name, found, "models", models)
         return found
 
 
