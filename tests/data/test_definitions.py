@@ -41,6 +41,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "space in a name": ({"parameters": ["delta squared"]}, "'delta squared' is no name"),
     "word of Python": ({"parameters": ["lambda"]}, "'lambda' is no name: .* no word of Python"),
     "argument of predict": ({"parameters": ["steps"]}, "'steps' has another meaning in files and in Model.predict"),
+    "argument of adapt": ({"fields": ["c"], "parameters": ["u"]}, "'u' is an argument of Model or of its exports"),
+    "dimension of results": ({"fields": ["member"]}, "'member' has another meaning in files"),
     "parameter is a field": ({"parameters": ["u"]}, "'u' is there twice"),
     "parameter is a coefficient": ({"coefficients": ["delta"]}, "'delta' is there twice"),
     "too many parameters": ({"parameters": SEVEN}, "7 parameters besides beta, .*; at most 6 fit"),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 from torch._inductor import config as inductor_config
 
 from tests.surrogate.tiny import dataset_of, domain_of, random_inputs, tiny_model, tiny_surrogate
-from ups.data.families import condition_features
+from ups.data.families import Families, Family, condition_features
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
 from ups.surrogate import export as export_module
 from ups.surrogate.export import METADATA, Format, PhysicalModel, export
+from ups.surrogate.model import Model
 from ups.surrogate.surrogate import Setting, condition_of, rollout
 
 FAST = "darcy_2d"  # has coefficients and a parameter; a program of each other family takes some seconds as well
@@ -78,6 +80,27 @@ def test_an_onnx_graph_predicts_the_same(family: str, tmp_path: Path):
     assert [each.version for each in graph.opset_import if each.domain == ""] == [export_module.OPSET]
     (described,) = (each.value for each in graph.metadata_props if each.key == METADATA)
     assert json.loads(described) == json.loads(json.dumps(model.metadata))
+
+
+def test_a_parameter_may_have_the_name_of_an_operation(families: Families, tmp_path: Path):
+    """Names of values and constants inside an ONNX graph are those of no input."""
+    families.define(Family("damped_1d", "u_t = -mean u", ["u"], ["x"], "periodic", ["mean", "features", "val_0"]))
+    model, path = tiny_model("damped_1d"), tmp_path / "model.onnx"
+    export(model, path, "onnx")
+    expect_parity(model, partial(run_onnx, path))
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_names_of_arguments_and_inputs_are_no_parameters(history: bool):
+    """A family whose parameter or coefficient is called like something else that is given by name is not defined."""
+    methods = (Model.predict, Model.rollout, Model.adapt, Model.export, Model.describe)
+    given = [each for method in methods for each in signature(method).parameters.values()]
+    model = tiny_model("incompressible_ns_2d", history=history)
+    inputs = set(model.inputs) - set(model.family.parameters)
+    for name in {"output", *inputs, *(each.name for each in given if each.kind is not each.VAR_KEYWORD)}:
+        for names in ({"parameters": [name]}, {"parameters": [], "coefficients": [name]}):
+            with pytest.raises(ConfigFault, match=f"'{name}' .*; choose another name"):
+                Family("own_1d", "c_t = 0", ["c"], ["x"], "periodic", **names)
 
 
 @pytest.mark.slow

@@ -21,9 +21,11 @@ MAX_DIMS = len(AXES)
 NUM_PARAMETERS = len(PARAMETERS) + MAX_OTHER_PARAMETERS
 # Length K of `condition_features`: time step, resolution, two per parameter, existence and boundary per axis.
 NUM_CONDITIONS = 2 + 2 * NUM_PARAMETERS + MAX_DIMS * (1 + len(BOUNDARIES))
-# Other meanings of names in files of data and among the arguments of `Model.predict`.
-RESERVED = {*AXES, *(f"d{axis}" for axis in AXES), "t", "dt", "time", "tensor", "family"}
+# Other meanings of names in files of data, in labelled results and among the arguments of `Model.predict`.
+RESERVED = {*AXES, *(f"d{axis}" for axis in AXES), "t", "dt", "time", "tensor", "family", "trajectory", "member"}
 RESERVED |= {"u_0", "u_before", "steps", "members", "seed", "self", "model", "start", "device"}
+# What is given by name beside parameters and coefficients: to methods of `Model`, exported models and `ups predict`.
+ARGUMENTS = {"u", "labels", "lengths", "path", "form", "coefficients", "output", "help"}
 
 
 def base_of(name: str) -> str:
@@ -81,6 +83,8 @@ def _problems_of_names(family: "Family") -> Iterator[str]:
             yield f"{name!r} is there twice; fields, coefficients and parameters need names of their own"
     for name in sorted(RESERVED & {*map(str, all_names), *map(str, family.attributes.values())}):
         yield f"{name!r} has another meaning in files and in Model.predict; choose another name"
+    for name in sorted(ARGUMENTS & {*map(str, family.coefficients), *map(str, family.parameters)}):
+        yield f"{name!r} is an argument of Model or of its exports; choose another name"
     others = [name for name in family.parameters if name not in PARAMETERS]
     if len(others) > MAX_OTHER_PARAMETERS:
         what = f"{len(others)} parameters besides {', '.join(PARAMETERS)}: {', '.join(map(str, others))}"

@@ -172,7 +172,17 @@ def _onnx_bytes(names: list[str], program: ExportedProgram, description: str) ->
         program, opset_version=OPSET, input_names=names, output_names=["output"], verbose=False
     )
     onnx_program.model.metadata_props[METADATA] = description
+    _keep_names_apart(onnx_program.model.graph)
     return onnx_program.model_proto.SerializeToString()
+
+
+def _keep_names_apart(graph: Any) -> None:
+    """Rename values inside an ONNX graph that have the name of an input: a parameter may be called `mean`."""
+    names = {value.name for value in graph.inputs}
+    inside = [*graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+    for value in inside:
+        if value.name in names:
+            value.name = f"inside.{value.name}"
 
 
 def _aoti_bytes(program: ExportedProgram, description: str) -> bytes:
