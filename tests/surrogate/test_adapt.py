@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,8 +127,11 @@ def test_a_family_on_other_axes_is_one_line(model: Model):
     FAMILIES.pop("wave_3d")
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_gradients_may_be_switched_off(model: Model, mode: Callable[[], AbstractContextManager[None]]):
+MODES = [torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu", torch.bfloat16)]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["no gradients", "inference", "autocast"])
+def test_modes_of_torch_change_nothing(model: Model, mode: Callable[[], AbstractContextManager[None]]):
     """Adapting trains all the same, with tensors that were made so, too."""
     with mode():
         u = torch.from_numpy(values(4, 3, 8)) * 1.0

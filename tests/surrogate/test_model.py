@@ -215,6 +215,29 @@ def test_the_default_type_of_torch_changes_nothing(model: Model, data_root: Path
     np.testing.assert_array_equal(found, expected)
 
 
+@ANY
+def test_autocast_changes_nothing(model: Model, family: str):
+    """Within autocast a model predicts in float32 as outside of it, and leaves autocast on for the caller."""
+    u_0, options = CASES[family]
+    expected = model.predict(family, u_0, **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        np.testing.assert_array_equal(model.predict(family, u_0, **options), expected)
+        for step, u in enumerate(() if u_0 is None else model.rollout(family, u_0, **options), 1):
+            assert torch.is_autocast_enabled("cpu")
+            np.testing.assert_array_equal(u, expected[:, step])
+
+
+def test_a_model_exported_within_autocast_is_like_others(model: Model, tmp_path: Path):
+    """Its steps are those of predictions."""
+    u_0, nu = values(2, 1, 8), np.array([0.01, 0.1], np.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        model.export("burgers_1d", tmp_path / "burgers.pt2")
+    u = torch.export.load(tmp_path / "burgers.pt2").module()(torch.from_numpy(u_0), torch.from_numpy(nu))
+    expected = model.predict("burgers_1d", u_0, steps=1, nu=nu)[:, 1]
+    assert u.dtype == torch.float32
+    np.testing.assert_allclose(u, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_models_loaded_in_inference_mode_are_like_others(model: Model, data_root: Path):
     """They predict within and outside of it."""
     with torch.inference_mode():

@@ -37,7 +37,7 @@ from ups.surrogate.results import (
     families_with_history,
     stacked,
 )
-from ups.surrogate.surrogate import NoisyStep, Surrogate, rollout_steps
+from ups.surrogate.surrogate import NoisyStep, Surrogate, in_float32, rollout_steps
 
 MAX_TOKENS = 2**15  # that the models take at once: about 800 MB of memory
 CORRECTORS = ("consistency", "diffusion")  # the first that is on makes ensembles: one or two evaluations per step
@@ -164,7 +164,8 @@ class Model:
         from ups.surrogate.export import PhysicalModel, export
 
         card = self.cards[find_family(family, self.cards, None)]
-        export(PhysicalModel(self.surrogate, card.datasets[0], card.domain), Path(path), form)
+        with torch.autocast(self._device.type, enabled=False):
+            export(PhysicalModel(self.surrogate, card.datasets[0], card.domain), Path(path), form)
 
     def adapt(
         self,
@@ -200,7 +201,9 @@ class Model:
         if not (is_whole(steps) and steps >= 1):
             raise ConfigFault(f"steps of training must be a whole number of at least 1, not {steps!r}")
         about = {"dt": dt, "lengths": lengths, "arguments": parameters}
-        return Model(adapt_bundle(self._bundle, family, u, steps=steps, device=self._device, **about), self._device)
+        with torch.autocast(self._device.type, enabled=False):
+            adapted = adapt_bundle(self._bundle, family, u, steps=steps, device=self._device, **about)
+        return Model(adapted, self._device)
 
     def _snapshots(self, problem: Problem, steps: int) -> Iterator[Array]:
         snapshots = self.advance(problem, steps, None, 0)
@@ -237,6 +240,9 @@ class Model:
 
     def advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
         """Snapshots (M, B, C, *grid), from the initial state on; of steady families the solution alone."""
+        return in_float32(self._advance(problem, steps, members, seed), self._device)
+
+    def _advance(self, problem: Problem, steps: int, members: int | None, seed: int) -> Iterator[Tensor]:
         name, grid, boundary, count = problem.card.name, problem.card.grid, problem.dataset.boundary, members or 1
         surrogate = replace(self.surrogate, max_tokens=MAX_TOKENS)
         z_c = None

@@ -49,6 +49,16 @@ def rollout_steps(step: Callable[[Tensor], Tensor], u_0: Tensor) -> Iterator[Ten
         yield u
 
 
+def in_float32(states: Iterator[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """The states, each computed with autocast off, which stays as it is where they are used."""
+    while True:
+        with torch.autocast(device.type, enabled=False):
+            u = next(states, None)
+        if u is None:
+            return
+        yield u
+
+
 def rollout(step: Callable[[Tensor], Tensor], u_0: Tensor, num_steps: int) -> Tensor:
     """The predictions (B, num_steps, ...) of applying `step` repeatedly from u_0 (B, ...)."""
     return torch.stack(list(islice(rollout_steps(step, u_0), num_steps)), 1)
