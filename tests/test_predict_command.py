@@ -119,8 +119,13 @@ def test_a_killed_command_goes_on(root: Path, source: Path, tmp_path: Path):
 def test_info_and_export(root: Path, tmp_path: Path):
     """A bundle has the families and the description of the data root."""
     assert ups("export", root, tmp_path / "bundle").exit_code == 0
-    refused = ups("export", root, tmp_path / "some", "--family", "advection_1d")
-    assert refused.exit_code == 2 and "all families" in refused.output and not (tmp_path / "some").exists()
+    for option in (("--family", "advection_1d"), ("--dt", 0.25)):
+        refused = ups("export", root, tmp_path / "some", *option)
+        assert refused.exit_code == 2 and f"all families: leave out {option[0]}" in refused.output
+        assert not (tmp_path / "some").exists()
+    step = ("--format", "pt2", "--family", "advection_1d", "--dt")
+    assert ups("export", root, tmp_path / "some", *step, 0.3).exit_code == 2
+    assert ups("export", root, tmp_path / "some", *step, 0.5).exit_code == 0 and (tmp_path / "some").is_file()
     for arguments in ((), ("advection_1d",)):
         shown = ups("info", tmp_path / "bundle", *arguments)
         assert shown.exit_code == 0 and shown.output == ups("info", root, *arguments).output

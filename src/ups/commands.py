@@ -155,7 +155,8 @@ def info(place: Path, family: str | None) -> None:
 @click.argument("target", metavar="OUT", type=FILE)
 @click.option("--format", "form", type=click.Choice(FORMATS), default="bundle", show_default=True)
 @click.option("--family", help="Of which the model is written, in every format but bundle.")
-def export(place: Path, target: Path, form: str, family: str | None) -> None:
+@click.option("--dt", type=float, help="Time step of that model, a multiple of the trained one, which is the default.")
+def export(place: Path, target: Path, form: str, family: str | None, dt: float | None) -> None:
     """Write the models of the data root or bundle PLACE to OUT.
 
     A bundle is a folder with the models of all families, for `ups.load`. The other formats are one file with the model
@@ -164,14 +165,16 @@ def export(place: Path, target: Path, form: str, family: str | None) -> None:
     import ups
 
     model = ups.load(place, device="cpu")
-    if form == "bundle" and family is not None:
-        raise ConfigFault("a bundle holds the models of all families: leave out --family, or choose another --format")
+    given = [name for name, value in (("--family", family), ("--dt", dt)) if value is not None]
+    if form == "bundle" and given:
+        what = f"leave out {' and '.join(given)}, or choose another --format"
+        raise ConfigFault(f"a bundle holds the models of all families: {what}")
     if form == "bundle":
         model.save(target)
     elif family is None:
         raise ConfigFault(f"--family is missing: {form} holds the model of one family")
     else:
-        model.export(family, target, form)
+        model.export(family, target, form, dt=dt)
     click.echo(target)
 
 

@@ -1,6 +1,7 @@
 """`Model` predicts what the networks predict, for every kind of array, and what the scores of a run say."""
 
 import gc
+import json
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 import xarray as xr
 
 from tests.evaluation.test_coverage import measure
-from tests.surrogate.test_wrong_inputs import two_variants, values
+from tests.surrogate.test_wrong_inputs import shift_dt, two_variants, values
 from tests.training.jobs import launched
 from tests.untrained import STAGE_NAMES, receipt
 from ups.config import EvaluationConfig
@@ -22,8 +23,9 @@ from ups.data.trajectories import TrajectoryReader
 from ups.files import place_of
 from ups.metrics.errors import nRMSE
 from ups.pipelines.evaluation import score_test_split
+from ups.surrogate.export import METADATA
+from ups.surrogate.family_cards import find_family
 from ups.surrogate.model import Model, OutsideTraining, load
-from ups.surrogate.problem import find_family
 from ups.surrogate.results import Ensemble
 from ups.surrogate.surrogate import Setting
 from ups.surrogate.trained import Trained
@@ -136,6 +138,17 @@ def test_a_multiple_of_dt_takes_several_steps(model: Model, dt: float):
     every, some = model.predict("advection_1d", u_0, steps=6), model.predict("advection_1d", u_0, steps=2, dt=dt)
     np.testing.assert_array_equal(some, every[:, ::3])
     assert len(list(model.rollout("advection_1d", u_0, steps=2, dt=dt))) == 2
+
+
+@pytest.mark.parametrize("dt", [0.25, 0.5, np.float32(0.75)])
+def test_a_file_has_the_time_step_that_was_asked_for(altered: Callable[..., Model], tmp_path: Path, dt: float):
+    """One of several of training, or a multiple of one: it takes the step of `predict`, and says so."""
+    used, u_0, described = altered(shift_dt), values(2, 1, 8), {METADATA: ""}
+    used.export("burgers_1d", tmp_path / "model.pt2", dt=dt)
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=described).module()
+    expected = used.predict("burgers_1d", u_0, steps=1, nu=0.1, dt=dt)[:, 1]
+    np.testing.assert_allclose(program(torch.from_numpy(u_0), torch.full((2,), 0.1)), expected, rtol=1e-5, atol=1e-6)
+    assert json.loads(described[METADATA])["dt"] == dt
 
 
 @pytest.mark.parametrize("family", ["advection_1d", "darcy_2d"])

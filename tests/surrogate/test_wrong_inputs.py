@@ -12,8 +12,9 @@ import xarray as xr
 from ups.data.families import Dataset, Family
 from ups.errors import ConfigFault, DataFault
 from ups.models.sizes import Domain
+from ups.surrogate.family_cards import FamilyCard
 from ups.surrogate.model import Model, load
-from ups.surrogate.problem import FamilyCard, pose
+from ups.surrogate.problem import pose
 
 STEPS = {"steps": 2}
 
@@ -281,6 +282,24 @@ def test_of_two_time_steps_one_must_be_named(altered: Callable[..., Model], opti
     """Models that were trained with two need it."""
     with pytest.raises(ConfigFault, match=message):
         altered(shift_dt).predict("burgers_1d", U, nu=0.1, **STEPS, **options)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("burgers_1d", {}, "dt is missing: .* 0.25 or 0.5"),
+        ("burgers_1d", {"dt": 0.3}, "dt = 0.3 of burgers_1d must be 0.25 or 0.5"),
+        ("darcy_2d", {"dt": 0.25}, "darcy_2d is steady and has no time step: leave out dt"),
+        ("diffusion_reaction_2d", {"dt": 0.5}, "start from two snapshots, 0.25 apart: export with this dt"),
+    ],
+)
+def test_a_wrong_time_step_is_not_exported(
+    altered: Callable[..., Model], tmp_path: Path, family: str, options: dict[str, float], message: str
+):
+    """A file takes the time steps that predictions take, of models that start from two snapshots that of training."""
+    with pytest.raises(ConfigFault, match=message):
+        altered(shift_dt).export(family, tmp_path / "model.pt2", **options)
+    assert not list(tmp_path.iterdir())
 
 
 def two_variants(card: Any) -> None:

@@ -1,6 +1,7 @@
 """The trained models as one object that predicts solutions of the PDEs.
 
 - `model`: `load` and `Model`, which takes and gives arrays in physical units
+- `family_cards`: what the card of a model says about a family
 - `problem`, `arrays`: checks of what the caller gives; numpy, torch and xarray
 - `results`: what a model says about a family, ensembles of predictions
 - `bundle`: models with their card on disk

@@ -30,6 +30,7 @@ from ups.errors import ConfigFault, DataFault
 from ups.files import publish
 from ups.models.codec import decode_fields, encode_fields, group_name
 from ups.models.sizes import Domain
+from ups.surrogate.family_cards import FamilyCard, with_time_step
 from ups.surrogate.surrogate import Surrogate, condition_of
 
 Format = Literal["pt2", "onnx", "aoti"]
@@ -44,16 +45,17 @@ class PhysicalModel(nn.Module):
 
     Inputs are, in the order of `inputs`: the state `u` (B, C, *grid) unless the family is steady, for one with a
     `History` the snapshot `u_before` a time step earlier, `coefficients` (B, C_c, *grid) if it has any, and each PDE
-    parameter (B,). The result (B, C, *grid) is the state after a time step, or the steady solution. Since the codec's
-    bases are orthonormal, decoding and encoding again between two steps changes a rollout by rounding alone. Gradients
-    flow to all inputs.
+    parameter (B,). The result (B, C, *grid) is the state after `substeps` time steps of the dataset, or the steady
+    solution. Since the codec's bases are orthonormal, decoding and encoding again between two steps changes a rollout
+    by rounding alone. Gradients flow to all inputs.
 
     Raises:
         DataFault: the surrogate has no model of this family.
     """
 
-    def __init__(self, surrogate: Surrogate, dataset: Dataset, domain: Domain) -> None:
+    def __init__(self, surrogate: Surrogate, dataset: Dataset, domain: Domain, substeps: int = 1) -> None:
         super().__init__()
+        self.substeps = substeps
         name, self.dataset, self.domain = dataset.family, dataset, domain
         self.family, model = FAMILIES[name], surrogate.model(name)
         if model is None or name not in model.statistics.rows:
@@ -92,7 +94,7 @@ class PhysicalModel(nn.Module):
             "grid": self.groups["fields"].grid,
             "lengths": dataset.lengths,
             "boundary": dataset.boundary,
-            "dt": None if family.steady else times[1] - times[0],
+            "dt": None if family.steady else float(self.substeps * (times[1] - times[0])),
             "corrector": "not included",
             "versions": {"ups": __version__, "torch": torch.__version__},
         }
@@ -114,8 +116,9 @@ class PhysicalModel(nn.Module):
         coefficients = z[..., :0]
         if self.family.coefficients:
             coefficients = encode_fields(named["coefficients"], self.groups["coefficients"], self.coefficients_bases)
-        z_next = self.model(z, coefficients, condition, self.domain)[..., : group.num_channels]
-        return decode_fields(z_next, group, self.fields_bases)
+        for _ in range(self.substeps):
+            z = self.model(z, coefficients, condition, self.domain)
+        return decode_fields(z[..., : group.num_channels], group, self.fields_bases)
 
     def _drop_unused_weights(self) -> None:
         """Empty the weights that are of other families alone: those to which the result has no gradient."""
@@ -125,6 +128,21 @@ class PhysicalModel(nn.Module):
         for weight, gradient in zip(weights, gradients, strict=True):
             if gradient is None:
                 weight.data = weight.new_empty(0)
+
+
+def physical_model(surrogate: Surrogate, card: FamilyCard, dt: float | None) -> PhysicalModel:
+    """The model of a family with the time step `dt` of `Model.predict`.
+
+    Raises:
+        ConfigFault: as `with_time_step`; or `dt` takes several steps that start from two snapshots each.
+        DataFault: the surrogate has no model of this family.
+    """
+    dataset, step, substeps = with_time_step(card, dt)
+    model = PhysicalModel(surrogate, dataset, card.domain, substeps)
+    if substeps > 1 and "u_before" in model.inputs:
+        what = f"steps of {card.name} start from two snapshots, {step / substeps:g} apart"
+        raise ConfigFault(f"{what}: export with this dt instead of {step:g}")
+    return model
 
 
 def export(model: PhysicalModel, path: Path, form: Format) -> None:

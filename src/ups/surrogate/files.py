@@ -22,8 +22,9 @@ from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
 from ups.surrogate.bundle import models_of
+from ups.surrogate.family_cards import find_family
 from ups.surrogate.model import Model
-from ups.surrogate.problem import Problem, check_ensemble, check_steps, find_family
+from ups.surrogate.problem import Problem, check_ensemble, check_steps
 
 log = logging.getLogger(__name__)
 

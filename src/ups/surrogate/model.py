@@ -17,13 +17,11 @@ from ups.models.grid import resampled
 from ups.surrogate import bundle
 from ups.surrogate.arrays import Array, Form, as_given, find_device, labelled
 from ups.surrogate.coverage import Coverage
+from ups.surrogate.family_cards import FamilyCard, find_family, first_coefficient
 from ups.surrogate.problem import (
-    FamilyCard,
     Problem,
     check_ensemble,
     check_steps,
-    find_family,
-    first_coefficient,
     is_whole,
     pose,
     why_outside,
@@ -155,17 +153,20 @@ class Model:
         """Write the models as a bundle: a folder that `ups.load` reads with torch, numpy and safetensors alone."""
         bundle.save(self._bundle, Path(folder), card_text(self._bundle.card, self.cards))
 
-    def export(self, family: str, path: str | Path, form: Literal["pt2", "onnx", "aoti"] = "pt2") -> None:
+    def export(
+        self, family: str, path: str | Path, form: Literal["pt2", "onnx", "aoti"] = "pt2", *, dt: float | None = None
+    ) -> None:
         """Write one family's model, codec included and without corrector, as a file that runs without this package.
 
         Its inputs are those of `ups.surrogate.export.PhysicalModel`, for batches of any size: the state u
-        (B, C, *grid), the coefficients, and each parameter of the PDE (B,). Raises as `ups.surrogate.export.export`.
+        (B, C, *grid), the coefficients, and each parameter of the PDE (B,). `dt` is that of `predict`. Raises as
+        `physical_model` and `export` there.
         """
-        from ups.surrogate.export import PhysicalModel, export
+        from ups.surrogate.export import export, physical_model
 
         card = self.cards[find_family(family, self.cards, None)]
         with torch.autocast(self._device.type, enabled=False):
-            export(PhysicalModel(self.surrogate, card.datasets[0], card.domain), Path(path), form)
+            export(physical_model(self.surrogate, card, dt), Path(path), form)
 
     def adapt(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ups.errors import ConfigFault
 from ups.surrogate.arrays import Array
-from ups.surrogate.problem import FamilyCard
+from ups.surrogate.family_cards import FamilyCard
 from ups.surrogate.trained import OFF
 
 NO_ENSEMBLES = "no corrector was trained, or none passed on validation data"

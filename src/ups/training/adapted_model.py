@@ -17,7 +17,8 @@ from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
 from ups.surrogate.arrays import Array, as_tensor, check_finite, check_grid, check_positive, kind_of, variables
 from ups.surrogate.bundle import Bundle
-from ups.surrogate.problem import FamilyCard, check_arguments, read_coefficients
+from ups.surrogate.family_cards import FamilyCard
+from ups.surrogate.problem import check_arguments, read_coefficients
 from ups.training.adaptation import adapt
 from ups.training.examples import Trajectories, encode
 
