@@ -95,6 +95,16 @@ def test_a_rollout_gives_the_snapshots_of_a_prediction(model: Model, family: str
     np.testing.assert_array_equal(np.stack(snapshots, 1), u[:, 1:])
 
 
+@pytest.mark.parametrize("shape", [(8,), (3, 8)], ids=["one state", "trajectories"])
+def test_a_labelled_snapshot_has_its_time(model: Model, shape: tuple[int, ...]):
+    """Not that of the state that the rollout starts from: it is the snapshot of a prediction."""
+    given = xr.DataArray(values(*shape), dims=("run", "x")[-len(shape) :]).assign_coords(time=5.0, x=np.arange(8) / 8)
+    u = model.predict("advection_1d", given, steps=3, dt=0.5)
+    for step, snapshot in enumerate(model.rollout("advection_1d", given, steps=3, dt=0.5), 1):
+        assert float(snapshot["time"]) == 0.5 * step
+        xr.testing.assert_identical(snapshot, u.isel(time=step))
+
+
 def test_a_family_with_history_goes_on_from_two_snapshots(model: Model):
     """The last two snapshots of a prediction lead to its next one; the last alone counts as at rest."""
     u_0 = values(3, 2, 8, 6)

@@ -15,7 +15,7 @@ from ups.errors import ConfigFault, DataFault
 from ups.models.codec import group_name
 from ups.models.grid import resampled
 from ups.surrogate import bundle
-from ups.surrogate.arrays import Array, Form, as_given, find_device, labelled
+from ups.surrogate.arrays import Array, find_device
 from ups.surrogate.coverage import Coverage
 from ups.surrogate.family_cards import FamilyCard, find_family, first_coefficient
 from ups.surrogate.problem import (
@@ -33,6 +33,8 @@ from ups.surrogate.results import (
     card_text,
     describe,
     families_with_history,
+    result_of,
+    snapshot_of,
     stacked,
 )
 from ups.surrogate.surrogate import NoisyStep, Surrogate, in_float32, rollout_steps
@@ -125,7 +127,7 @@ class Model:
         self.warn_outside(problem)
         parts = list(self.advance(problem, 1 if steps is None else steps, members, seed))
         u = parts[0] if problem.u_0 is None else torch.stack(parts, 2)  # (M, B, [T + 1,] C, *grid)
-        results = [_result(member, problem, steps, labels) for member in u]
+        results = [result_of(member, problem, steps, labels) for member in u]
         return results[0] if members is None else Ensemble(stacked(results))
 
     def rollout(
@@ -207,10 +209,9 @@ class Model:
         return Model(adapted, self._device)
 
     def _snapshots(self, problem: Problem, steps: int) -> Iterator[Array]:
-        snapshots = self.advance(problem, steps, None, 0)
-        next(snapshots)  # the initial state
-        for u in snapshots:
-            yield _result(u[0], problem, None, False)
+        for step, u in enumerate(self.advance(problem, steps, None, 0)):
+            if step > 0:  # not the initial state
+                yield snapshot_of(u[0], problem, step)
 
     def pose(
         self, family: str, u_0: Array | None, dt: float | None, arguments: dict[str, Any], u_before: Array | None = None
@@ -288,13 +289,3 @@ def load(place: str | Path, *, device: str | torch.device | None = None) -> Mode
     read = bundle.read if (place / bundle.CARD).is_file() else bundle.from_data_root
     with torch.inference_mode(False):  # models made within that mode could not be used outside of it
         return Model(read(place, device), device)
-
-
-def _result(u: Tensor, problem: Problem, steps: int | None, labels: bool) -> Array:
-    """Of one member (B, [T,] C, *grid), as the caller's kind."""
-    form: Form = problem.form
-    family = problem.card.family
-    if labels or form.kind == "xarray":
-        times = None if steps is None else [problem.dt * step for step in range(steps + 1)]
-        return labelled(u, times, problem.parameters, problem.dataset, form)
-    return as_given(u if form.channels else u.squeeze(-len(family.axes) - 1), form)

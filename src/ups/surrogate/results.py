@@ -1,4 +1,4 @@
-"""What a model returns: descriptions of families with their scores, cards of bundles, ensembles of predictions."""
+"""What a model returns: predictions and ensembles of them, descriptions of families with scores, cards of bundles."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigFault
-from ups.surrogate.arrays import Array
+from ups.surrogate.arrays import Array, as_given, labelled
 from ups.surrogate.family_cards import FamilyCard
+from ups.surrogate.problem import Problem
 from ups.surrogate.trained import OFF
 
 NO_ENSEMBLES = "no corrector was trained, or none passed on validation data"
@@ -204,6 +205,22 @@ class Ensemble:
         """The axis of members, as an argument; xarray would leave out NaN."""
         is_labelled = not isinstance(self.members, Tensor | np.ndarray)
         return {"dim": "member", "skipna": False} if is_labelled else {"axis": 0}
+
+
+def result_of(u: Tensor, problem: Problem, steps: int | None, labels: bool) -> Array:
+    """A prediction (B, [T,] C, *grid) as the caller's kind, without T if `steps` is None."""
+    if labels or problem.form.kind == "xarray":
+        times = None if steps is None else [problem.dt * step for step in range(steps + 1)]
+        return labelled(u, times, problem.parameters, problem.dataset, problem.form)
+    return as_given(u if problem.form.channels else u.squeeze(-len(problem.card.family.axes) - 1), problem.form)
+
+
+def snapshot_of(u: Tensor, problem: Problem, step: int) -> Array:
+    """The snapshot (B, C, *grid) after a number of steps as the caller's kind, in xarray with its time."""
+    if problem.form.kind != "xarray":
+        return result_of(u, problem, None, False)
+    times = [problem.dt * step]
+    return labelled(u[:, None], times, problem.parameters, problem.dataset, problem.form).isel(time=0)
 
 
 def stacked(results: list[Array]) -> Array:
