@@ -31,8 +31,9 @@ from ups.surrogate.surrogate import Setting
 from ups.surrogate.trained import Trained
 
 FORCES = ("force_x", "force_y")
+U_0 = values(3, 1, 8)
 CASES = {
-    "advection_1d": (values(3, 1, 8), {"steps": 3}),
+    "advection_1d": (U_0, {"steps": 3}),
     "burgers_1d": (values(3, 1, 8), {"steps": 3, "nu": np.array([0.01, 0.05, 0.1])}),
     "compressible_ns_1d": (values(3, 3, 8), {"steps": 3}),
     "darcy_2d": (None, {"nu": values(3, 8, 6)}),
@@ -285,6 +286,29 @@ def test_labels_can_be_had_of_any_array(model: Model):
     np.testing.assert_allclose(u["x"], (np.arange(8) + 0.5) / 8)
     np.testing.assert_allclose(u["nu"], [0.01, 0.1])
     assert u["nu"].dims == ("trajectory",) and u.attrs["family"] == "burgers_1d"
+
+
+def test_labels_are_the_numbers_that_were_given(model: Model):
+    """Parameters are 0.4, not what float32 makes of it, for one state and for trajectories."""
+    one, some = (model.predict("advection_1d", u, steps=1, beta=0.4, labels=True) for u in (U_0[0, 0], U_0))
+    assert one["beta"].item() == 0.4 and some["beta"].values.tolist() == [0.4] * 3
+
+
+def test_labels_are_the_parameters_that_were_used(model: Model):
+    """Whatever the coordinate of a dimension of trajectories that has the name of a parameter."""
+    given = xr.DataArray(U_0[:, 0], dims=("beta", "x"), coords={"beta": [1.0, 2.0, 3.0]})
+    found = model.predict("advection_1d", given, steps=1)
+    used = model.describe("advection_1d").parameters["beta"][0]
+    assert found["u"].dims == ("beta", "time", "x") and found["beta"].values.tolist() == [used] * 3
+
+
+@pytest.mark.parametrize("convert", [np.int64, np.array, torch.tensor])
+def test_whole_numbers_of_any_type_are_taken(model: Model, convert: Callable[[int], Any]):
+    """For steps, members and seed."""
+    expected = model.predict("advection_1d", U_0, steps=2, members=2, seed=3)
+    found = model.predict("advection_1d", U_0, steps=convert(2), members=convert(2), seed=convert(3))
+    np.testing.assert_array_equal(found.members, expected.members)
+    assert len(list(model.rollout("advection_1d", U_0, steps=convert(2)))) == 2
 
 
 @pytest.mark.parametrize("family", ["advection_1d", "compressible_ns_1d", "darcy_2d"])

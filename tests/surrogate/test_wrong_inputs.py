@@ -74,6 +74,8 @@ TIME = {
     "half a step": ("advection_1d", U, {"steps": 1.5}, "whole number of at least 1, not 1.5"),
     "steps as text": ("advection_1d", U, {"steps": "3"}, "whole number of at least 1, not '3'"),
     "steps as truth": ("advection_1d", U, {"steps": True}, "whole number of at least 1, not True"),
+    "steps as truth in a tensor": ("advection_1d", U, {"steps": torch.tensor(True)}, "at least 1, not tensor"),
+    "steps as a real tensor": ("advection_1d", U, {"steps": torch.tensor(1.0)}, "at least 1, not tensor"),
     "half of dt": ("advection_1d", U, STEPS | {"dt": 0.125}, "dt = 0.125 of advection_1d must be 0.25, .* multiple"),
     "dt zero": ("advection_1d", U, STEPS | {"dt": 0}, "dt = 0 of advection_1d must be 0.25"),
     "dt back": ("advection_1d", U, STEPS | {"dt": -0.25}, "dt = -0.25 of advection_1d must be 0.25"),
@@ -124,6 +126,18 @@ LABELLED = {
     "other axis": ("advection_1d", FIELD.rename(x="z"), STEPS, "must have the dimensions x .*, not z"),
     "two more axes": ("advection_1d", FIELD.expand_dims(a=2, b=2), STEPS, "the dimensions x .*, not a, b, x"),
     "snapshots": ("advection_1d", FIELD.expand_dims(time=2), STEPS, r"dimension time: select one, as u_0.isel\(time=0"),
+    "dimension like a field": (
+        "advection_1d",
+        FIELD.expand_dims(u=2),
+        STEPS,
+        r"dimension u: select one, as u_0.isel\(u=0\), or rename the dimension",
+    ),
+    "coefficient's dimension like a field": (
+        "darcy_2d",
+        None,
+        {"nu": xr.DataArray(TWO, dims=("u", "x", "y"))},
+        "nu of darcy_2d must not have the dimension u: .* rename the dimension",
+    ),
     "text": ("advection_1d", xr.DataArray(["a"] * 8, dims="x"), STEPS, "must hold real numbers, not <U1"),
     "no variable": ("advection_1d", xr.Dataset(), STEPS, "has no variable u; it has none"),
     "other variable": ("diffusion_reaction_2d", xr.Dataset({"q": FIELD}), STEPS, "has no variable u, v; it has q"),
@@ -240,9 +254,9 @@ def test_coefficients_of_two_numbers_of_solutions_are_refused(poisson: FamilyCar
         pose(poisson, None, {"a": values(2, 8, 6), "f": values(3, 8, 6)}, None, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("q", [-0.1, 1.1, np.nan])
-def test_a_quantile_is_a_share(model: Model, q: float):
-    """Outside of [0, 1] there is none, for numpy and torch."""
+@pytest.mark.parametrize("q", [-0.1, 1.1, np.nan, [0.1, 0.9], "0.5", None])
+def test_a_quantile_is_a_share(model: Model, q: Any):
+    """Outside of [0, 1] there is none, for numpy and torch; one is asked for at a time."""
     for u_0 in (U, torch.from_numpy(U)):
         with pytest.raises(ConfigFault, match=r"a share in \[0, 1\], not"):
             model.predict("advection_1d", u_0, members=2, **STEPS).quantile(q)

@@ -129,7 +129,7 @@ def batch_dimensions(array: Array, family: Family, name: str) -> list[str]:
         expected, found = ", ".join(family.axes), ", ".join(map(str, array.dims)) or "none"
         what = f"{name} of {family.name} must have the dimensions {expected} and at most one more"
         raise ConfigFault(f"{what}, not {found}")
-    if set(others) & RESULT_DIMENSIONS:
+    if set(others) & {*RESULT_DIMENSIONS, *family.fields}:
         remedy = f"select one, as {name}.isel({others[0]}=0), or rename the dimension of trajectories"
         raise ConfigFault(f"{name} of {family.name} must not have the dimension {others[0]}: {remedy}")
     return others
@@ -250,13 +250,17 @@ def labelled(
         name: (dims, own, {"long_name": family.meanings.get(name, name)})
         for name, own in zip(family.fields, fields, strict=True)
     }
-    coordinates |= {
-        name: (form.batch, known.cpu().numpy()) if form.batched else float(known[0])
-        for name, known in ((name, own.detach()) for name, own in parameters.items())
+    # Last, because a dimension of trajectories may have the name of a parameter, and other values than were used.
+    coordinates |= form.coordinates | {
+        name: (form.batch, decimals(known)) if form.batched else decimals(known)[0]
+        for name, known in parameters.items()
     }
-    return xarray.Dataset(
-        variables, coordinates | form.coordinates, {"family": family.name, "equation": family.equation}
-    )
+    return xarray.Dataset(variables, coordinates, {"family": family.name, "equation": family.equation})
+
+
+def decimals(values: Tensor) -> list[float]:
+    """Shortest decimals that round to values (B,) in float32, 0.4 instead of 0.4000000059604645."""
+    return [float(str(value)) for value in values.detach().cpu().numpy()]
 
 
 def per_trajectory(values: Mapping[str, Any], batch: int, device: torch.device) -> dict[str, Tensor]:

@@ -21,10 +21,11 @@ from ups.data.field_stores import REQUEST, Output, resumable
 from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
+from ups.surrogate.arrays import decimals
 from ups.surrogate.bundle import models_of
 from ups.surrogate.family_cards import find_family
 from ups.surrogate.model import Model
-from ups.surrogate.problem import Problem, check_ensemble, check_steps
+from ups.surrogate.problem import Problem, read_ensemble, read_steps
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +73,13 @@ class Job:
             ConfigFault: the request does not suit the model, or a state is not finite.
             DataFault: the file is damaged, or has no initial states of the family.
         """
-        check_ensemble(request.members, request.seed)
+        read_ensemble(request.members, request.seed)
         if request.family not in map(base_of, model.families):
             find_family(request.family, model.cards, None)
         with _open(source, request) as file:
             count = file.first.count
             first = _pose(model, request, file, range(0, 1))
-            check_steps(first, request.steps)
+            read_steps(first, request.steps)
             if first.substeps > 1:
                 log.info("%s: dt = %g is %d steps of the operator", first.card.name, first.dt, first.substeps)
             states = math.prod(first.card.domain.grid) * (request.members or 1)
@@ -147,7 +148,7 @@ class Job:
         first, request, family = self.first, self.request, self.first.card.family
         times = () if request.steps is None else tuple(first.dt * step for step in range(request.steps + 1))
         known = _arguments(file, request, range(self.count))
-        default = {name: float(str(values[0].cpu().numpy())) for name, values in first.parameters.items()}
+        default = {name: decimals(values)[0] for name, values in first.parameters.items()}
         parameters = {name: np.broadcast_to(known.get(name, default[name]), self.count) for name in family.parameters}
         attributes = {"family": first.card.name, "equation": family.equation, "source": self.source.name}
         chunk = (self.size, self.steps_at_once)

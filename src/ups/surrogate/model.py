@@ -20,10 +20,10 @@ from ups.surrogate.coverage import Coverage
 from ups.surrogate.family_cards import FamilyCard, find_family, first_coefficient
 from ups.surrogate.problem import (
     Problem,
-    check_ensemble,
-    check_steps,
-    is_whole,
     pose,
+    read_ensemble,
+    read_steps,
+    whole,
     why_outside,
 )
 from ups.surrogate.results import (
@@ -122,8 +122,8 @@ class Model:
             ConfigFault: an argument is missing, unknown or does not suit the models; the message says what is expected.
         """
         problem = self.pose(family, u_0, dt, parameters, u_before)
-        check_ensemble(members, seed)
-        check_steps(problem, steps)
+        members, seed = read_ensemble(members, seed)
+        steps = read_steps(problem, steps)
         self.warn_outside(problem)
         parts = list(self.advance(problem, 1 if steps is None else steps, members, seed))
         u = parts[0] if problem.u_0 is None else torch.stack(parts, 2)  # (M, B, [T + 1,] C, *grid)
@@ -147,9 +147,10 @@ class Model:
         problem = self.pose(family, u_0, dt, parameters, u_before)
         if problem.u_0 is None:
             raise ConfigFault(f"{problem.card.name} is steady and has no snapshots: use predict")
-        check_steps(problem, steps)
+        num_steps = read_steps(problem, steps)
+        assert num_steps is not None
         self.warn_outside(problem)
-        return self._snapshots(problem, steps)
+        return self._snapshots(problem, num_steps)
 
     def save(self, folder: str | Path) -> None:
         """Write the models as a bundle: a folder that `ups.load` reads with torch, numpy and safetensors alone."""
@@ -201,11 +202,12 @@ class Model:
         """
         from ups.training.adapted_model import adapt_bundle  # imports the configuration
 
-        if not (is_whole(steps) and steps >= 1):
+        num_steps = whole(steps)
+        if num_steps is None or num_steps < 1:
             raise ConfigFault(f"steps of training must be a whole number of at least 1, not {steps!r}")
         about = {"dt": dt, "lengths": lengths, "arguments": parameters}
         with torch.autocast(self._device.type, enabled=False):
-            adapted = adapt_bundle(self._bundle, family, u, steps=steps, device=self._device, **about)
+            adapted = adapt_bundle(self._bundle, family, u, steps=num_steps, device=self._device, **about)
         return Model(adapted, self._device)
 
     def _snapshots(self, problem: Problem, steps: int) -> Iterator[Array]:

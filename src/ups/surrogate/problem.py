@@ -1,7 +1,7 @@
 """What the caller asks for, checked against what the models were trained on: grid, time step, parameters."""
 
 from dataclasses import dataclass, replace
-from numbers import Integral
+from operator import index
 from typing import Any
 
 import torch
@@ -117,26 +117,34 @@ def why_outside(problem: Problem, covered: Coverage) -> str | None:
     return f"{problem.card.name} outside of training{which}: {'; '.join(found.reasons[:MAX_REASONS])}"
 
 
-def check_ensemble(members: int | None, seed: int) -> None:
-    """Raise `ConfigFault` for a size that an ensemble cannot have, and for no seed."""
-    if members is not None and not (is_whole(members) and members >= 2 and members % 2 == 0):
+def read_ensemble(members: int | None, seed: int) -> tuple[int | None, int]:
+    """Size and seed of an ensemble as plain numbers; a `ConfigFault` for a size that none can have, and for no seed."""
+    size, start = whole(members), whole(seed)
+    if members is not None and (size is None or size < 2 or size % 2):
         raise ConfigFault(f"members must be an even number of at least 2, not {members!r}")
-    if not (is_whole(seed) and 0 <= seed < 2**63):
+    if start is None or not 0 <= start < 2**63:
         raise ConfigFault(f"seed must be a whole number of at least 0, not {seed!r}")
+    return size, start
 
 
-def check_steps(problem: Problem, steps: int | None) -> None:
-    """Raise `ConfigFault` for a number of steps that does not suit the family."""
-    name = problem.card.name
+def read_steps(problem: Problem, steps: int | None) -> int | None:
+    """Time steps as a plain number, None for steady families; a `ConfigFault` where that does not suit the family."""
+    name, count = problem.card.name, whole(steps)
     if problem.u_0 is None and steps is not None:
         raise ConfigFault(f"{name} is steady and has no time steps: leave out steps")
-    if problem.u_0 is not None and not (is_whole(steps) and steps >= 1):
+    if problem.u_0 is not None and (count is None or count < 1):
         raise ConfigFault(f"steps of {name} must be a whole number of at least 1, not {steps!r}")
+    return count
 
 
-def is_whole(value: Any) -> bool:
-    """Whether a value of any type is a whole number."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+def whole(value: Any) -> int | None:
+    """A value of any type as a plain whole number; None if it is none, or a truth value."""
+    if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool):
+        return None
+    try:
+        return index(value)
+    except TypeError:
+        return None
 
 
 def check_arguments(family: Family, arguments: dict[str, Any]) -> None:

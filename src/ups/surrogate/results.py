@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -187,8 +188,8 @@ class Ensemble:
 
     def quantile(self, q: float) -> Array:
         """The value below which a share q in [0, 1] of the members lies, interpolated linearly."""
-        if not 0 <= q <= 1:
-            raise ConfigFault(f"a quantile is a share in [0, 1], not {q}")
+        if not isinstance(q, Real) or not 0 <= q <= 1:
+            raise ConfigFault(f"a quantile is a share in [0, 1], not {q!r}")
         if self._is_torch():  # torch.quantile takes at most 16 million values
             lower, share = divmod(q * (len(self.members) - 1), 1.0)
             ordered = self.members.sort(0).values  # NaN last
