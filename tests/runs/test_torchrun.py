@@ -57,6 +57,13 @@ def test_a_store_is_new_and_private(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_jobs_keep_compiled_code_below_the_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """All jobs of a data root share it."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    expected = str(tmp_path / ".compiled/inductor")
+    assert environment(launched(), tmp_path, "lo")["TORCHINDUCTOR_CACHE_DIR"] == expected
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_deterministic_matrix_products(deterministic: bool, tmp_path: Path):
     """A GPU library gets the fixed workspace that deterministic matrix products need, only where it is asked for."""
