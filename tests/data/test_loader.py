@@ -218,7 +218,8 @@ def test_a_process_opens_more_files_than_the_soft_limit(tmp_path: Path):
     code = """
 import resource, sys
 from pathlib import Path
-from ups.data.trajectories import TrajectoryReader, find_datasets, find_files
+from ups.data.recognition import find_files
+from ups.data.trajectories import TrajectoryReader, find_datasets
 folder = Path(sys.argv[1])
 (dataset,) = find_datasets(folder, find_files(folder)).values()
 resource.setrlimit(resource.RLIMIT_NOFILE, (20, int(sys.argv[2])))
