@@ -1,5 +1,6 @@
 """Expected seconds of a training step, where steps of some keys take longer and come less often."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,9 @@ import pytest
 
 from tests.training.jobs import section
 from tests.training.toys import ranks, toy_run, toy_stage
-from ups.performance.pace import TIMED_FRACTIONS, PaceTimer
+from ups.performance.pace import TIMED_FRACTIONS, PaceTimer, clock_of
+
+PAUSE = 0.1
 
 
 def test_keys_count_with_their_probability():
@@ -18,6 +21,20 @@ def test_keys_count_with_their_probability():
     sampler = SimpleNamespace(keys=["fast", "slow"], weights=np.array([2.0, 1.0]), draw=lambda step: (keys[step], None))
     timer.steps, timer.batches = list(keys) * len(TIMED_FRACTIONS), SimpleNamespace(sampler=sampler)
     assert timer.expected([4.0, 1.0] * len(TIMED_FRACTIONS)) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("device", "counts"), [("cpu", False), ("cuda", True)])
+def test_waiting_counts_on_a_gpu_alone(device: str, counts: bool, tmp_path: Path):
+    """While this process waits, another program has the CPU; or its own GPU works."""
+    timer = PaceTimer(toy_stage(), section(), toy_run(tmp_path), ranks())
+    assert timer.clock is clock_of("cpu")
+    timer.clock, timer.update = clock_of(device), _wait
+    assert (timer.seconds(1)[0] >= PAUSE) == counts
+
+
+def _wait(*_: object, **__: object) -> SimpleNamespace:
+    time.sleep(PAUSE)
+    return SimpleNamespace(loss=None)
 
 
 def test_steps_count_as_they_are_throughout_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

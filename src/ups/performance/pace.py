@@ -10,6 +10,7 @@ if __name__ == "__main__":
     die_with_parent()
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -69,6 +70,11 @@ def pace_name(kind: Kind, family: str, candidate: Candidate) -> str:
     return "/".join((kind, family, *changed))
 
 
+def clock_of(device: str) -> Callable[[], float]:
+    """The clock of training steps, in seconds: on a CPU that of this process, which stands while other programs run."""
+    return time.perf_counter if device == "cuda" else time.process_time
+
+
 class PaceTimer:
     """Times training steps of a stage: for every key (family, or field group of the codec) one per timed fraction.
 
@@ -76,7 +82,7 @@ class PaceTimer:
     """
 
     def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
-        self.learning_rate = config.learning_rate
+        self.learning_rate, self.clock = config.learning_rate, clock_of(ranks.device.type)
         parts = (stage, config, run, ranks, Injection(run.folder, ranks.rank))
         self.update, self.batches = Update(*parts), Batches(*parts)
         starts = [int(fraction * config.steps) for fraction in TIMED_FRACTIONS]
@@ -95,12 +101,12 @@ class PaceTimer:
         return sum(weight * each for weight, each in zip(weights, seconds, strict=True))
 
     def _seconds_of(self, step: int, repeats: int) -> float:
-        started = time.perf_counter()
+        started = self.clock()
         for _ in range(repeats):
             outcome = self.update(self.batches.read(step), self.learning_rate, stop=False, save=False)
         if outcome.loss is not None:
             outcome.loss.item()  # waits until a GPU has finished
-        return (time.perf_counter() - started) / repeats
+        return (self.clock() - started) / repeats
 
 
 def pace(stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
