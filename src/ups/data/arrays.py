@@ -85,9 +85,8 @@ def expect_stamps(folder: Path, stamps: Stamps) -> None:
             raise changed(path)
 
 
-def changed(path: Path) -> DataFault:
+def changed(path: Path, what: str = "has changed since the datasets were described") -> DataFault:
     """The fault of a file that is no longer the one that was described."""
-    what = "has changed since the datasets were described"
     return file_fault(path, what, "run the same command again, with the data pipeline")
 
 

@@ -23,7 +23,6 @@ from ups.errors import ConfigFault
 from ups.files import allow_open_files
 
 NUMBER_PATTERN = r"(-?\d+\.?\d*(?:e[-+]?\d+)?)"
-RUN_AGAIN = "run the data pipeline again"
 MAX_OPEN_DATASETS = 8  # of a file; to find and check one takes longer than to read a small trajectory
 
 
@@ -267,5 +266,5 @@ class TrajectoryReader:
     def _expect(self, index: int, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         if values.shape != shape:
             path = self.folder / self.locate(index)[0]
-            raise file_fault(path, f"has changed: shape {values.shape}, not {shape}", RUN_AGAIN)
+            raise changed(path, f"has changed: shape {values.shape}, not {shape}")
         return values
