@@ -11,7 +11,7 @@ import pytest
 from tests.test_parameters import typed
 from tests.training.jobs import launched
 from ups.config import BaselinesConfig, LaunchConfig
-from ups.config.baselines import is_measured, neighbours
+from ups.config.baselines import Trial, is_measured, neighbours, next_candidate
 from ups.data.latent_cache import LatentCache
 from ups.errors import Diverged, GateFailed
 from ups.evaluation import costs
@@ -23,6 +23,7 @@ from ups.training.stages.operator import horizon_at
 
 SIZES = {"learning_rate": 3.0, "hidden_channels": 2.0, "modes": 2.0}
 CONFIG = typed().baselines.model_copy(update={"factors": SIZES})
+OPERATOR = typed().operator
 
 
 @pytest.fixture
@@ -58,13 +59,16 @@ def test_a_trial_is_judged_by_the_weights_that_it_saves(tmp_path: Path):
 def test_baselines_are_timed_as_they_unroll(launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Their lengths are not known yet: still the steps that are timed unroll like those of a whole training."""
     monkeypatch.setattr(pace, "seconds_per_step", lambda step, stages, *rest: stages)
-    stages = baselines.measure_pace({"transient": ["burgers_1d"], "steady": []}, CONFIG, launch, tmp_path, tmp_path)
+    unroll = OPERATOR.unroll.model_copy(update={"horizon": 5, "start": 0.5})
+    operator = OPERATOR.model_copy(update={"unroll": unroll, "history": ["burgers_1d"]})
+    fields = {"transient": ["burgers_1d"], "steady": []}
+    stages = baselines.measure_pace(fields, CONFIG, operator, launch, tmp_path, tmp_path)
     changed = {"fno": ("hidden_channels", "modes"), "unet": ("hidden_channels",), "linear": ()}
     sizes = {f"{kind}/burgers_1d/{name}{sign}1" for kind, names in changed.items() for name in names for sign in "+-"}
     assert set(stages) == {f"{kind}/burgers_1d" for kind in changed} | sizes
-    unroll = CONFIG.unroll.model_copy(update={"horizon": 5, "start": 0.5})
     for stage in stages.values():
         steps = stage["config"]["steps"]
+        assert stage["config"]["history"] and stage["config"]["unroll"]["horizon"] == 5
         assert [horizon_at(int(fraction * steps), steps, unroll) for fraction in TIMED_FRACTIONS] == [1, 1, 2, 4]
 
 
@@ -88,7 +92,9 @@ def test_a_learning_rate_that_diverges_is_not_chosen(
     config = CONFIG.model_copy(update={"factors": {"learning_rate": 10.0}, "max_trials": 3})
     pace = {"seconds_per_step": {"fno/burgers_1d": 0.1}}
     fields = {"transient": ["burgers_1d"], "steady": []}
-    train = partial(baselines.baseline_trainer("fno"), fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)
+    train = partial(
+        baselines.baseline_trainer("fno"), fields, pace, {"burgers_1d": 20.0}, config, OPERATOR, launch, tmp_path
+    )
     if chosen is None:
         with pytest.raises(Diverged, match="fno of burgers_1d: every training diverged; lower baselines.learning_rate"):
             train()
@@ -106,7 +112,7 @@ def test_values_that_were_chosen_before_have_no_trials(
     config = BaselinesConfig.model_validate(CONFIG.model_dump() | {"chosen": {"fno": {"burgers_1d": values}}})
     monkeypatch.setattr(pace, "seconds_per_step", lambda step, stages, *rest: stages)
     fields = {"transient": ["advection_1d", "burgers_1d"], "steady": []}
-    timed = baselines.measure_pace(fields, config, launch, tmp_path, tmp_path)
+    timed = baselines.measure_pace(fields, config, OPERATOR, launch, tmp_path, tmp_path)
     assert [name for name in timed if "fno/burgers" in name] == ["fno/burgers_1d"]
     assert (
         len([name for name in timed if "fno/advection" in name]) == len([n for n in timed if "unet/burgers" in n]) + 2
@@ -117,7 +123,7 @@ def test_values_that_were_chosen_before_have_no_trials(
     speed = {"seconds_per_step": {"fno/burgers_1d": 0.1}}
     train = baselines.baseline_trainer("fno")
     alone = {"transient": ["burgers_1d"], "steady": []}
-    receipts = train(alone, speed, {"burgers_1d": 20.0}, config, launch, tmp_path)
+    receipts = train(alone, speed, {"burgers_1d": 20.0}, config, OPERATOR, launch, tmp_path)
     (section,) = trained
     assert (section.steps, section.learning_rate, section.model.hidden_channels) == (200, 0.03, 16)
     assert receipts == {"burgers_1d": {"values": values, "trials": 0, "settled": True}}
@@ -138,7 +144,9 @@ def test_a_smaller_rate_is_taken_where_a_chosen_one_diverges(
     monkeypatch.setattr(baselines, "train_stage", train_stage)
     config = BaselinesConfig.model_validate(CONFIG.model_dump() | {"chosen": {"fno": {"burgers_1d": values}}})
     pace, fields = {"seconds_per_step": {"fno/burgers_1d": 0.1}}, {"transient": ["burgers_1d"], "steady": []}
-    train = partial(baselines.baseline_trainer("fno"), fields, pace, {"burgers_1d": 20.0}, config, launch, tmp_path)
+    train = partial(
+        baselines.baseline_trainer("fno"), fields, pace, {"burgers_1d": 20.0}, config, OPERATOR, launch, tmp_path
+    )
     if rate is None:
         with pytest.raises(Diverged, match="fno of burgers_1d: every training diverged; lower baselines.learning_rate"):
             train()
@@ -159,8 +167,8 @@ def test_impossible_values_are_refused(kind: str, values: dict):
 @pytest.mark.parametrize(("optimum", "tried"), [((0, 0), 5), ((0, 1), 6), ((2, -1), 8), ((90, 0), 9)])
 def test_trials_go_on_until_the_best_is_inside(optimum: tuple[int, int], tried: int):
     """Losses grow with the distance from the optimum: all neighbours of known pace are tried, or as many as allowed."""
-    trials: list[baselines.Trial] = []
-    while (candidate := baselines.next_candidate(trials, {"learning_rate": 0, "modes": 0}, 9)) is not None:
+    trials: list[Trial] = []
+    while (candidate := next_candidate(trials, {"learning_rate": 0, "modes": 0}, 9)) is not None:
         trials.append((candidate, math.dist(candidate.values(), optimum)))
     assert len(trials) == tried
     best, _ = min(trials, key=lambda trial: trial[1])
@@ -171,7 +179,10 @@ def test_trials_go_on_until_the_best_is_inside(optimum: tuple[int, int], tried: 
 def test_kinds_without_a_time_share_are_not_trained(launch: LaunchConfig, tmp_path: Path):
     """Nothing is started for a kind that `time_shares` leaves out; those that the comparison needs must be there."""
     fields = {"transient": ["burgers_1d"], "steady": []}
-    assert baselines.baseline_trainer("transformer")(fields, {}, {"burgers_1d": 1.0}, CONFIG, launch, tmp_path) == {}
+    assert (
+        baselines.baseline_trainer("transformer")(fields, {}, {"burgers_1d": 1.0}, CONFIG, OPERATOR, launch, tmp_path)
+        == {}
+    )
     with pytest.raises(ValueError, match="missing: unet"):
         BaselinesConfig.model_validate(CONFIG.model_dump() | {"time_shares": {"fno": 1.0, "linear": 1.0}})
 

@@ -539,7 +539,7 @@ def test_the_ablation_has_a_base():
 def test_baselines_validate_early_enough(steps: int, between: int):
     """Noise that follows the model's own error is there in short runs too: validation comes 25 times at least."""
     config = typed().baselines
-    section = config.section("unet", "burgers_1d", steps, config.start("unet", "burgers_1d"))
+    section = config.section("unet", "burgers_1d", steps, config.start("unet", "burgers_1d"), typed().operator)
     assert (section.steps, section.validate_every, section.model) == (max(1, steps), between, config.unet)
     assert section.model_dump().items() >= config.recipe.model_dump(exclude={"validate_every"}).items()
 
@@ -549,7 +549,8 @@ def test_candidates_change_what_they_name_by_its_factor():
     config = typed().baselines.model_copy(
         update={"factors": {"learning_rate": 3.0, "hidden_channels": 2.0, "modes": 2.0}}
     )
-    section = config.section("normalized_fno", "burgers_1d", 9, {"learning_rate": -1, "modes": 1, "hidden_channels": 0})
+    candidate = {"learning_rate": -1, "modes": 1, "hidden_channels": 0}
+    section = config.section("normalized_fno", "burgers_1d", 9, candidate, typed().operator)
     assert section.learning_rate == 0.0033
     assert section.model == config.fno.model_copy(update={"modes": tuple(2 * modes for modes in config.fno.modes)})
     assert (section.architecture, section.normalized) == ("fno", True)

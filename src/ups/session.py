@@ -73,6 +73,8 @@ def job_of(project: Path, env: str, pipeline: str, params: str) -> "Job":
     loader = ConfigLoader(str(project / "conf"), env, runtime_params=runtime_params, **CONFIG_LOADER_ARGS)
     FAMILIES.define(*families_of(loader["families"]))
     parameters = loader["parameters"]
+    if isinstance(parameters.get("data_root"), str):
+        FAMILIES.read(project / parameters["data_root"])
     check_parameters(parameters)
     check_names(register_pipelines(), {"pipeline_names": [pipeline]})
     return Job(

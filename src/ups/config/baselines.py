@@ -1,12 +1,16 @@
 """Section `baselines`: models of one family each on its grid, with which our models are compared."""
 
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from ups.config.data import VariantName
 from ups.config.sections import Fraction, NonNegative, PerDimension, Section
-from ups.config.training import Noise, Recipe, TrainingSection, Unroll
+from ups.config.training import Noise, OperatorConfig, Recipe, TrainingSection, Unroll
+from ups.data.definitions import is_named
+from ups.data.pdebench import FAMILIES
 
 Kind = Literal["linear", "unet", "fno", "transformer", "normalized_unet", "normalized_fno"]
 NORMALIZED = "normalized_"  # kinds with this prefix have the normalization and the conservation of the operator
@@ -14,6 +18,8 @@ REQUIRED = ("linear", "unet", "fno")  # the comparison needs these; others are r
 Tuned = Literal["learning_rate", "hidden_channels", "modes"]
 Candidate = dict[str, int]
 """What a trial changes -> how often its factor has been applied to the configured value; negative: divided by it."""
+Trial = tuple[Candidate, float]
+"""What was tried, and its validation loss."""
 
 
 class FNOModel(Section):
@@ -56,6 +62,9 @@ class LinearModel(Section):
         return value
 
 
+Sizes = FNOModel | UNetModel | TransformerModel | LinearModel
+
+
 class BaselineRecipe(Recipe):
     """The training loop of all baselines; the FNO's Fourier transforms exist on GPUs in no smaller precision."""
 
@@ -67,7 +76,7 @@ class BaselineConfig(TrainingSection):
 
     kind: Kind
     family: VariantName
-    model: FNOModel | UNetModel | TransformerModel | LinearModel
+    model: Sizes
     noise: Noise
     symmetries: bool
     history: bool
@@ -99,17 +108,13 @@ class BaselinesConfig(Section):
       smaller learning rates
     - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
     - `validate_share`: fraction of the steps between two validations, unless `recipe.validate_every` is less; also
-      short trainings need several, because the noise of `noise.own_error` is scaled by the latest validation error
+      short trainings need several: the noise of `operator.noise.own_error` is scaled by the latest validation error
     - `max_time_ratio`: the run fails if the CPU seconds of our trainings and those of FNO or U-Net differ by more than
       this factor, although numbers of steps were chosen for equal times: other programs were in the way
     - `pace_seconds`, `pace_rounds`: seconds per step are the median over `pace_rounds` rounds of about `pace_seconds`
     """
 
     recipe: BaselineRecipe
-    noise: Noise
-    symmetries: bool
-    history: list[VariantName]
-    unroll: Unroll
     learning_rate: PositiveFloat
     factors: dict[Tuned, Annotated[float, Field(gt=1.0)]]
     chosen: dict[Kind, dict[VariantName, dict[Tuned, PerDimension | PositiveInt | PositiveFloat]]]
@@ -144,10 +149,10 @@ class BaselinesConfig(Section):
     def _has_possible_choices(self) -> Self:
         for kind, by_family in self.chosen.items():
             for family in by_family:
-                self.section(kind, family, 1, {})
+                self._rate_and_sizes(kind, family, {})
         return self
 
-    def sizes(self, kind: Kind) -> FNOModel | UNetModel | TransformerModel | LinearModel:
+    def sizes(self, kind: Kind) -> Sizes:
         """The configured sizes of a kind of model; a normalized one has those of its architecture."""
         return getattr(self, kind.removeprefix(NORMALIZED))
 
@@ -163,11 +168,20 @@ class BaselinesConfig(Section):
         known = {"learning_rate": self.learning_rate} | self.sizes(kind).model_dump() | chosen
         return chosen | {name: _scaled(known[name], self.factors[name] ** power) for name, power in candidate.items()}
 
-    def section(self, kind: Kind, family: VariantName, steps: int, candidate: Candidate) -> BaselineConfig:
-        """The section of a baseline that is trained for `steps` steps, at least one."""
-        steps = max(1, steps)
+    def _rate_and_sizes(self, kind: Kind, family: VariantName, candidate: Candidate) -> tuple[float, Sizes]:
         changed = {"learning_rate": self.learning_rate} | self.values(kind, family, candidate)
         rate, sizes = changed.pop("learning_rate"), self.sizes(kind)
+        return rate, type(sizes).model_validate(sizes.model_dump() | changed)
+
+    def section(
+        self, kind: Kind, family: VariantName, steps: int, candidate: Candidate, operator: OperatorConfig
+    ) -> BaselineConfig:
+        """The section of a baseline that is trained for `steps` steps, at least one.
+
+        Noise, symmetries, number of snapshots and unrolled steps are those of the training of the operator.
+        """
+        steps = max(1, steps)
+        rate, sizes = self._rate_and_sizes(kind, family, candidate)
         optimizer = "adamw" if kind == "linear" else self.recipe.optimizer  # a stencil has no hidden layers
         between = max(1, round(self.validate_share * steps))
         return BaselineConfig(
@@ -179,11 +193,11 @@ class BaselinesConfig(Section):
             warmup_steps=round(self.warmup_share * steps),
             kind=kind,
             family=family,
-            model=type(sizes).model_validate(sizes.model_dump() | changed),
-            noise=self.noise,
-            symmetries=self.symmetries,
-            history=family in self.history,
-            unroll=self.unroll.of(family),
+            model=sizes,
+            noise=operator.noise,
+            symmetries=operator.symmetries,
+            history=is_named(family, operator.history) and not FAMILIES[family].steady,
+            unroll=operator.unroll.of(family),
         )
 
 
@@ -202,3 +216,16 @@ def is_measured(candidate: Candidate) -> bool:
 def neighbours(candidate: Candidate) -> list[Candidate]:
     """The candidates that differ by one factor: each value raised, then lowered."""
     return [candidate | {name: power + change} for name, power in candidate.items() for change in (1, -1)]
+
+
+def next_candidate(trials: Sequence[Trial], start: Candidate, max_trials: int) -> Candidate | None:
+    """What to try next: `start`, then the untried neighbours of the best candidate so far whose pace is measured.
+
+    None: the best candidate has worse ones on all sides, or there have been `max_trials` trials.
+    """
+    if not trials:
+        return start
+    tried = [candidate for candidate, _ in trials]
+    beside = filter(is_measured, neighbours(min(trials, key=itemgetter(1))[0]))
+    left = (each for each in beside if each not in tried)
+    return next(left, None) if len(trials) < max_trials else None

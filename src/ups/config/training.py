@@ -6,6 +6,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from ups.config.data import VariantName
 from ups.config.sections import NonNegative, PerDimension, PerDimensionFloat, Section, Seed, Steps, section_of
+from ups.data.definitions import is_named
 from ups.models import sizes
 
 BackbonePrecision = Literal["float32", "bfloat16", "float8"]
@@ -55,7 +56,7 @@ class Unroll(Section):
 
     def of(self, family: str) -> "Unroll":
         """How the steps of one family are unrolled."""
-        is_unrolled = self.families is None or family in self.families
+        is_unrolled = self.families is None or is_named(family, self.families)
         return self.model_copy(update={"families": None, "horizon": self.horizon if is_unrolled else 1})
 
 

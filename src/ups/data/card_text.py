@@ -135,9 +135,14 @@ def card_markdown(card: Card) -> str:
         if lines := section.formulas + section.lines:
             parts.append("\n".join(f"- {line}" for line in lines))
         if section.table:
-            header, *rows = (f"| {' | '.join(row)} |" for row in section.table)
+            header, *rows = map(markdown_row, section.table)
             parts.append("\n".join([header, "| --- " * len(section.table[0]) + "|", *rows]))
     return "\n\n".join(parts) + "\n"
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    """A row of a table in Markdown, in which a bar within a cell does not end it."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _with_unit(words: str, family: Family, name: str) -> str:

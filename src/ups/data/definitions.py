@@ -2,7 +2,7 @@
 
 import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -23,7 +23,7 @@ NUM_PARAMETERS = len(PARAMETERS) + MAX_OTHER_PARAMETERS
 NUM_CONDITIONS = 2 + 2 * NUM_PARAMETERS + MAX_DIMS * (1 + len(BOUNDARIES))
 # Other meanings of names in files of data, in labelled results and among the arguments of `Model.predict`.
 RESERVED = {*AXES, *(f"d{axis}" for axis in AXES), "t", "dt", "time", "tensor", "family", "trajectory", "member"}
-RESERVED |= {"u_0", "u_before", "steps", "members", "seed", "self", "model", "start", "device"}
+RESERVED |= {"u_0", "u_before", "steps", "members", "seed", "self", "model", "start", "device", "request", "origin"}
 # What is given by name beside parameters and coefficients: to methods of `Model`, exported models and `ups predict`.
 ARGUMENTS = {"u", "labels", "lengths", "path", "form", "coefficients", "output", "help"}
 
@@ -31,6 +31,11 @@ ARGUMENTS = {"u", "labels", "lengths", "path", "form", "coefficients", "output",
 def base_of(name: str) -> str:
     """The family of a variant; of a family its own name."""
     return name.partition("-")[0]
+
+
+def is_named(family: str, names: Container[str]) -> bool:
+    """Whether `names` has this family, or the one of which it is a variant."""
+    return family in names or base_of(family) in names
 
 
 def as_tuple(value: Any) -> Any:

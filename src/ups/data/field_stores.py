@@ -145,9 +145,9 @@ def _create_hdf5(part: Path, structure: Structure) -> None:
 
 
 def _create_npy(part: Path, structure: Structure) -> None:
-    """A folder with the members of an npz file; attributes are arrays as well."""
+    """A folder with the members of an npz file; attributes are arrays as well, unless a parameter has their name."""
     part.mkdir()
-    for name, values in (structure.known | structure.attributes).items():
+    for name, values in (structure.attributes | structure.known).items():
         np.save(part / f"{name}.npy", np.asarray(values), allow_pickle=False)
     for name, shape in structure.written.items():
         np.lib.format.open_memmap(part / f"{name}.npy", "w+", "<f4", shape)

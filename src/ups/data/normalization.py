@@ -1,5 +1,6 @@
 """Mean and standard deviation of every field over the train split, and a check of every value of all splits."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,9 +11,12 @@ from ups.data.families import Dataset, Family
 from ups.data.hdf5 import file_fault
 from ups.data.pdebench import FAMILIES
 from ups.data.trajectories import TrajectoryReader
+from ups.errors import DataFault
 
 STD_FLOOR = 1e-6  # relative to the largest magnitude
 SLAB_ELEMENTS = 2**24  # read at once, which bounds the memory
+# Magnitudes of fields: scores sum the squares of errors, which may be a millionth as large, in float32.
+SMALLEST, LARGEST = 1e-12, 1e15
 
 
 class Moments:
@@ -44,7 +48,8 @@ def fit_normalization(
     They come from the train split only. `advance(1)` is called after each trajectory.
 
     Raises:
-        DataFault: a value of any split is not finite, or not positive in a field of `Family.positive`.
+        DataFault: a value of any split is not finite, above LARGEST, or not positive in a field of `Family.positive`;
+            or a field is smaller than SMALLEST everywhere in the train split.
     """
     moments: defaultdict[tuple[str, str, str], Moments] = defaultdict(Moments)  # by family, kind and name of the field
     for name, dataset in datasets.items():
@@ -55,17 +60,26 @@ def fit_normalization(
                 advance(1)
     statistics: dict = {dataset.family: {"fields": {}, "coefficients": {}} for dataset in datasets.values()}
     for (family, kind, name), found in moments.items():
-        entry = {"log": is_log(FAMILIES[family], name), "mean": found.mean, "std": found.std}
-        statistics[family][kind][name] = entry
+        log = is_log(FAMILIES[family], name)
+        size = math.exp(found.mean) if log else found.max_magnitude
+        if 0 < size < SMALLEST:
+            what = f"{name!r} of {family} is at most {size:.2g}, below {SMALLEST:g}"
+            raise DataFault(f"{folder}: {what}: choose other units, because scores square its errors in float32")
+        statistics[family][kind][name] = {"log": log, "mean": found.mean, "std": found.std}
     return statistics
 
 
 def check_values(folder: Path, dataset: Dataset, advance: Callable[[int], None]) -> None:
-    """Refuse a dataset with a value that is not finite, or not positive in a field of `Family.positive`."""
+    """Refuse a dataset with values that are not finite, above LARGEST, or not positive in `Family.positive` fields."""
     with TrajectoryReader(folder, dataset) as reader:
         for index in range(dataset.num_trajectories):
-            _scan(reader, index, None)
+            check_trajectory(reader, index)
             advance(1)
+
+
+def check_trajectory(reader: TrajectoryReader, index: int) -> None:
+    """Refuse a trajectory with values that `check_values` refuses."""
+    _scan(reader, index, None)
 
 
 def is_log(family: Family, name: str) -> bool:
@@ -102,6 +116,8 @@ def check_slab(reader: TrajectoryReader, index: int, names: tuple[str, ...], val
 
 def _check(reader: TrajectoryReader, index: int, name: str, values: np.ndarray, start: int) -> None:
     bad, what = ~np.isfinite(values), "NaN or infinite"
+    if not bad.any():
+        bad, what = abs(values) > LARGEST, f"above {LARGEST:g}: choose other units, because float32 ends at 1e38"
     if is_log(reader.family, name) and not bad.any():
         bad, what = values <= 0, "not positive"
     if not bad.any():

@@ -13,10 +13,10 @@ import numpy as np
 from ups.data.arrays import HDF5_SUFFIXES, blocks_of, open_data
 from ups.data.definitions import AXES
 from ups.data.families import Dataset, Family
-from ups.data.hdf5 import MAX_LABEL_LENGTH, file_fault, kind_of, list_names
+from ups.data.hdf5 import MAX_LABEL_LENGTH, file_fault, kind_of, list_names, read_label
 from ups.data.hdf5_output import create_file
 from ups.data.layouts import find_length, find_shape, find_times, inspect_file
-from ups.data.normalization import check_slab, read_slabs
+from ups.data.normalization import LARGEST, check_slab, read_slabs
 from ups.data.pdebench import FAMILIES
 from ups.data.recognition import family_of
 from ups.data.trajectories import TrajectoryReader, describe_file, read_parameter
@@ -140,9 +140,10 @@ def _write(path: Path, family: Family, dataset: h5py.Dataset, array: Any) -> Non
     for index in blocks_of(array.shape, np.dtype(np.float64)):
         with np.errstate(over="ignore"):
             values = np.asarray(array[index]).astype(np.float32)
-        bad = np.argwhere(~np.isfinite(values) | (values <= 0 if is_positive else False))
+        bad = np.argwhere(~(abs(values) <= LARGEST) | (values <= 0 if is_positive else False))
         if len(bad):
-            what = "NaN or too large" if not np.isfinite(values[tuple(bad[0])]) else "not positive"
+            is_number = abs(values[tuple(bad[0])]) <= LARGEST
+            what = "not positive" if is_number else f"NaN or too large, above {LARGEST:g}"
             trajectory = index[0] if isinstance(index[0], int) else bad[0][0]
             raise ConfigFault(f"{path}: {name!r} of trajectory {trajectory} is {what}; correct it or leave it out")
         dataset[index] = values
@@ -191,8 +192,9 @@ def examine(path: Path, name: str | None) -> tuple[dict[str, str], list[str]]:
             for axis, n in zip(family.axes, shape[2:], strict=True):
                 attempt(find_length, file, axis, n)
         contents = None if problems else attempt(inspect_file, file, family)
+        label = attempt(read_label, file, "family")
     if contents is not None:
-        dataset = describe_file(path, family, contents, parameters)
+        dataset = describe_file(path, family, contents, parameters, label)
         facts |= _describe_contents(family, dataset)
         attempt(_examine_values, path, dataset, facts)
     return facts, problems

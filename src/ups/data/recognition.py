@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 from ups.data.arrays import HDF5_SUFFIXES, SUFFIXES, open_data
-from ups.data.families import Dataset, Family
+from ups.data.families import Dataset, Family, base_of
 from ups.data.hdf5 import WRITE_PLAIN, file_fault, open_dataset, read_label
 from ups.data.layouts import arrays_of
 from ups.data.pdebench import FAMILIES
@@ -74,7 +74,7 @@ def find_family(file_name: str) -> Family | None:
 
 
 def family_of(file: h5py.File, path: Path) -> Family:
-    """The family of a file: that of its text `family`, a name or a definition in JSON, or else of the file's name.
+    """The family of a file: that of its text `family`, a name, a variant's or a definition in JSON, or of its own name.
 
     A definition that is not known yet is added to `FAMILIES`.
 
@@ -84,7 +84,7 @@ def family_of(file: h5py.File, path: Path) -> Family:
     label = read_label(file, "family")
     if label is not None and label.startswith("{"):
         return _define(path, label)
-    family = find_family(path.name) if label is None else FAMILIES.get(label)
+    family = find_family(path.name) if label is None else FAMILIES.get(base_of(label))
     if family is None:
         raise _unknown(path, label)
     return family

@@ -16,7 +16,7 @@ import numpy as np
 from ups.data import layouts
 from ups.data.arrays import Stamps, changed, expect_stamps, open_data
 from ups.data.families import Dataset, Family, Subsample, base_of
-from ups.data.hdf5 import file_fault, open_dataset, read_number
+from ups.data.hdf5 import file_fault, open_dataset, read_label, read_number
 from ups.data.pdebench import FAMILIES
 from ups.data.recognition import family_of
 from ups.errors import ConfigFault
@@ -121,12 +121,20 @@ def inspect_file(path: Path, family_name: str | None = None) -> Dataset:
         family = family_of(file, path) if family_name is None else FAMILIES[family_name]
         contents = layouts.inspect_file(file, family)
         parameters = read_parameters(file, path, family)
-    return describe_file(path, family, contents, parameters)
+        label = read_label(file, "family")
+    return describe_file(path, family, contents, parameters, label)
 
 
-def describe_file(path: Path, family: Family, contents: layouts.Contents, parameters: dict[str, float]) -> Dataset:
-    """The dataset of a file with these contents; boundary conditions follow from its name."""
-    named = (boundary for boundary, word in family.boundary_names.items() if f"_{word}_" in path.name)
+def describe_file(
+    path: Path, family: Family, contents: layouts.Contents, parameters: dict[str, float], label: str | None = None
+) -> Dataset:
+    """The dataset of a file with these contents.
+
+    Boundary conditions follow from its name, or from its text `family`, the `label`, if that is a variant's name.
+    """
+    words = [] if label is None or label.startswith("{") else label.split("-")[1:]
+    names = family.boundary_names.items()
+    named = (boundary for boundary, word in names if f"_{word}_" in path.name or boundary in words)
     return Dataset(
         name=re.sub(r"-\d+$", "", path.stem) if family.layout == "batch" else path.stem,
         family=family.name,
@@ -169,7 +177,8 @@ def read_parameter(file: h5py.File, path: Path, family: Family, name: str) -> fl
 
 def parameter_in_name(path: Path, attribute: str) -> float | None:
     """The value of a parameter that the name of a file states, `Nu0.01` or `_M0.1_`; None if it does not."""
-    match = re.search(rf"(?<![A-Za-z]){re.escape(attribute)}{NUMBER_PATTERN}(?=_|$)", path.stem, re.IGNORECASE)
+    pattern = rf"(?<![A-Za-z]){re.escape(attribute)}{NUMBER_PATTERN}(?=_|$)"
+    match = re.search(pattern, path.stem) or re.search(pattern, path.stem, re.IGNORECASE)
     return None if match is None else float(match[1])
 
 

@@ -17,6 +17,7 @@ from ups.data.field_files import FieldFile, open_fields
 from ups.data.hdf5 import file_fault
 from ups.data.inspection import inspect
 from ups.data.latent_cache import LatentCache
+from ups.data.normalization import check_trajectory
 from ups.data.pdebench import FAMILIES
 from ups.data.recognition import warn_of_lengths
 from ups.data.samples import domains
@@ -39,9 +40,9 @@ from ups.surrogate.trained import MODELS, Trained
 
 
 def external_sets(
-    folder: Path, names: list[str], subsample: dict[str, dict[str, Any]], trained: Trained
+    folder: Path, md5: dict[str, str], subsample: dict[str, dict[str, Any]], trained: Trained
 ) -> list[TrajectorySet]:
-    """What `subsample` leaves of the files `names`, whose families and grids must match those of the trained models.
+    """What `subsample` leaves of the files in `md5`, by name; their families and grids must match those of training.
 
     Raises:
         DataFault: a file is damaged, the models were not trained on its family or fields, or its grid is not divisible
@@ -49,8 +50,8 @@ def external_sets(
     """
     codec = load_model(MODELS["codec"], trained.data_root, trained.stages["codec"])
     cache = trained.cache()
-    datasets = map(Dataset.from_json, inspect("find", folder=folder, names=names, subsample=subsample).values())
-    return [_external_set(folder, dataset, codec, cache) for dataset in datasets]
+    datasets = map(Dataset.from_json, inspect("find", folder=folder, names=list(md5), subsample=subsample).values())
+    return [replace(_external_set(folder, dataset, codec, cache), md5=md5) for dataset in datasets]
 
 
 def score_external(
@@ -133,8 +134,8 @@ def score_predictions(
 
     Raises:
         ConfigFault: both `family` and `test_split_of` are given.
-        DataFault: a file is damaged, or the predictions have other shapes than the truth; or `truth` is no file of
-            `test_split_of`.
+        DataFault: a file is damaged, the predictions have other shapes than the truth, or a value of the truth cannot
+            be scored; or `truth` is no file of `test_split_of`, or not the truth of predictions that were kept.
     """
     if family is not None and test_split_of is not None:
         raise ConfigFault(f"{test_split_of} knows the family of {truth.name}: leave out --family")
@@ -150,18 +151,24 @@ def score_predictions(
         if kept and truth.name not in (files := [Path(name).name for name in kept.dataset["files"]]):
             remedy = f"choose {' or '.join(files)}"
             raise file_fault(truth, f"is not the truth of {predictions.name}, which the evaluation has kept", remedy)
-        origin = kept or _origin(dataset, indices, predictions.stem, compute, file, seed)
+        md5 = _md5_of(truth.parent, dataset if kept is None else Dataset.from_json(kept.dataset))
+        if kept and md5 != kept.md5:
+            what = f"has another content than when the evaluation kept {predictions.name}"
+            raise file_fault(truth, what, "name the file of that run")
+        origin = kept or _origin(dataset, md5, indices, predictions.stem, compute, file, seed)
         dataset, method = Dataset.from_json(origin.dataset), method or origin.method
         part = "" if len(origin.indices) == dataset.num_trajectories else "the test split of "
         _expect_shapes(file, dataset, len(origin.indices), f"{part}{truth}")
         suite = suite_of(dataset, origin.seed)
         with TrajectoryReader(truth.parent, dataset) as reader, torch.inference_mode():
             for start in range(0, len(origin.indices), origin.batch_size):
-                batch = _batch(reader, origin, slice(start, start + origin.batch_size), compute.device)
+                chosen = slice(start, start + origin.batch_size)
+                for index in origin.indices[chosen]:
+                    check_trajectory(reader, index)
+                batch = _batch(reader, origin, chosen, compute.device)
                 predictor = partial(_read_slab, file, method, start, compute.device)
                 score_batch(_no_latents, batch, [predictor], {(method, "rollout"): suite})
     mode = {} if origin.mode is None else {"mode": origin.mode}
-    md5 = {name: md5_of(truth.parent / name) for name in dataset.files if not is_added(name)}
     return {
         "method": method,
         "dataset": dataset.name,
@@ -178,20 +185,37 @@ def _test_split(root: Path, truth: Path) -> tuple[Dataset, list[int]]:
     files = {file: name for name, entry in found.datasets.items() for file in entry["files"]}
     if truth.name not in files:
         raise file_fault(truth, f"is no file of {root}", f"choose one of {', '.join(files)}")
-    if not truth.exists():
-        raise file_fault(truth, "no such file", f"name the file of the run in {root}")
-    if found.sources[truth.name].md5 != md5_of(truth):
-        raise file_fault(truth, f"has another content than in {root}", "name the file of that run")
     name = files[truth.name]
-    return Dataset.from_json(found.datasets[name]), found.splits[name]["test"]
+    dataset = Dataset.from_json(found.datasets[name])
+    for file, md5 in _md5_of(truth.parent, dataset).items():
+        if found.sources[file].md5 != md5:
+            raise file_fault(truth.parent / file, f"has another content than in {root}", "name the file of that run")
+    return dataset, found.splits[name]["test"]
 
 
-def _origin(dataset: Dataset, indices: list[int], method: str, compute: Compute, file: FieldFile, seed: int) -> Origin:
+def _md5_of(folder: Path, dataset: Dataset) -> dict[str, str]:
+    """MD5 by name of the files of a dataset, without those that were simulated for training."""
+    names = [name for name in dataset.files if not is_added(name)]
+    for name in names:
+        if not (folder / name).exists():
+            raise file_fault(folder / name, "no such file", f"all files of {dataset.name} must be in this folder")
+    return {name: md5_of(folder / name) for name in names}
+
+
+def _origin(
+    dataset: Dataset,
+    md5: dict[str, str],
+    indices: list[int],
+    method: str,
+    compute: Compute,
+    file: FieldFile,
+    seed: int,
+) -> Origin:
     """These trajectories of a dataset, in pieces that fit into memory."""
     snapshot_bytes = 4 * len(FAMILIES[dataset.family].fields) * math.prod(dataset.grid)
     fitting = max(1, compute.num_snapshots(snapshot_bytes, file.first.members or 1))
     rows = min(max(1, fitting // len(dataset.times)), len(indices))
-    return Origin(asdict(dataset), method, None, indices, rows, rows, max(1, fitting // rows), seed)
+    return Origin(asdict(dataset), md5, method, None, indices, rows, rows, max(1, fitting // rows), seed)
 
 
 def _expect_shapes(file: FieldFile, dataset: Dataset, count: int, truth: str) -> None:

@@ -106,7 +106,7 @@ def plot_trajectories(name: str, family: str, arrays: Arrays) -> Figure:
             panel.tick_params(labelbottom=True)
     for panel, title in zip(panels[0], columns, strict=False):
         panel.set_title(title, fontsize=SMALL)
-    plane = ", middle of z" * ("3d" in family)
+    plane = ", middle of z" * (len(FAMILIES[family].axes) == 3)
     figure.suptitle(f"{arrays['title']}{plane}\n{name}", fontsize=NORMAL, y=1 - 0.06 / figure.get_figheight(), va="top")
     note = wrapped(NRMSE_NOTE, int(15 * figure.get_figwidth()))
     figure.text(0.1 / figure.get_figwidth(), 0.06 / figure.get_figheight(), note, fontsize=SMALL, va="bottom")

@@ -17,6 +17,7 @@ from ups.data.families import Dataset
 from ups.data.field_output import Content
 from ups.data.field_stores import Output, resumable
 from ups.data.pdebench import FAMILIES
+from ups.data.sources import is_added
 from ups.errors import DataFault
 from ups.evaluation.predictions import Batch, Predicted, Slab, corrector_mode
 from ups.surrogate.surrogate import Surrogate
@@ -28,11 +29,13 @@ ORIGIN = "origin"  # attribute with what the records depend on besides the field
 class Origin:
     """What the records of kept rollouts depend on besides the fields.
 
-    `indices` are the trajectories of the dataset. Records depend on the order of sums: `batch_size` trajectories are
-    scored together, `rows` of them and `num_steps` times at once. `seed` is that of confidence intervals.
+    `indices` are the trajectories of the dataset, `md5` those of its files by name. Records depend on the order of
+    sums: `batch_size` trajectories are scored together, `rows` of them and `num_steps` times at once. `seed` is that of
+    confidence intervals.
     """
 
     dataset: dict[str, Any]
+    md5: dict[str, str]
     method: str
     mode: str | None
     indices: list[int]
@@ -59,9 +62,15 @@ class Keeper:
     """
 
     def __init__(
-        self, folder: Path, dataset: Dataset, indices: tuple[int, ...], surrogate: Surrogate, config: EvaluationConfig
+        self,
+        folder: Path,
+        dataset: Dataset,
+        indices: tuple[int, ...],
+        md5: dict[str, str],
+        surrogate: Surrogate,
+        config: EvaluationConfig,
     ) -> None:
-        self._folder, self._dataset, self._indices = folder, dataset, indices
+        self._folder, self._dataset, self._indices, self._md5 = folder, dataset, indices, md5
         self._surrogate, self._config = surrogate, config
         self._outputs: dict[str, Output] = {}
         self._stack = ExitStack()
@@ -97,7 +106,9 @@ class Keeper:
         family, count = FAMILIES[dataset.family], len(self._indices)
         size, at_once, num_steps = len(batch.indices), rows.stop - rows.start, batch.num_steps
         mode = corrector_mode(self._surrogate, method, dataset.family)
-        origin = Origin(asdict(dataset), method, mode, list(self._indices), size, at_once, num_steps, self._config.seed)
+        md5 = {name: self._md5[name] for name in dataset.files if not is_added(name)}
+        chosen = (list(self._indices), size, at_once, num_steps, self._config.seed)
+        origin = Origin(asdict(dataset), md5, method, mode, *chosen)
         content = Content(
             family,
             (),

@@ -5,7 +5,7 @@ import math
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -58,8 +58,8 @@ Predictor = Callable[[Slab], Iterable[Predicted]]
 class TrajectorySet:
     """Trajectories to score, the `indices` of a dataset in `folder`, and what the models need besides the fields.
 
-    `condition` are the features of the PDE's parameters, `domain` the family with its grid of tokens, `choice` how the
-    method `selected` chooses its rollouts; None: this method is not scored.
+    `condition` are the features of the PDE's parameters, `domain` the family with its grid of tokens, `md5` those of
+    files by name, for kept predictions, `choice` how `selected` chooses its rollouts; None: it is not scored.
     """
 
     folder: Path
@@ -67,6 +67,7 @@ class TrajectorySet:
     indices: tuple[int, ...]
     condition: list[float]
     domain: Domain
+    md5: dict[str, str] = field(default_factory=dict)
     choice: SearchChoice | None = None
 
     @property
@@ -77,10 +78,10 @@ class TrajectorySet:
 
 def held_out(cache: LatentCache, raw: Path, split: Literal["valid", "test"] = "test") -> list[TrajectorySet]:
     """The test or validation split of every dataset in the cache."""
-    domain_of, sets = domains(cache), []
+    domain_of, md5, sets = domains(cache), cache.manifest["key"]["source files"], []
     for _, entry in sorted(cache.datasets.items()):
         dataset, indices = Dataset.from_json(entry["dataset"]), tuple(entry["split"][split])
-        sets.append(TrajectorySet(raw, dataset, indices, entry["condition"], domain_of[dataset.family]))
+        sets.append(TrajectorySet(raw, dataset, indices, entry["condition"], domain_of[dataset.family], md5))
     return sets
 
 
@@ -162,7 +163,7 @@ def score_part(
         counted[m][h] = limited[m, h].of(known[h][m])
     trivial = [partial(predict_trivially, on_grid, family)] if part.plain else []
     suites: Suites = defaultdict(partial(suite_of, dataset, config.seed))
-    with Keeper(folder, dataset, scored.indices, surrogate, config) as keeper:
+    with Keeper(folder, dataset, scored.indices, scored.md5, surrogate, config) as keeper:
         for batch in batches(on_grid, scored, config.batch_tokens, compute, num_members):
             predictors = [*trivial, partial(predict, on_grid, batch, forecasts(counted, batch))]
             predictors += [choose(batch)] if choose else []

@@ -32,8 +32,9 @@ from ups.surrogate.trained import Trained
 
 ABLATION_NOTE = (
     "Validation split, physical units. First table: geometric mean over families of the nRMSE divided by that of the "
-    "variant base with the same seed, below 1 is better; milliseconds per training step, mean over a run, all variants "
-    "measured alternately. Second table: nRMSE of one step / of the rollout."
+    "variant base with the same seed, below 1 is better; milliseconds per training step (on a CPU those "
+    "of its process), mean over a run, all variants measured alternately. Second table: nRMSE of one step / of the "
+    "rollout."
 )
 
 COMPRESSION_NOTE = (

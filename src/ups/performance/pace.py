@@ -47,6 +47,8 @@ def seconds_per_step(
 ) -> Receipt:
     """Measure the pace of `stages`, {name: {"stage", "config", "inputs"}}, unless the measurement is up to date.
 
+    A stage that early stopping has ended also has "num_steps", those that were trained.
+
     Returns:
         The receipt of step `step`, with {"seconds_per_step": {name: seconds}}.
     """
@@ -61,7 +63,8 @@ def seconds_per_step(
         run = Run(folder, first["stage"], identity, first["config"], first["inputs"], launch, where, data_root, raw)
         return {"seconds_per_step": run_query(PACE_WORKER, run, request)}
 
-    return cached_step(step, data_root / "06_models" / "pace", identity, measure, root=data_root)
+    where = data_root / "06_models" / "pace"
+    return cached_step(step, where, identity, measure, root=data_root, force=launch.force)
 
 
 def pace_name(kind: Kind, family: str, candidate: Candidate) -> str:
@@ -81,11 +84,11 @@ class PaceTimer:
     The first step of each key is taken here and not timed, because it may compile.
     """
 
-    def __init__(self, stage: Stage, config: TrainingSection, run: Run, ranks: Ranks) -> None:
+    def __init__(self, stage: Stage, config: TrainingSection, num_steps: int, run: Run, ranks: Ranks) -> None:
         self.learning_rate, self.clock = config.learning_rate, clock_of(ranks.device.type)
         parts = (stage, config, run, ranks, Injection(run.folder, ranks.rank))
         self.update, self.batches = Update(*parts), Batches(*parts)
-        starts = [int(fraction * config.steps) for fraction in TIMED_FRACTIONS]
+        starts = [int(fraction * num_steps) for fraction in TIMED_FRACTIONS]
         self.steps = [step for start in starts for step in self.batches.first_of_each_key(start)]
         self.seconds(1)
 
@@ -135,7 +138,8 @@ def _timer(asked: dict[str, Any], run: Run, ranks: Ranks) -> PaceTimer:
     entry = STAGES[asked["stage"]]
     config = entry.config(**asked["config"])
     own_run = replace(run, stage=asked["stage"], config=asked["config"], inputs=asked["inputs"])
-    return PaceTimer(entry.build(config, own_run), config, own_run, ranks)
+    num_steps = asked.get("num_steps", config.steps)
+    return PaceTimer(entry.build(config, own_run), config, num_steps, own_run, ranks)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ def describe_few(config: AdaptConfig, subsample: SubsampleConfig, data_root: Pat
     families = find_families(folder, FAMILIES.defined)
     names = list(families)
     options = {"subsample": subsample.of(set(families.values())), "seed": config.recipe.seed}
-    options |= {"test_fraction": config.test_fraction, "valid_fraction": config.valid_fraction}
+    # Validation trajectories are among those to learn from: `valid_fraction` is of the numbers in `sizes`.
+    options |= {"test_fraction": config.test_fraction, "valid_fraction": min(0.25, (1 - config.test_fraction) / 2)}
     inputs = options | {"files": list_files(folder, data_root / "01_raw" / "checksums.json")}
     inputs |= {"families": digests_of(families.values())}
 

@@ -2,15 +2,15 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_args
 
 from kedro.pipeline import Pipeline
 
-from ups.config import BaselinesConfig, EvaluationConfig, LaunchConfig
-from ups.config.baselines import NORMALIZED, BaselineConfig, Candidate, Kind, is_measured, neighbours
+from ups.config import BaselinesConfig, EvaluationConfig, LaunchConfig, OperatorConfig
+from ups.config.baselines import NORMALIZED, BaselineConfig, Candidate, Kind, Trial, neighbours, next_candidate
 from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.errors import Diverged, GateFailed
@@ -26,7 +26,6 @@ from ups.runs.stage_cache import Receipt, trained_receipts
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MODELS = {kind: f"{kind}_receipts" for kind in KINDS}
-Trial = tuple[Candidate, float]  # what was tried, its validation loss
 OURS = {stage: STAGES[stage] for stage in ("codec", "operator", "steady")}
 SCORES = {name: name for name in ("metrics", "baseline_metrics", "costs", "datasets")} | {"seconds": "budget"}
 GRID = {"fields": "fields", "identity_codec": "identity_codec_receipt"}
@@ -34,11 +33,12 @@ GRID = {"fields": "fields", "identity_codec": "identity_codec_receipt"}
 
 def create_pipeline() -> Pipeline:
     """Run `--pipeline full` before it: it needs its data, receipts and scores."""
-    train = ["fields", "pace", "budget", "params:baselines"]
+    train = ["fields", "pace", "budget", "params:baselines", "params:operator"]
+    configs = {"config": "params:baselines", "recipe": "params:operator"}
     steps = [
         step(make_identity_codec, ["datasets", "normalization"], "identity_codec_receipt"),
         step(encode_latents, ["datasets", "identity_codec_receipt", "params:latents"], "fields", name="lay_out_fields"),
-        step(measure_pace, OURS | {"fields": "fields", "config": "params:baselines"}, "pace"),
+        step(measure_pace, OURS | configs | {"fields": "fields"}, "pace"),
         step(budget, OURS | {"pace": "pace", "latent_cache": "latent_cache"}, "budget"),
         *(step(baseline_trainer(kind), train, f"{kind}_receipts", name=f"train_{kind}", tags=kind) for kind in KINDS),
         step(
@@ -72,19 +72,27 @@ def make_identity_codec(datasets: Receipt, normalization: Receipt, data_root: Pa
 
 
 def measure_pace(
-    fields: Receipt, config: BaselinesConfig, launch: LaunchConfig, raw: Path, data_root: Path, **ours: Receipt
+    fields: Receipt,
+    config: BaselinesConfig,
+    recipe: OperatorConfig,
+    launch: LaunchConfig,
+    raw: Path,
+    data_root: Path,
+    **ours: Receipt,
 ) -> Receipt:
     """Seconds per training step of our stages and every baseline, alternating, so that other load slows all alike."""
     from ups.performance.pace import pace_name, seconds_per_step
 
     runs = _runs(ours, data_root)
     stages = {run.stage: {"stage": run.stage, "config": run.config, "inputs": run.inputs} for run in runs}
+    for run in runs:
+        stages[run.stage]["num_steps"] = trained_steps(run.folder)
     for kind in config.time_shares:
         for family in _families(fields, kind):
             start = config.start(kind, family)
             for candidate in (start, *neighbours(start)):
                 # Every rate takes the same time: the names of those candidates are that of the start.
-                section = config.section(kind, family, PACED_STEPS, candidate | {"learning_rate": 0})
+                section = config.section(kind, family, PACED_STEPS, candidate | {"learning_rate": 0}, recipe)
                 content, inputs = section.model_dump(mode="json"), {"latent_cache": fields}
                 stages[pace_name(kind, family, candidate)] = {"stage": "baseline", "config": content, "inputs": inputs}
     return seconds_per_step("pace", stages, config, launch, data_root, raw)
@@ -113,6 +121,7 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
         pace: Receipt,
         seconds: dict[str, float],
         config: BaselinesConfig,
+        operator: OperatorConfig,
         launch: LaunchConfig,
         data_root: Path,
     ) -> dict[str, Receipt]:
@@ -129,12 +138,13 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
             start, trials = config.start(kind, family), list[Trial]()
             while start and (candidate := next_candidate(trials, start, config.max_trials)) is not None:
                 steps = round(config.trial_share * num_steps[pace_name(kind, family, candidate)])
-                short = config.section(kind, family, steps, candidate)
+                short = config.section(kind, family, steps, candidate, operator)
                 trials.append((candidate, _validated(short, inputs, launch, data_root)))
                 log.info("%s of %s: validation loss %.3g in trial %d", kind, family, trials[-1][1], len(trials))
             ranked = [each for each, loss in sorted(trials, key=itemgetter(1)) if math.isfinite(loss)]
             for best in ranked if start else LOWER_RATES:  # a rate that was best in a short trial may diverge later
-                section = config.section(kind, family, round(num_steps[pace_name(kind, family, best)]), best)
+                steps = round(num_steps[pace_name(kind, family, best)])
+                section = config.section(kind, family, steps, best, operator)
                 if (trained := _attempted(section, inputs, launch, data_root)) is not None:
                     break
             else:
@@ -146,19 +156,6 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
 
     train.__name__ = f"train_{kind}"
     return train
-
-
-def next_candidate(trials: Sequence[Trial], start: Candidate, max_trials: int) -> Candidate | None:
-    """What to try next: `start`, then the untried neighbours of the best candidate so far whose pace is measured.
-
-    None: the best candidate has worse ones on all sides, or there have been `max_trials` trials.
-    """
-    if not trials:
-        return start
-    tried = [candidate for candidate, _ in trials]
-    beside = filter(is_measured, neighbours(min(trials, key=itemgetter(1))[0]))
-    left = (each for each in beside if each not in tried)
-    return next(left, None) if len(trials) < max_trials else None
 
 
 def _train(section: BaselineConfig, inputs: dict[str, Receipt], launch: LaunchConfig, data_root: Path) -> Receipt:
@@ -264,9 +261,10 @@ def compare(
     note = (
         f"Training time of a baseline: that of our codec and of our operator or steady model, each divided by its "
         f"number of families, {min(seconds.values()):.0f} to {max(seconds.values()):.0f} s (linear: a fraction). It "
-        f"sets the number of steps by the seconds per step, measured alternately for all models on one machine, without"
-        f" trials and compilation of our models. Logged for all families, without both: {logged}; other programs slow "
-        f"down the seconds on the clock more than those of the CPU. Error: mean nRMSE over test trajectories and times."
+        f"sets the number of steps by the seconds per step (on a CPU of CPU time), measured alternately for all models "
+        f"on one machine, without trials and compilation of our models. Logged for all families, without both: "
+        f"{logged}; other programs slow down the seconds on the clock more than those of the CPU. Error: mean nRMSE "
+        f"over test trajectories and times."
     )
     text = comparison.comparison_text(errors, costs, note)
     intervals = comparison.intervals_text(metrics, baseline_metrics)
@@ -289,7 +287,8 @@ def require_equal_time(costs: dict[str, Any], config: BaselinesConfig, table: st
         times = "; ".join(f"{name} {time['cpu']:.0f} s" for name, time in costs["training"].items())
         raise GateFailed(
             f"the comparison is not at equal training time: CPU seconds differ by a factor of {ratio:.2f}, more than "
-            f"baselines.max_time_ratio ({times}); run it again on a quiet machine with launch.force=true"
+            f"baselines.max_time_ratio ({times}); on a quiet machine run `full` and `baselines` again, both with "
+            "launch.force=true"
         )
 
 

@@ -256,8 +256,9 @@ def evaluate_external(
     folder, trained = Path(config.folder).resolve(), trained_stages(inputs, launch, data_root)
     families = find_families(folder, FAMILIES.defined)
     inputs["subsample"] = subsample.of(set(families.values()))
-    sets = external_sets(folder, list(families), inputs["subsample"], trained)
     inputs["files"] = list_files(folder, data_root / "01_raw" / "checksums.json")
+    md5 = {name: entry["md5"] for name, entry in inputs["files"].items()}
+    sets = external_sets(folder, md5, inputs["subsample"], trained)
     inputs["families"] = digests_of(families.values())
     module = "ups.evaluation.external"
     scored = cached("evaluate_external", data_root, "07_model_output/external", module, config, inputs)

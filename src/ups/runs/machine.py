@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
 TUNING = "tuning.json"
-OF_MEMORY = ("kind", "family", "model", "precision", "batch_tokens", "unroll")  # options of a stage
+OF_MEMORY = ("kind", "family", "model", "precision", "batch_tokens", "history", "unroll", "terms")  # options of a stage
 GIBIBYTE = 2**30
 LONG_CALL_SECONDS = 5.0
 # Of trajectories that several processes score on a CPU. On two cores their start takes longer than they save with

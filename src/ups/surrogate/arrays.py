@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ups.data.axes import is_uniform
 from ups.data.families import Dataset, Family
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
@@ -115,7 +116,7 @@ def _from_xarray(array: Array, family: Family, device: torch.device) -> tuple[Te
     if len(arrays) < len(named):
         raise ConfigFault(f"u_0 of {family.name}: all of {', '.join(named)} must have the same dimensions")
     u = torch.stack(arrays, 1 if others else 0)
-    return (u if others else u[None]), labelled_form(array, family, others)
+    return (u if others else u[None]), labelled_form(array, family, others, "u_0")
 
 
 def batch_dimensions(array: Array, family: Family, name: str) -> list[str]:
@@ -135,11 +136,26 @@ def batch_dimensions(array: Array, family: Family, name: str) -> list[str]:
     return others
 
 
-def labelled_form(array: Array, family: Family, others: list[str]) -> Form:
-    """The form of results for an xarray object with the dimension `others` of trajectories."""
-    coordinates = {str(name): array[name] for name in (*family.axes, *others) if name in array.coords}
+def labelled_form(array: Array, family: Family, others: list[str], name: str) -> Form:
+    """The form of results for an xarray object, `name` in messages, with the dimension `others` of trajectories."""
+    check_axes(array, family, name)
+    for dim in others:
+        levels = set(getattr(array.indexes.get(dim), "names", ())) - {dim}
+        if twice := sorted(levels & set(family.parameters)):
+            what = f"{name}: the multi-index {dim} has the level {twice[0]}, as a parameter of {family.name} is called"
+            raise ConfigFault(f"{what}: use {name}.reset_index({dim!r}, drop=True)")
+    coordinates = {str(label): array[label] for label in (*family.axes, *others) if label in array.coords}
     batch = str(others[0]) if others else "trajectory"
     return Form("xarray", bool(others), True, torch.device("cpu"), batch, coordinates)
+
+
+def check_axes(array: Array, family: Family, name: str) -> None:
+    """Raise `ConfigFault` for coordinates of an axis that do not increase in equal steps, as in training."""
+    for axis in family.axes:
+        values = array[axis].values if axis in array.coords else np.empty(0)
+        if values.dtype.kind in "fiu" and len(values) > 1 and not is_uniform(values.astype(float)):
+            remedy = f"use {name}.sortby({axis!r}), or interpolate"
+            raise ConfigFault(f"{name}: the coordinates {axis} do not increase in equal steps: {remedy}")
 
 
 def grid_of(array: Array, family: Family) -> tuple[int, ...]:
@@ -183,6 +199,8 @@ def _names_of_fields(array: Array) -> list[str] | None:
 def as_tensor(array: Array, name: str, device: torch.device) -> Tensor:
     """Real numbers as float32 on `device`; gradients of a tensor are kept."""
     tensor = array if isinstance(array, Tensor) else torch.from_numpy(_real_numbers(array, name))
+    if tensor.layout != torch.strided:
+        raise ConfigFault(f"{name} must be a dense tensor: use {name}.to_dense()")
     if tensor.is_complex():
         raise ConfigFault(f"{name} must hold real numbers, not {tensor.dtype}")
     return tensor.to(device, torch.float32)

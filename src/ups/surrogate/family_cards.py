@@ -56,7 +56,7 @@ def find_family(name: str, cards: Mapping[str, FamilyCard], given: Array | None)
     Raises:
         ConfigFault: the model was not trained on it, or several variants fit.
     """
-    if name in cards:
+    if isinstance(name, str) and name in cards:
         return name
     variants = {variant: card for variant, card in cards.items() if base_of(variant) == name}
     fitting = [variant for variant, card in variants.items() if grid_of(given, card.family) == card.grid]
@@ -99,7 +99,7 @@ def _time_step(card: FamilyCard, dt: float | None) -> tuple[float, int]:
         if len(known) > 1:
             raise ConfigFault(f"dt is missing: the model of {card.name} was trained with {listed}")
         return known[0], 1
-    if not isinstance(dt, Real) or not math.isfinite(dt):
+    if not isinstance(dt, Real) or not math.isfinite(dt / min(known)):
         raise ConfigFault(f"dt of {card.name} must be a number, {listed} or a multiple of it, not {dt!r}")
     for each in reversed(known):
         substeps = round(dt / each)

@@ -70,7 +70,8 @@ class Job:
         """A job whose request and whose initial states are all checked.
 
         Raises:
-            ConfigFault: the request does not suit the model, or a state is not finite.
+            ConfigFault: the request does not suit the model, for instance members of a family without corrector, or a
+                state is not finite.
             DataFault: the file is damaged, or has no initial states of the family.
         """
         read_ensemble(request.members, request.seed)
@@ -80,6 +81,8 @@ class Job:
             count = file.first.count
             first = _pose(model, request, file, range(0, 1))
             read_steps(first, request.steps)
+            if request.members is not None:
+                model.corrector_of(first.card.name)
             if first.substeps > 1:
                 log.info("%s: dt = %g is %d steps of the operator", first.card.name, first.dt, first.substeps)
             states = math.prod(first.card.domain.grid) * (request.members or 1)

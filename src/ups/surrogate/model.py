@@ -270,12 +270,16 @@ class Model:
         corrections = self.surrogate.corrections
         return next((method for method in CORRECTORS if (method, family) in corrections), None)
 
+    def corrector_of(self, family: str) -> str:
+        """The method that samples ensembles of a family; a `ConfigFault` where there is none."""
+        if (method := self._corrector(family)) is not None:
+            return method
+        able = [name for name in self.families if self._corrector(name)]
+        what = f"no ensembles of {family}: {NO_ENSEMBLES}"
+        raise ConfigFault(f"{what}; leave out members, or choose {', '.join(able) if able else 'another model'}")
+
     def _noisy_step(self, surrogate: Surrogate, family: str, setting: Any, seed: int) -> NoisyStep:
-        method = self._corrector(family)
-        if method is None:
-            able = [name for name in self.families if self._corrector(name)]
-            what = f"no ensembles of {family}: {NO_ENSEMBLES}"
-            raise ConfigFault(f"{what}; leave out members, or choose {', '.join(able) if able else 'another model'}")
+        method = self.corrector_of(family)
         make = surrogate.diffusion_step if method == "diffusion" else surrogate.consistency_step
         normal = antithetic(torch.Generator(self._device).manual_seed(seed))
         return make(setting, surrogate.corrections[method, family], normal)

@@ -198,7 +198,7 @@ def _read_coefficient(family: Family, name: str, array: Array, device: torch.dev
             raise ConfigFault(f"{name} of {family.name} must be a DataArray, not a Dataset")
         others = batch_dimensions(array, family, name)
         tensor = as_tensor(array.transpose(*others, *family.axes).values, name, device)
-        form = labelled_form(array, family, others)
+        form = labelled_form(array, family, others, name)
     else:
         tensor = as_tensor(array, name, device)
         place = array.device if kind == "torch" else torch.device("cpu")

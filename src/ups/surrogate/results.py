@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ups.data.card_text import markdown_row
 from ups.errors import ConfigFault
 from ups.surrogate.arrays import Array, as_given, labelled
 from ups.surrogate.family_cards import FamilyCard
@@ -80,7 +81,7 @@ class Description:
 
 def markdown(description: Description) -> str:
     """A heading and a table."""
-    rows = [f"| {name} | {value} |" for name, value in description.rows()]
+    rows = map(markdown_row, description.rows())
     return "\n".join([f"## {description.name}", "", "| | |", "| --- | --- |", *rows, ""])
 
 

@@ -12,10 +12,21 @@ from torch import Tensor
 
 from ups.config import packaged
 from ups.config.studies import AdaptConfig
+from ups.data.axes import is_uniform
 from ups.data.families import Dataset, Family, base_of
+from ups.data.normalization import LARGEST, SMALLEST
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
-from ups.surrogate.arrays import Array, as_tensor, check_finite, check_grid, check_positive, kind_of, variables
+from ups.surrogate.arrays import (
+    Array,
+    as_tensor,
+    check_axes,
+    check_finite,
+    check_grid,
+    check_positive,
+    kind_of,
+    variables,
+)
 from ups.surrogate.bundle import Bundle
 from ups.surrogate.family_cards import FamilyCard
 from ups.surrogate.problem import check_arguments, read_coefficients
@@ -83,6 +94,9 @@ def _trajectories(
     spec = FAMILIES[family]
     check_arguments(spec, arguments)
     fields = _fields(u, spec, device)
+    step = None if spec.steady else _time_step(dt, known, family)
+    if kind_of(u) == "xarray" and "time" in u.coords and step is not None:
+        _expect_step(u.coords["time"].values, step)
     count, grid = len(fields), tuple(fields.shape[3:])
     if lengths is None and known is None:
         raise ConfigFault(f"lengths of {family} are missing: those of the domain along {', '.join(spec.axes)}")
@@ -91,7 +105,7 @@ def _trajectories(
         family=family,
         files=(),
         counts=(count,),
-        times=(0.0,) if spec.steady else tuple(_time_step(dt, known, family) * n for n in range(fields.shape[1])),
+        times=(0.0,) if step is None else tuple(step * n for n in range(fields.shape[1])),
         grid=grid,
         lengths=known.datasets[0].lengths if lengths is None else _lengths(lengths, spec),
         boundary=spec.boundaries if known is None else known.datasets[0].boundary,
@@ -122,6 +136,7 @@ def _fields(u: Array, family: Family, device: torch.device) -> Tensor:
         raise ConfigFault(f"u of {family.name} has one snapshot: a time step needs at least 2")
     check_grid(tuple(fields.shape[3:]), family)
     check_finite(fields, "u")
+    _expect_magnitude(fields, family)
     check_positive(fields[:, 0] if family.steady else fields.flatten(0, 1), family, "u")
     if bool((fields == fields[:1, :1]).all() if family.steady else (fields == fields[:, :1]).all()):
         same = "all solutions are the same" if family.steady else "it never changes in time"
@@ -129,11 +144,21 @@ def _fields(u: Array, family: Family, device: torch.device) -> Tensor:
     return fields
 
 
+def _expect_magnitude(fields: Tensor, family: Family) -> None:
+    """Refuse fields (B, T, C, *grid) whose squares leave float32."""
+    for name, values in zip(family.fields, fields.unbind(2), strict=True):
+        size = values.abs().max().item()
+        if size > LARGEST or 0 < size < SMALLEST:
+            what = f"u: {name} of {family.name} has the magnitude {size:.2g}, outside of {SMALLEST:g} to {LARGEST:g}"
+            raise ConfigFault(f"{what}: choose other units")
+
+
 def _in_order(u: Array, family: Family) -> Array:
     """The caller's fields, those of xarray in the order trajectory, time, field, axes by their names."""
     if kind_of(u) != "xarray":
         return u
     named = variables(u, family, "u")
+    check_axes(u, family, "u")
     needed = (*["time"] * (not family.steady), *family.axes)
     others = [dim for dim in next(iter(named.values())).dims if dim not in needed]
     order = (*others, *needed)
@@ -166,3 +191,10 @@ def _time_step(dt: float | None, known: FamilyCard | None, family: str) -> float
     if known is None or len(known.time_steps) > 1:
         raise ConfigFault(f"dt of {family} is missing: the time between two snapshots")
     return known.time_steps[0]
+
+
+def _expect_step(times: np.ndarray, step: float) -> None:
+    """Refuse times of the caller, if they are numbers, that are not `step` apart."""
+    if times.dtype.kind in "fiu" and not (is_uniform(times) and math.isclose(times[1] - times[0], step, rel_tol=1e-3)):
+        found = ", ".join(f"{time:g}" for time in times[:3])
+        raise ConfigFault(f"the times {found}, ... of u are not dt = {step:g} apart: give dt, or other snapshots")

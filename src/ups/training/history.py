@@ -34,8 +34,8 @@ class TrainingHistory:
 
     def __init__(self, stage: str, device: torch.device) -> None:
         self.stage, self.step, self.num_skipped_for_memory = stage, 0, 0
-        name = "baselines.learning_rate" if stage == "baseline" else f"{stage}.learning_rate"
-        self.remedy = f"lower {name}, the last checkpoint is good"
+        baseline = "baselines.learning_rate, or the model's rate in baselines.chosen"
+        self.remedy = f"lower {baseline if stage == 'baseline' else f'{stage}.learning_rate'}"
         self.loss_sum, self.num_losses = torch.zeros(2, device=device)
         self.seen: Counter[str] = Counter()
         self.validations: list[dict[str, float]] = []

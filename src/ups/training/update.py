@@ -40,7 +40,9 @@ def compile_blocks(model: nn.Module, mode: str | None = None) -> None:
     All blocks share one graph per batch shape and set of boundaries, whatever the family, so that few graphs are
     compiled, each at the first batch of its shape. Names in `state_dict` and copies of the model are unaffected.
     """
-    torch._dynamo.config.recompile_limit = MAX_COMPILED_SHAPES
+    limits = torch._dynamo.config  # of a function in one process: all models share those of a block
+    limits.recompile_limit += MAX_COMPILED_SHAPES
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, limits.recompile_limit)
     for blocks in (module for module in model.modules() if isinstance(module, Blocks)):
         for block in blocks:
             block.compile(fullgraph=True, dynamic=False, mode=mode)

@@ -36,11 +36,11 @@ def test_a_baseline_is_unrolled_as_the_operator_is(
     longest: int, families: list[str] | None, horizon: int, fields: Receipt, tmp_path: Path
 ):
     """Training windows have as many steps as the baselines unroll, and need their memory; validation samples one."""
-    config = typed().baselines
-    unroll = config.unroll.model_copy(update={"horizon": longest, "families": families})
-    config = config.model_copy(update={"unroll": unroll})
+    config, operator = typed().baselines, typed().operator
+    unroll = operator.unroll.model_copy(update={"horizon": longest, "families": families})
+    operator = operator.model_copy(update={"unroll": unroll})
     start, inputs = config.start("linear", "advection_1d"), {"latent_cache": fields}
-    section = config.section("linear", "advection_1d", 10, start)
+    section = config.section("linear", "advection_1d", 10, start, operator)
     run = Run(tmp_path, "baseline", "", section.model_dump(), inputs, launched(), "cpu", tmp_path)
     stage, first = baseline.build(section, run), np.zeros(2, int)
     assert len(stage.train.load("advection_1d", first).states(9)) == horizon + 1

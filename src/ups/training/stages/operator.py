@@ -10,6 +10,7 @@ from ups.config import OperatorConfig
 from ups.config.baselines import BaselineConfig
 from ups.config.studies import AdaptTraining
 from ups.config.training import Noise, Unroll
+from ups.data.definitions import is_named
 from ups.data.samples import LatentBatch, LatentSamples
 from ups.models.codec import codec_from
 from ups.models.operator import Operator
@@ -34,7 +35,8 @@ from ups.training.symmetry import augmented, set_conserved
 def build(config: OperatorConfig, run: Run) -> Stage:
     """The operator for all transient families of the latent cache, trained with `step_loss`."""
     cache = open_cache(run, "transient")
-    settings = model_settings(cache, config.model, config.history)
+    history = [family for family in cache.families if is_named(family, config.history)]
+    settings = model_settings(cache, config.model, history)
     operator = from_settings(Operator)(**settings)
     set_statistics(operator.statistics, cache)
     codec = load_model(codec_from, run.data_root, run.inputs["latent_cache"]["codec"])
@@ -45,8 +47,8 @@ def build(config: OperatorConfig, run: Run) -> Stage:
     loss = step_loss(operator.statistics, config, terms)
     loss = augmented(loss, cache, run) if config.symmetries else loss
     horizons = {family: config.unroll.of(family).horizon for family in cache.families}
-    train = LatentSamples(cache, "train", horizons=horizons, history=config.history)
-    valid = LatentSamples(cache, "valid", history=config.history)
+    train = LatentSamples(cache, "train", horizons=horizons, history=history)
+    valid = LatentSamples(cache, "valid", history=history)
     num_tokens = train.num_tokens
     sample_bytes = network_bytes(settings, num_tokens, horizons)
     stage = Stage(operator, settings, loss, train, valid, num_tokens, sample_bytes)
