@@ -72,6 +72,31 @@ def test_baselines_are_timed_as_they_unroll(launch: LaunchConfig, tmp_path: Path
         assert [horizon_at(int(fraction * steps), steps, unroll) for fraction in TIMED_FRACTIONS] == [1, 1, 2, 4]
 
 
+def test_baselines_start_from_what_the_operator_starts_from():
+    """Two snapshots of transient families that have a history, and of their variants; a steady family has none."""
+    operator = OPERATOR.model_copy(update={"history": ["burgers_1d", "darcy_2d"]})
+    sections = {
+        family: CONFIG.section("fno", family, 9, CONFIG.start("fno", family), operator)
+        for family in ("burgers_1d", "burgers_1d-64", "advection_1d", "darcy_2d")
+    }
+    assert [section.history for section in sections.values()] == [True, True, False, False]
+    assert {section.noise for section in sections.values()} == {operator.noise}
+
+
+def test_a_training_that_ended_early_is_timed_as_far_as_it_went(
+    launch: LaunchConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its last steps, which may be slower, were never made."""
+    folder = tmp_path / "operator"
+    folder.mkdir()
+    Run(folder, "operator", "", {"steps": 200}, {}, launch, "cpu", tmp_path).write()
+    append_metrics(folder, 90, {"valid_loss": 0.3})
+    monkeypatch.setattr(pace, "seconds_per_step", lambda step, stages, *rest: stages)
+    fields, ours = {"transient": [], "steady": []}, {"operator": {"stage": "operator", "path": "operator"}}
+    stages = baselines.measure_pace(fields, CONFIG, OPERATOR, launch, tmp_path, tmp_path, **ours)
+    assert (stages["operator"]["num_steps"], stages["operator"]["config"]["steps"]) == (90, 200)
+
+
 @pytest.mark.parametrize(("diverges_late", "chosen"), [([], 0.001), ([0.001], 0.01), ([0.001, 0.01], None)])
 def test_a_learning_rate_that_diverges_is_not_chosen(
     launch: LaunchConfig,

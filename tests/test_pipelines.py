@@ -521,6 +521,20 @@ def test_adapting_needs_a_folder(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+def test_validation_does_not_change_what_adaptations_are_scored_on(families: Families, tmp_path: Path):
+    """Its trajectories are among those to learn from, so that any share of them leaves the test split as it is."""
+    (tmp_path / "files").mkdir()
+    u = np.random.default_rng(0).normal(size=(24, 4, 8))
+    np.savez(tmp_path / "files/wave_1d_0.npz", u=u, dx=0.125, dt=0.1)
+    families.define(Family("wave_1d", "u_t = u_x", ("u",), ("x",), "periodic", ()))
+    held_out = []
+    for fraction in (0.1, 0.5, 0.9):
+        section = adapt_section(folder=str(tmp_path / "files"), valid_fraction=fraction, test_fraction=0.5)
+        (split,) = describe_few(section, WHOLE, tmp_path)["splits"].values()
+        held_out.append(split["test"])
+    assert held_out[0] == held_out[1] == held_out[2] and len(held_out[0]) == 12
+
+
 def test_a_corrected_definition_is_another_adaptation(families: Families, tmp_path: Path):
     """Boundary and symmetries follow from it: what was found with the former one is not "up to date"."""
     (tmp_path / "files").mkdir()

@@ -1,14 +1,17 @@
 """Names on the command line: those that exist pass, any other ends in one line with the nearest."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ups.data.families import Families, Family
 from ups.errors import MAX_NAMES, ConfigFault, most_similar, nearest
 from ups.pipeline_registry import register_pipelines
-from ups.session import check_names
+from ups.session import check_names, job_of
 
 PIPELINES = register_pipelines()
+PROJECT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -68,3 +71,13 @@ def test_a_name_unlike_any_other_is_answered_with_those_that_are_known():
     assert nearest("viscosity", []) == "; known: none"
     assert nearest("x", (f"file_{i}" for i in range(500))).endswith(f", file_{MAX_NAMES - 1}, ...")
     assert most_similar("--beta", ["--dt"], 0.5) == "--dt" and most_similar("--beta", ["--dt"], 0.75) is None
+
+
+def test_a_job_knows_the_families_of_its_data_root(families: Families, tmp_path: Path):
+    """As `kedro run` does: equations that are defined in files of data are stored there by the first run."""
+    with pytest.raises(ConfigFault, match="'wave_1d' is no family"):
+        job_of(PROJECT, "smoke", "full", f"data_root={tmp_path},operator.history=[wave_1d]")
+    families.define(Family("wave_1d", "u_tt = u_xx", ("u",), ("x",), "periodic", ()))
+    families.write(tmp_path)
+    families.pop("wave_1d")
+    assert job_of(PROJECT, "smoke", "full", f"data_root={tmp_path},operator.history=[wave_1d]").data_root == tmp_path

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from ups.data import cards
-from ups.data.card_text import BOUNDARY_WORDS, Card, card_markdown, find_origin, title_of
+from ups.data.card_text import BOUNDARY_WORDS, Card, card_markdown, find_origin, markdown_row, title_of
 from ups.data.cards import draw_card, read_sample, write_cards
 from ups.data.families import BOUNDARIES, Dataset, Family, Subsample
 from ups.data.pdebench import FAMILIES
@@ -180,6 +180,7 @@ def test_own_family_shows_its_equation(write, monkeypatch: pytest.MonkeyPatch):
     path = write("own", "Own_1.hdf5")
     card = card_of(path)
     assert own.equation in card_markdown(card)
+    assert markdown_row(("equation", "|psi|^2")) == r"| equation | \|psi\|^2 |"
     assert own.equation.replace(" ", "") in words_of(page_of(path, card))
 
 

@@ -51,6 +51,18 @@ def test_valid_and_test_do_not_matter(write, tmp_path):
     assert fit(tmp_path) == before
 
 
+@pytest.mark.parametrize("size", [1e16, 1e-13])
+@pytest.mark.parametrize(("family", "name"), [("burgers_1d", "tensor"), ("compressible_ns_1d", "density")])
+def test_magnitudes_whose_squares_leave_float32_are_refused(write, tmp_path, family: str, name: str, size: float):
+    """Scores would be 0 or NaN; a field that is zero everywhere has no magnitude."""
+    write(family, edit=lambda file: file[name].write_direct(size * file[name][:]))
+    with pytest.raises(DataFault, match="choose other units"):
+        fit(tmp_path)
+    write("burgers_1d", edit=lambda file: file["tensor"].write_direct(0 * file["tensor"][:]))
+    (tmp_path / "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5").unlink(missing_ok=True)
+    assert fit(tmp_path)["burgers_1d"]["fields"]["u"]["std"] == 1.0
+
+
 def test_positive_fields_are_normalized_in_the_log(write, tmp_path):
     """Density, pressure and depth are positive by nature and span decades; Darcy's permeability too."""
     paths = {family: write(family) for family in ("compressible_ns_1d", "darcy_2d", "shallow_water_2d")}

@@ -12,7 +12,7 @@ from ups.data.families import Subsample
 from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
 from ups.data.recognition import find_files
-from ups.data.trajectories import TrajectoryReader, find_datasets, name_variants
+from ups.data.trajectories import TrajectoryReader, find_datasets, inspect_file, name_variants, parameter_in_name
 from ups.errors import DataFault
 
 
@@ -151,6 +151,21 @@ def test_parameters_and_boundary_from_the_file_name(write, tmp_path):
     assert one.boundary == ("outflow",)
     assert two.parameters == {"mach": 0.1, "eta": 0.01, "zeta": 0.01}
     assert two.boundary == ("periodic", "periodic")
+
+
+def test_the_boundary_of_predictions_is_in_the_name_of_their_variant(write, tmp_path):
+    """A file with the text `compressible_ns_1d-outflow` is of that family with this boundary, whatever its own name."""
+    path = write("compressible_ns_1d", edit=lambda file: file.attrs.update(family="compressible_ns_1d-outflow"))
+    renamed = path.rename(tmp_path / "predicted_Eta1.e-8_Zeta1.e-8.hdf5")
+    dataset = inspect_file(renamed)
+    assert (dataset.family, dataset.boundary) == ("compressible_ns_1d", ("outflow",))
+
+
+def test_parameters_may_differ_in_case():
+    """`A2_a3` says that A is 2 and a is 3; where only one of them is there, its case does not matter."""
+    path = Path("family_A2_a3.hdf5")
+    assert (parameter_in_name(path, "A"), parameter_in_name(path, "a")) == (2.0, 3.0)
+    assert parameter_in_name(Path("1D_Burgers_NU0.1.hdf5"), "Nu") == 0.1
 
 
 def test_hidden_and_partial_files_are_skipped(write, tmp_path):

@@ -91,6 +91,28 @@ def test_kept_rollouts_are_scored_by_their_own_truth(trained: Path, evaluated: t
         score(kept, other)
 
 
+def test_a_truth_of_the_same_name_is_told_apart_by_its_content(trained: Path, evaluated: tuple, tmp_path: Path):
+    """Files of two seeds have the same names."""
+    (kept,) = evaluated[1].glob("1D_Advection*.operator.zarr")
+    (truth,) = (trained / "01_raw").glob("1D_Advection*")
+    other = Path(shutil.copy(truth, tmp_path))
+    assert score(kept, other) == score(kept, truth)
+    with h5py.File(other, "a") as file:
+        file["tensor"][:] = file["tensor"][:][::-1]
+    with pytest.raises(DataFault, match="has another content than when the evaluation kept .*; name the file of"):
+        score(kept, other)
+
+
+def test_a_truth_that_is_not_finite_is_refused(tmp_path: Path):
+    """Its scores would be NaN."""
+    truth = write_file(tmp_path, "advection_1d", count=4, grid=(32,))
+    np.savez(tmp_path / "p.npz", u=np.ones((4, 5, 32), np.float32))
+    with h5py.File(truth, "a") as file:
+        file["tensor"][2, 1, 3] = np.nan
+    with pytest.raises(DataFault, match="'u' of trajectory 2, snapshot 1, is NaN"):
+        score(tmp_path / "p.npz", truth)
+
+
 def test_the_truth_may_define_its_family(tmp_path: Path, families: Families):
     """`ups score` needs no families.yml for a file that `write_dataset` wrote."""
     known, u = dict(families), np.random.default_rng(0).normal(size=(3, 4, 8)).astype(np.float32)

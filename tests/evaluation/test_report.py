@@ -1,6 +1,7 @@
 """The report: what a reader must find on the page, tables that can be downloaded, and animations without loss."""
 
 import base64
+import html
 import io
 import json
 import re
@@ -15,6 +16,7 @@ from PIL import Image
 from tests.evaluation.arrays import random_arrays
 from ups.data.card_text import Card, title_of
 from ups.data.families import Dataset
+from ups.data.pdebench import FAMILIES
 from ups.errors import DataFault
 from ups.evaluation.report import Results, film_of, render
 from ups.evaluation.report_tables import ReportTable, Scores, corrector_rows, overview, run_rows, worst_first
@@ -122,6 +124,14 @@ def test_the_page_loads_nothing_and_its_links_lead_somewhere(page: str):
     assert [a for a in reader.addresses if not a.startswith(("#", "data:"))] == []
     assert {a[1:] for a in reader.addresses if a.startswith("#")} <= reader.ids
     assert re.findall(r"@import|fetch\(|XMLHttpRequest|url\((?!#)", page) == []
+
+
+def test_an_equation_of_the_user_is_text(results: Results, monkeypatch: pytest.MonkeyPatch):
+    """It is read by nobody before the report, so that formulas in it which Matplotlib does not know are no fault."""
+    equation = r"$\begin{cases} u_t = u_xx & x < 1$"
+    own = replace(FAMILIES["burgers_1d"], equation=equation, formulas=())
+    monkeypatch.setitem(FAMILIES, "burgers_1d", own)
+    assert f"<div>{html.escape(equation)}</div>" in render(results, lambda _: None)
 
 
 def test_the_first_table_has_what_a_reader_looks_for(page: str):

@@ -26,7 +26,7 @@ def test_keys_count_with_their_probability():
 @pytest.mark.parametrize(("device", "counts"), [("cpu", False), ("cuda", True)])
 def test_waiting_counts_on_a_gpu_alone(device: str, counts: bool, tmp_path: Path):
     """While this process waits, another program has the CPU; or its own GPU works."""
-    timer = PaceTimer(toy_stage(), section(), toy_run(tmp_path), ranks())
+    timer = PaceTimer(toy_stage(), section(), 1000, toy_run(tmp_path), ranks())
     assert timer.clock is clock_of("cpu")
     timer.clock, timer.update = clock_of(device), _wait
     assert (timer.seconds(1)[0] >= PAUSE) == counts
@@ -40,5 +40,5 @@ def _wait(*_: object, **__: object) -> SimpleNamespace:
 def test_steps_count_as_they_are_throughout_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Steps that take 1 s in the first half of the training and 3 s in the second take 2 s."""
     monkeypatch.setattr(PaceTimer, "_seconds_of", lambda self, step, repeats: 1.0 if step < 800 else 3.0)
-    timer = PaceTimer(toy_stage(), section(steps=1600), toy_run(tmp_path), ranks())
+    timer = PaceTimer(toy_stage(), section(steps=9999), 1600, toy_run(tmp_path), ranks())
     assert timer.expected(timer.seconds(1)) == pytest.approx(2.0)

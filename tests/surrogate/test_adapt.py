@@ -72,6 +72,20 @@ WRONG = {
         {"beta": 1.0},
         "must have the dimensions time, x and one of trajectories, not time, x",
     ),
+    "axis downwards": (
+        "advection_1d",
+        xr.DataArray(values(3, 4, 8), dims=("trajectory", "time", "x"), coords={"x": np.arange(8.0)[::-1]}),
+        {"beta": 1.0},
+        "u: the coordinates x do not increase",
+    ),
+    "other times": (
+        "advection_1d",
+        xr.DataArray(values(3, 4, 8), dims=("trajectory", "time", "x"), coords={"time": np.arange(4.0)}),
+        {"beta": 1.0},
+        r"the times 0, 1, 2, ... of u are not dt = 0.25 apart: give dt",
+    ),
+    "large": ("advection_1d", values(3, 4, 8) * 1e18, {"beta": 1.0}, "magnitude .*e.18, outside of 1e-12 to 1e.15"),
+    "small": ("advection_1d", values(3, 4, 8) * 1e-18, {"beta": 1.0}, "magnitude .*e-18, .*: choose other units"),
     "variable": ("advection_1d", xr.Dataset({"v": ("x", values(8))}), {"beta": 1.0}, "u of .* has no variable u; it"),
     "dt": (OWN, values(3, 4, 8), {"c": 1.0, "lengths": (1.0,)}, "dt of wave_adapted is missing"),
 }

@@ -16,6 +16,7 @@ from scipy.io import netcdf_file
 
 from tests.untrained import make_corrector, make_loadable
 from ups.data import field_stores
+from ups.data.families import Family
 from ups.data.field_files import open_fields
 from ups.data.field_output import Content, structure_of
 from ups.data.field_stores import resumable
@@ -282,6 +283,26 @@ def test_wrong_requests_are_refused(root: Path, model: Model, tmp_path: Path, ch
     with pytest.raises(ConfigFault, match=problem) as fault:
         Job.of(model, raw_file(root, "advection_1d"), tmp_path / "out.npz", request("advection_1d", **changed))
     assert "\n" not in str(fault.value) and not any(tmp_path.iterdir())
+
+
+def test_members_need_a_corrector(root: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without one nothing is written either."""
+    monkeypatch.setattr(Model, "_corrector", lambda self, family: None)
+    with pytest.raises(ConfigFault, match="no ensembles of advection_1d"):
+        Job.of(model, raw_file(root, "advection_1d"), tmp_path / "out.npz", request("advection_1d", members=4))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_parameter_may_be_called_source(tmp_path: Path):
+    """In npz files attributes are arrays as well: the parameter has the name."""
+    family = Family("heated_1d", "u_t = u_xx + source", ("u",), ("x",), "periodic", ("source",))
+    attributes = {"family": "heated_1d", "source": "states.npz"}
+    content = Content(family, (), 3, None, (0.0, 1.0), (4,), (1.0,), {"source": np.full(3, 0.5)}, attributes, (3, 2))
+    with resumable(tmp_path / "out.npz", content, "") as output:
+        output.write((0, 0, 0), np.ones((1, 3, 1, 2, 4), np.float32))
+        output.complete(3)
+    with open_fields(tmp_path / "out.npz", family) as file:
+        assert file.parameters["source"].tolist() == [0.5] * 3
 
 
 @pytest.mark.parametrize(("family", "start"), [("advection_1d", 1), ("diffusion_reaction_2d", -1)])

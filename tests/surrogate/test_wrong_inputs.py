@@ -35,6 +35,7 @@ FAMILY = {
     "untrained": ("kdv_1d", U, STEPS, "not trained on 'kdv_1d', only on advection_1d, burgers_1d"),
     "number": (3, U, STEPS, "not trained on 3, only on"),
     "nothing": (None, U, STEPS, "not trained on None, only on"),
+    "list": (["advection_1d"], U, STEPS, r"not trained on \['advection_1d'\], only on"),
 }
 STATE = {
     "missing": ("advection_1d", None, STEPS, r"u_0 is missing: the initial state of advection_1d \(u\)"),
@@ -60,6 +61,7 @@ STATE = {
     "NaN in a tensor": ("advection_1d", torch.from_numpy(NAN), STEPS, "u_0 has 1 of 8 values that are NaN"),
     "infinite": ("advection_1d", U * np.inf, STEPS, "u_0 has 8 of 8 values that are NaN, infinite"),
     "too large": ("advection_1d", U.astype(float) * 1e300, STEPS, "8 of 8 values .* too large for float32"),
+    "sparse": ("advection_1d", torch.from_numpy(U).to_sparse(), STEPS, r"a dense tensor: use u_0.to_dense\(\)"),
     "masked": ("advection_1d", np.ma.masked_array(U, U > 1), STEPS, "u_0 has masked values"),
     "one of two fields": ("diffusion_reaction_2d", TWO[:1], STEPS, r"\(u, v\) must be \(2, X, Y\) .* \(1, 8, 6\)"),
     "fields last": ("diffusion_reaction_2d", values(8, 6, 2), STEPS, r"must be \(2, X, Y\) .* shape \(8, 6, 2\)"),
@@ -82,6 +84,7 @@ TIME = {
     "dt as text": ("advection_1d", U, STEPS | {"dt": "0.25"}, "dt of advection_1d must be a number, .* not '0.25'"),
     "dt NaN": ("advection_1d", U, STEPS | {"dt": np.nan}, "dt of advection_1d must be a number, .* not nan"),
     "dt infinite": ("advection_1d", U, STEPS | {"dt": np.inf}, "dt of advection_1d must be a number, .* not inf"),
+    "huge dt": ("advection_1d", U, STEPS | {"dt": 1e308}, "dt of advection_1d must be a number, 0.25 or a multiple"),
     "list of dt": ("advection_1d", U, STEPS | {"dt": [0.25]}, r"must be a number, .* not \[0.25\]"),
     "steady steps": ("darcy_2d", None, {"nu": TWO[0], **STEPS}, "darcy_2d is steady and has no time steps"),
     "steady dt": ("darcy_2d", None, {"nu": TWO[0], "dt": 0.1}, "darcy_2d is steady and has no time step: leave out dt"),
@@ -139,6 +142,24 @@ LABELLED = {
         "nu of darcy_2d must not have the dimension u: .* rename the dimension",
     ),
     "text": ("advection_1d", xr.DataArray(["a"] * 8, dims="x"), STEPS, "must hold real numbers, not <U1"),
+    "axis downwards": (
+        "advection_1d",
+        FIELD.assign_coords(x=np.arange(8)[::-1]),
+        STEPS,
+        r"u_0: the coordinates x do not increase in equal steps: use u_0.sortby\('x'\), or interpolate",
+    ),
+    "axis in other steps": (
+        "darcy_2d",
+        None,
+        {"nu": xr.DataArray(TWO[0], dims=("x", "y"), coords={"y": np.arange(6) ** 2})},
+        r"nu: the coordinates y do not increase in equal steps",
+    ),
+    "levels like parameters": (
+        "burgers_1d",
+        FIELD.expand_dims(nu=[0.1, 0.2], seed=[1, 2]).stack(case=("nu", "seed")),
+        STEPS | {"nu": 0.1},
+        r"multi-index case has the level nu, as a parameter of burgers_1d .* u_0.reset_index\('case', drop=True\)",
+    ),
     "no variable": ("advection_1d", xr.Dataset(), STEPS, "has no variable u; it has none"),
     "other variable": ("diffusion_reaction_2d", xr.Dataset({"q": FIELD}), STEPS, "has no variable u, v; it has q"),
     "one array": ("diffusion_reaction_2d", FIELD.expand_dims(y=6), STEPS, r"dimension `field` of size 2 \(u, v\)"),

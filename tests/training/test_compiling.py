@@ -22,7 +22,7 @@ from ups.training.batches import Batches
 from ups.training.injection import Injection
 from ups.training.parallel import full_state
 from ups.training.stages.operator import build
-from ups.training.update import Update, compile_blocks, why_not_compiled
+from ups.training.update import MAX_COMPILED_SHAPES, Update, compile_blocks, why_not_compiled
 
 torch.set_num_threads(1)
 
@@ -145,6 +145,15 @@ def test_nothing_is_read_that_cuda_graphs_have_overwritten(root: Path, monkeypat
     plain, found = (losses_terms_and_weights(root, mode, monkeypatch) for mode in (False, "reduce-overhead"))
     assert all(value.isfinite().all() for value in plain)
     assert all(map(torch.equal, found, plain)) and len(found) == len(plain)
+
+
+def test_every_compiled_model_may_have_its_graphs():
+    """Paces of many variants are measured in one process, whose models share the code of a block."""
+    with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):
+        for _ in range(9):
+            compile_blocks(token_mixer())
+        assert torch._dynamo.config.recompile_limit >= 9 * MAX_COMPILED_SHAPES
+        assert torch._dynamo.config.accumulated_recompile_limit >= 9 * MAX_COMPILED_SHAPES
 
 
 def test_the_compiler_is_tried_once_in_a_process():

@@ -253,6 +253,13 @@ def test_only_chosen_families_are_unrolled(root: Path, families: list[str] | Non
         assert stage.sample_bytes[family] == steps * plain.sample_bytes[family]
 
 
+def test_a_family_stands_for_its_variants():
+    """On two grids a family has variants, which its name means too; a variant's own name means that alone."""
+    how = Unroll(horizon=4, pushforward=True, start=0.5, families=["burgers_1d", "darcy_2d-64x64"])
+    families = ("burgers_1d", "burgers_1d-128", "darcy_2d", "darcy_2d-64x64")
+    assert [how.of(family).horizon for family in families] == [4, 4, 1, 4]
+
+
 @pytest.mark.parametrize("pushforward", [False, True])
 def test_operations_are_counted_in_every_phase(root: Path, pushforward: bool):
     """While horizons grow and a term comes and goes, the count of each step is torch's count of the whole step."""
