@@ -12,9 +12,9 @@ from ups.config import NONE_ADDED, WHOLE, SplitConfig, SubsampleConfig
 from ups.data import sources
 from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
-from ups.data.sources import stamps_of
+from ups.data.sources import ChecksumCache, stamps_of
 from ups.errors import DataFault
-from ups.pipelines import data
+from ups.pipelines import data, on_raw_files
 from ups.pipelines.data import describe_datasets, fit_normalization, list_folder
 from ups.runs.stage_cache import Receipt
 
@@ -75,8 +75,21 @@ def test_a_file_that_was_replaced_since_it_was_described_is_refused(root: Path):
     replace_raw(root)
     with pytest.raises(DataFault, match=r"hdf5: has changed since the datasets were described; run the same command"):
         fit_normalization(receipt, root / "01_raw", root)
+    (name,) = receipt["sources"]
+    assert ChecksumCache(root / "01_raw/checksums.json").find(root / "01_raw" / name) is None
     again = described(root)
     assert again["path"] != receipt["path"] and fit_normalization(again, root / "01_raw", root)["statistics"]
+
+
+def test_models_are_scored_on_the_files_of_their_latents(root: Path):
+    """Other files of the same names may have states of training in place of those of the test split."""
+    sources = {name: entry["md5"] for name, entry in described(root)["sources"].items()}
+    latents = {"key": {"source files": sources | {"../supplement/a.hdf5": "of training alone"}}}
+    work = on_raw_files(lambda folder: {"scored": True}, latents, root / "01_raw", root)
+    assert work(root) == {"scored": True}
+    replace_raw(root)
+    with pytest.raises(DataFault, match=r"hdf5: has changed since .*; if it does not help, delete it"):
+        work(root)
 
 
 @pytest.mark.parametrize("step", ["describe", "fit"])

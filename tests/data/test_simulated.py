@@ -19,7 +19,7 @@ from tests.data.test_sources import NAME, RECIPE, simulated
 from tests.training.jobs import wait_until
 from ups.data import simulated as module
 from ups.data.simulated import simulate_files
-from ups.errors import ConfigFault, Locked
+from ups.errors import ConfigFault, DataFault, Locked
 from ups.files import digest_of, only_writer
 
 
@@ -88,6 +88,23 @@ def test_only_one_process_simulates_into_a_folder(tmp_path: Path):
     entry = simulated(tmp_path, RECIPE)
     with only_writer(tmp_path / "simulated.json"):
         assert simulated(tmp_path, RECIPE) == entry
+
+
+def test_files_of_somebody_else_are_not_replaced(tmp_path: Path):
+    """Downloaded files have the names of simulated ones."""
+    (tmp_path / NAME).write_bytes(b"downloaded")
+    with pytest.raises(DataFault, match=f"{NAME} is there and was not simulated; set source=folder"):
+        simulated(tmp_path, RECIPE)
+    assert (tmp_path / NAME).read_bytes() == b"downloaded"
+
+
+def test_a_process_that_is_killed_before_it_records_a_new_file_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The file is its own, although nothing says how it was made."""
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(module, "digest_of", Mock(side_effect=KeyboardInterrupt))
+        simulated(tmp_path, RECIPE)
+    assert (tmp_path / NAME).is_file()
+    assert simulated(tmp_path, RECIPE)["md5"] == digest_of(tmp_path / NAME, "md5")
 
 
 def test_duplicates_are_refused(tmp_path: Path):

@@ -91,6 +91,6 @@ def test_a_codec_is_trained_on_the_described_files(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(launcher, "run_job", job)
     for _ in range(2):
         with pytest.raises(DataFault, match="a.hdf5: has changed since the datasets were described"):
-            train_stage("codec", section("codec"), inputs, launched(), tmp_path, raw)
+            train_stage("codec", section("codec"), inputs, launched(), tmp_path, raw, inputs["datasets"]["sources"])
         shutil.rmtree(tmp_path / "06_models")
     assert [list(each) for each in stamps] == [["a.hdf5"]]

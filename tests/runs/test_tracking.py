@@ -44,12 +44,17 @@ def test_a_server_keeps_artifacts_itself(
 
 
 def test_each_run_of_a_process_has_the_store_of_its_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Two sessions in a notebook, unless the user has named a store."""
+    """Two sessions in a notebook, the first of which has registered a model, unless the user has named a store."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(tracking, "_embedded", None)
     for name in ("one", "two"):
         tracking.open_run("full", tmp_path / name, {}, {})
         assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/{name}/mlflow.db"
+        monkeypatch.setattr("mlflow.tracking._tracking_service.utils._tracking_uri", os.environ["MLFLOW_TRACKING_URI"])
+    for name in ("one", "two"):
+        store = tracking.client(f"sqlite:///{tmp_path}/{name}/mlflow.db")
+        experiment = store.get_experiment_by_name(tracking.EXPERIMENT)
+        assert len(store.search_runs([experiment.experiment_id])) == 1
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mine.db")
     tracking.open_run("full", tmp_path / "three", {}, {})
     assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/mine.db"

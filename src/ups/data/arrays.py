@@ -87,7 +87,7 @@ def expect_stamps(folder: Path, stamps: Stamps) -> None:
 
 def changed(path: Path, what: str = "has changed since the datasets were described") -> DataFault:
     """The fault of a file that is no longer the one that was described."""
-    return file_fault(path, what, "run the same command again, with the data pipeline")
+    return file_fault(path, what, "run the same command again, with the data pipeline; if it does not help, delete it")
 
 
 def blocks_of(shape: tuple[int, ...], dtype: np.dtype) -> Iterator[tuple[Any, ...]]:

@@ -165,6 +165,11 @@ class LatentCache:
         return cache
 
     @property
+    def raw(self) -> Path:
+        """The folder of the raw files."""
+        return resolved(self.manifest["raw"], self.folder)
+
+    @property
     def on_disk(self) -> bool:
         """Whether there are latents on disk."""
         return self.manifest["on_disk"]
@@ -174,7 +179,7 @@ class LatentCache:
         from ups.data.encoding import EncodedArray  # imports h5py
         from ups.data.trajectories import TrajectoryReader
 
-        cache, raw = copy.copy(self), resolved(self.manifest["raw"], self.folder)
+        cache, raw = copy.copy(self), self.raw
         datasets = {name: Dataset.from_json(entry["dataset"]) for name, entry in self.datasets.items()}
         readers = {name: TrajectoryReader(raw, dataset) for name, dataset in datasets.items()}
         cache._arrays = {

@@ -16,7 +16,7 @@ from typing import Any
 from ups.data.http import Advance
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import Files, entry_of
-from ups.errors import ConfigFault, LostWorker
+from ups.errors import ConfigFault, DataFault, LostWorker
 from ups.files import digest_of, num_cores, only_writer, read_json, write_json
 
 SIMULATED = "simulated.json"
@@ -28,7 +28,10 @@ _solved: "Synchronized[int] | None" = None  # snapshots that all processes have 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A file in `simulated.json`; `made_by` has recipe, identity of the solvers and digest of the family."""
+    """A file in `simulated.json`; `made_by` has recipe, identity of the solvers and digest of the family.
+
+    `made_by` is empty while it is simulated.
+    """
 
     made_by: dict[str, Any]
     bytes: int
@@ -41,6 +44,7 @@ def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, a
     `simulated.json` in `folder` records recipe and identity of each file: a file with another record is simulated anew.
 
     Raises:
+        DataFault: `folder` has a file of this name without record, which somebody else has put there.
         Locked: another process simulates files into this folder.
         LostWorker: one of several processes was killed.
     """
@@ -61,8 +65,9 @@ def simulate_files(folder: Path, recipes: list[dict[str, Any]], identity: str, a
         with only_writer(folder / SIMULATED):
             known = _simulated(folder)  # another process may have ended just now
             missing = {folder / name: made_by[name]["recipe"] for name in _missing(folder, made_by, known)}
+            _refuse_foreign(folder, [path.name for path in missing if path.exists() and path.name not in known])
             # A process that is killed when it has replaced a file must not leave the record of the former one.
-            known = {name: record for name, record in known.items() if folder / name not in missing}
+            known |= {path.name: Simulated({}, 0, "") for path in missing}
             _record(folder, known)
             for path in _simulate_each(missing, advance):
                 known[path.name] = Simulated(made_by[path.name], path.stat().st_size, digest_of(path, "md5"))
@@ -76,6 +81,14 @@ def _simulated(folder: Path) -> dict[str, Simulated]:
 
 def _record(folder: Path, known: dict[str, Simulated]) -> None:
     write_json(folder / SIMULATED, {name: asdict(record) for name, record in sorted(known.items())})
+
+
+def _refuse_foreign(folder: Path, names: list[str]) -> None:
+    """Refuse to replace files that were not simulated here: they may be downloaded ones, which have the same names."""
+    if names:
+        what = f"{names[0]} is there and was not simulated" + f", nor were {len(names) - 1} others" * (len(names) > 1)
+        remedy = "set source=folder to learn from files, or another data_root or raw_root to simulate"
+        raise DataFault(f"{folder}: {what}; {remedy}")
 
 
 def _missing(folder: Path, made_by: dict[str, dict[str, Any]], known: dict[str, Simulated]) -> list[str]:

@@ -145,14 +145,15 @@ def list_files(folder: Path, checksum_file: Path) -> Files:
     return files
 
 
-def _identify(path: Path, checksums: ChecksumCache) -> tuple[int, str]:
-    """Bytes and MD5 of a file on disk."""
+def _identify(path: Path, checksums: ChecksumCache, expected: str | None = None) -> tuple[int, str]:
+    """Bytes and MD5 of a file on disk; another MD5 than the expected one is not stored."""
     before, md5 = stamp(path), checksums.find(path)
     if md5 is None:
         md5 = md5_of(path)
         if stamp(path) != before:
             raise DataFault(f"{path}: it changes while it is read; wait until it is complete")
-        checksums.add(path, md5)
+        if expected in (None, md5):
+            checksums.add(path, md5)
     return before[0], md5
 
 
@@ -174,7 +175,7 @@ def stamps_of(folder: Path, sources: Files, data_root: Path) -> Stamps:
             raise changed(path)
         stamps[name] = stamp(path)
         known = filter(None, (cache.find(path) for cache in caches))
-        if (next(known, None) or _identify(path, caches[0])[1]) != entry["md5"]:
+        if (next(known, None) or _identify(path, caches[0], entry["md5"])[1]) != entry["md5"]:
             raise changed(path)
     return stamps
 

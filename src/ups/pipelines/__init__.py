@@ -26,6 +26,7 @@ from kedro.pipeline import node
 from kedro.pipeline.node import Node
 from pydantic import BaseModel
 
+from ups.data.sources import Files, is_added, unchanged
 from ups.runs.progress import ProgressBar
 from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, cached_step, fingerprint
@@ -63,6 +64,24 @@ def cached(
     The step's folder is below `root/place`, its key made of configuration, inputs and the code behind `module`.
     """
     return partial(cached_step, name, root / place, fingerprint(module, config, inputs), root=root)
+
+
+def on_raw_files(
+    work: Callable[[Path], Receipt], latent_cache: Receipt, raw: Path, data_root: Path
+) -> Callable[[Path], Receipt]:
+    """`work` that reads raw files; a `DataFault` where they are not those of which the latents were made."""
+
+    def checked(folder: Path) -> Receipt:
+        given = {name: entry for name, entry in raw_sources(latent_cache).items() if not is_added(name)}
+        with unchanged(raw, given, data_root):
+            return work(folder)
+
+    return checked
+
+
+def raw_sources(latent_cache: Receipt) -> Files:
+    """The MD5 of the raw files of which latents were made, by name."""
+    return {name: {"md5": md5} for name, md5 in latent_cache["key"]["source files"].items()}
 
 
 def on_ranks(module: str, run: Run, request: dict[str, Any], costs: dict[Path, float], unit: str) -> None:

@@ -15,7 +15,7 @@ from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.errors import Diverged, GateFailed
 from ups.files import place_of
-from ups.pipelines import STAGES, cached, step
+from ups.pipelines import STAGES, cached, on_raw_files, step
 from ups.pipelines.evaluation import SURROGATE, trained_stages
 from ups.pipelines.reporting import JUDGE, OF_BASELINES, REPORT, judge, report
 from ups.pipelines.training import encode_latents
@@ -201,7 +201,9 @@ def evaluate_baselines(
     def work(folder: Path) -> Receipt:
         return {"records": score_baselines(folder, cache, baselines, identity_codec, config, launch, raw, data_root)}
 
-    receipt = cached("evaluate_baselines", data_root, "07_model_output/baselines", module, config, inputs)(work)
+    receipt = cached("evaluate_baselines", data_root, "07_model_output/baselines", module, config, inputs)(
+        on_raw_files(work, fields, raw, data_root)
+    )
     return with_digests(receipt["records"], cache), {key: receipt[key] for key in ("path", "fingerprint")}
 
 

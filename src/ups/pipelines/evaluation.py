@@ -20,7 +20,7 @@ from ups.config import (
 from ups.data.pdebench import FAMILIES
 from ups.data.recognition import digests_of
 from ups.data.sources import find_families, list_files
-from ups.pipelines import STAGES, cached, on_ranks, reporting, step
+from ups.pipelines import STAGES, cached, on_ranks, on_raw_files, reporting, step
 from ups.pipelines.reporting import pages_of, steady_by_family
 from ups.runs.machine import compute_as_in_training, device, scoring_launch
 from ups.runs.run import Run
@@ -84,9 +84,10 @@ def measure_coverage(
 
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
-    place, config = "06_models/coverage", config.scores_only
-    measured = cached("measure_coverage", data_root, place, "ups.evaluation.coverage", config, inputs)
-    return measured(lambda folder: measure(folder, trained, config, launch, raw)) | {"models": trained.digests}
+    config, module = config.scores_only, "ups.evaluation.coverage"
+    measured = cached("measure_coverage", data_root, "06_models/coverage", module, config, inputs)
+    work = on_raw_files(lambda folder: measure(folder, trained, config, launch, raw), latent_cache, raw, data_root)
+    return measured(work) | {"models": trained.digests}
 
 
 def evaluate_few(
@@ -103,11 +104,11 @@ def evaluate_few(
     from ups.evaluation.gates import judge as judge_records
 
     count, place, config = limits.first_trajectories, "07_model_output/evaluate_few", config.scores_only
-    inputs = {"latent_cache": latent_cache, **stages}
-    trained = trained_stages(inputs, launch, data_root)
-    inputs["first_trajectories"] = count
+    trained = trained_stages({"latent_cache": latent_cache, **stages}, launch, data_root)
+    inputs = {"latent_cache": latent_cache, **stages, "first_trajectories": count}
     scored = cached("evaluate_few", data_root, place, "ups.evaluation.parts", config, inputs)
-    receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw, count))
+    work = partial(score_test_split, trained=trained, config=config, launch=launch, raw=raw, num_trajectories=count)
+    receipt = scored(on_raw_files(work, latent_cache, raw, data_root))
     gates = [gate for gate in limits.gates if gate.otherwise == UNUSABLE]
     return judge_records(receipt["records"], gates, steady_by_family(latent_cache))
 
@@ -124,7 +125,8 @@ def choose_corrector(
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     chosen = cached("choose_corrector", data_root, "06_models/corrector", "ups.evaluation.choice", config, inputs)
-    receipt = chosen(lambda folder: choose_on_valid_split(folder, trained, config, launch, raw))
+    work = partial(choose_on_valid_split, trained=trained, config=config, launch=launch, raw=raw)
+    receipt = chosen(on_raw_files(work, latent_cache, raw, data_root))
     corrector = {key: receipt[key] for key in ("path", "fingerprint", "families")}
     return corrector | {"models": trained.digests}, receipt["report"]
 
@@ -170,7 +172,8 @@ def evaluate(
     choices = valid_choices(selection, selection_config, inputs)
     inputs |= {"choices": choices} if choices else {}
     scored = cached("evaluate", data_root, "07_model_output/evaluate", "ups.evaluation.parts", config, inputs)
-    receipt = scored(lambda folder: score_test_split(folder, trained, config, launch, raw, choices=choices))
+    work = partial(score_test_split, trained=trained, config=config, launch=launch, raw=raw, choices=choices)
+    receipt = scored(on_raw_files(work, latent_cache, raw, data_root))
     records = with_digests(receipt["records"], trained.cache())
     rollouts = {key: receipt[key] for key in ("path", "fingerprint", "datasets")}
     return records, rollouts | {"models": trained.digests}
@@ -286,12 +289,12 @@ def compare_by_protocol(
 
     compute_as_in_training(launch)
     inputs = {"latent_cache": latent_cache, **stages}
-    trained, compute, records = trained_stages(inputs, launch, data_root), Compute.of(launch), []
-    cache, surrogate = trained.cache(), trained.surrogate(compute.device)
+    trained, where, records = trained_stages(inputs, launch, data_root), Compute.of(launch).device, []
+    cache, surrogate = trained.cache(), trained.surrogate(where)
     for test in held_out(cache, raw):
         split, name = cache.datasets[test.dataset.name]["split"], test.dataset.name
-        train, place = [*split["train"], *split["valid"]], f"07_model_output/protocol/{name}"
-        work = partial(score_protocol, surrogate, test, train, config, compute.device)
-        one = cached("protocol", data_root, place, "ups.evaluation.protocol", config, inputs | {"dataset": name})
-        records += one(lambda _, work=work: {"records": work()})["records"]
+        score = partial(score_protocol, surrogate, test, [*split["train"], *split["valid"]], config, where)
+        work = on_raw_files(lambda _, score=score: {"records": score()}, latent_cache, raw, data_root)
+        key, place = inputs | {"dataset": name}, f"07_model_output/protocol/{name}"
+        records += cached("protocol", data_root, place, "ups.evaluation.protocol", config, key)(work)["records"]
     return records, protocol_text(records)

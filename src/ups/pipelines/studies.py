@@ -1,5 +1,6 @@
 """Pipelines `ablation`, `compression`, `selection`, `coverage`, `seeds`, `leaderboard`: effects of choices."""
 
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from ups.config import (
 )
 from ups.data.families import Dataset
 from ups.errors import ConfigFault
-from ups.pipelines import cached, step
+from ups.pipelines import cached, on_raw_files, step
 from ups.pipelines.evaluation import PLAIN, SURROGATE, trained_stages
 from ups.pipelines.training import encode_latents, train_codec, train_operator, train_steady
 from ups.runs.launcher import train_stage
@@ -127,7 +128,8 @@ def score_variants(
         name, inputs = f"score_{variant['variant']}", shared | {"operator": variant["operator"]}
         trained = trained_stages(inputs, launch, data_root)
         scored = cached(name, data_root, "07_model_output/ablation", EVALUATION, config, inputs)
-        receipt = scored(lambda folder, trained=trained: score_variant(folder, trained, config, launch, raw))
+        work = partial(score_variant, trained=trained, config=config, launch=launch, raw=raw)
+        receipt = scored(on_raw_files(work, latent_cache, raw, data_root))
         rows.append({key: variant[key] for key in ("variant", "seed", "overrides")} | receipt["row"])
     return rows
 
@@ -166,7 +168,8 @@ def score_compressed(
         inputs["steady"] = train_steady(steady, launch, data_root, latent_cache=cache)
         models, place, module = trained_stages(inputs, launch, data_root), "07_model_output/compression", EVALUATION
         scored = cached(f"score_{variant.name}", data_root, place, module, evaluation, inputs)
-        receipt = scored(lambda folder, models=models: score_compression(folder, models, evaluation, launch, raw))
+        work = partial(score_compression, trained=models, config=evaluation, launch=launch, raw=raw)
+        receipt = scored(on_raw_files(work, cache, raw, data_root))
         rows += [{"name": variant.name, "codec": variant.codec} | row for row in receipt["rows"]]
     return rows
 
@@ -188,7 +191,7 @@ def select(
     inputs = {"latent_cache": latent_cache, **stages}
     trained = trained_stages(inputs, launch, data_root)
     selected = cached("select", data_root, "07_model_output", SELECTION_MODULE, config, inputs)
-    receipt = selected(lambda _: select_all(trained, config, launch, raw))
+    receipt = selected(on_raw_files(lambda _: select_all(trained, config, launch, raw), latent_cache, raw, data_root))
     return {name: receipt[name] for name in ("families", "datasets", "records", "choices", "fingerprint")}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ups.config import LaunchConfig
 from ups.config.training import TrainingSection
 from ups.data.arrays import expect_stamps
-from ups.data.sources import stamps_of
+from ups.data.sources import Files, stamps_of
 from ups.errors import Fault, LostWorker, OutOfMemory, Preempted
 from ups.files import WEIGHTS, digest_of, manifest_of, read_manifest, remove_leftovers
 from ups.runs import machine
@@ -33,8 +33,11 @@ def train_stage(
     launch: LaunchConfig,
     data_root: Path,
     raw: Path | None = None,
+    sources: Files | None = None,
 ) -> Receipt:
     """Train `stage` unless its section, inputs and code are unchanged; resume it from its last checkpoint.
+
+    `raw` is the folder of raw files that it reads, `sources` has their MD5: others are refused, before and at the end.
 
     Returns:
         The receipt: stage, path relative to `data_root`, fingerprint, SHA-256 of the weights.
@@ -50,7 +53,7 @@ def train_stage(
             kind = machine.training_device(launch, stage, config.precision)
             section = config.model_dump(mode="json")
             tuned = machine.with_tuned_micro_batch(launch, stage, section, kind, data_root)
-            stamps = {} if raw is None else stamps_of(raw, inputs["datasets"]["sources"], data_root)
+            stamps = {} if raw is None or sources is None else stamps_of(raw, sources, data_root)
             _train(Run(folder, stage, key, section, inputs, tuned, kind, data_root, raw, stamps))
             if raw is not None:
                 expect_stamps(raw, stamps)

@@ -122,6 +122,17 @@ def move_alias(name: str, alias: str, to: str) -> None:
 
 
 @contextmanager
+def _tracking_uri(uri: str) -> Iterator[None]:
+    """The store of MLflow's functions in this block; afterwards no later run takes it for the choice of the user."""
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    mlflow.set_tracking_uri(uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(before)
+
+
+@contextmanager
 def bundle_of(uri: str) -> Iterator[Path]:
     """The bundle of a version, such as `models:/ups@champion`, in a folder that is deleted afterwards.
 
@@ -134,9 +145,9 @@ def bundle_of(uri: str) -> Iterator[Path]:
     if "MLFLOW_TRACKING_URI" not in os.environ and not DEFAULT_STORE.is_file():
         raise ConfigFault(f"{uri}: there is no {DEFAULT_STORE}; set MLFLOW_TRACKING_URI, as sqlite:///DIR/mlflow.db")
     tracking.client()
-    mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{DEFAULT_STORE.resolve()}"))
+    store = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{DEFAULT_STORE.resolve()}")
     with TemporaryDirectory() as place:
-        with _registry_may_fail(f"{uri} cannot be loaded", DataFault):
+        with _tracking_uri(store), _registry_may_fail(f"{uri} cannot be loaded", DataFault):
             root = Path(mlflow.artifacts.download_artifacts(uri, dst_path=place))
         if not (root / "artifacts" / BUNDLE).is_dir():
             raise DataFault(f"{uri} holds no bundle: name a version that `kedro run --pipeline register` made")

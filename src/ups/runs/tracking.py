@@ -31,11 +31,10 @@ BATCH = 1000  # metrics per request, the limit of MLflow
 PARAM_BATCH = 100  # parameters per request, the limit of MLflow
 LONGEST_VALUE = 6000  # characters of a parameter, the limit of MLflow
 PAUSE_SECONDS = 30.0  # without requests after one that failed
-# By default a call to a dead server returns after four minutes.
 _embedded: str | None = None  # the store that an earlier run in this process has used, if that was no one's choice
 
 CLIENT_ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # by default a call to a dead server returns after four minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # which may have a password in it
@@ -50,7 +49,8 @@ def client(uri: str | None = None) -> "MlflowClient":
 
     for name in ("alembic", "mlflow"):  # after the import, which sets them to INFO
         logging.getLogger(name).setLevel(logging.WARNING)
-    return MlflowClient(uri)
+    # Not the store of the last `mlflow.set_tracking_uri` in this process, which MLflow prefers to the variable.
+    return MlflowClient(uri or os.environ.get("MLFLOW_TRACKING_URI"))
 
 
 @contextmanager

@@ -134,6 +134,7 @@ def card_text(card: dict[str, Any], families: Mapping[str, FamilyCard]) -> str:
         "`mean` and `std` where `members` are asked for.",
         "",
         "```bash",
+        "export MLFLOW_TRACKING_URI=sqlite:///data/mlflow.db  # the store of the data root",
         "mlflow models serve --model-uri models:/ups@champion --env-manager local",
         "curl localhost:5000/invocations -H 'Content-Type: application/json' -d \\",
         """  '{"inputs": [{"family": "...", "u_0": [[...]], "steps": 20, "parameters": {"...": 0.1}}]}'""",
