@@ -110,7 +110,8 @@ def decide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dic
         monkeypatch.setattr(scores, "TrajectoryReader", Reader)
         monkeypatch.setattr(corrector, "TIMED_ROUNDS", 1)
         entry = {"dataset": asdict(DATASET), "split": SPLIT, "condition": [0.0], "token_grid": [NUM_POINTS]}
-        cache = SimpleNamespace(datasets={DATASET.name: entry})
+        manifest = {"key": {"source files": {}}}
+        cache = SimpleNamespace(datasets={DATASET.name: entry}, manifest=manifest)
         trained = SimpleNamespace(cache=lambda: cache)
         compute = Compute.of(launched(num_processes=1, memory_gigabytes=memory_gigabytes))
         sets = validation_sets(trained, "raw")
