@@ -185,6 +185,8 @@ def _test_split(root: Path, truth: Path) -> tuple[Dataset, list[int]]:
     files = {file: name for name, entry in found.datasets.items() for file in entry["files"]}
     if truth.name not in files:
         raise file_fault(truth, f"is no file of {root}", f"choose one of {', '.join(files)}")
+    if not truth.exists():
+        raise file_fault(truth, "no such file", f"name the file of the run in {root}")
     name = files[truth.name]
     dataset = Dataset.from_json(found.datasets[name])
     for file, md5 in _md5_of(truth.parent, dataset).items():
