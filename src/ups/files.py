@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
@@ -238,6 +238,11 @@ def relative(path: Path, folder: Path) -> str:
 def resolved(path: str, folder: Path) -> Path:
     """The absolute path that is `path` as seen from `folder`; one on S3 as it is."""
     return Path(path) if is_remote(Path(path)) else (folder / path).resolve()
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    """A row of a table in Markdown, in which a bar within a cell does not end it."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def is_digest(value: Any) -> bool:

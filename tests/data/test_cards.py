@@ -10,13 +10,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from ups.data import cards
-from ups.data.card_text import BOUNDARY_WORDS, Card, card_markdown, find_origin, markdown_row, title_of
+from ups.data.card_text import BOUNDARY_WORDS, Card, card_markdown, find_origin, title_of
 from ups.data.cards import draw_card, read_sample, write_cards
 from ups.data.families import BOUNDARIES, Dataset, Family, Subsample
 from ups.data.pdebench import FAMILIES
 from ups.data.published import read_published_files
 from ups.data.simulate import file_name, simulate
 from ups.data.trajectories import TrajectoryReader, find_datasets, thin
+from ups.files import markdown_row
 
 SPLITS = {"train": [2, 3], "valid": [0], "test": [1]}
 

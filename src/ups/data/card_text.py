@@ -12,6 +12,7 @@ from ups.data.partial import read_marker
 from ups.data.pdebench import FAMILIES
 from ups.data.published import read_published_files
 from ups.data.sources import is_added
+from ups.files import markdown_row
 
 MAX_FILES = 4
 MEBIBYTE = 2**20
@@ -138,11 +139,6 @@ def card_markdown(card: Card) -> str:
             header, *rows = map(markdown_row, section.table)
             parts.append("\n".join([header, "| --- " * len(section.table[0]) + "|", *rows]))
     return "\n\n".join(parts) + "\n"
-
-
-def markdown_row(cells: Iterable[str]) -> str:
-    """A row of a table in Markdown, in which a bar within a cell does not end it."""
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _with_unit(words: str, family: Family, name: str) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.data.axes import is_uniform
 from ups.data.families import Dataset, Family
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
@@ -151,6 +150,8 @@ def labelled_form(array: Array, family: Family, others: list[str], name: str) ->
 
 def check_axes(array: Array, family: Family, name: str) -> None:
     """Raise `ConfigFault` for coordinates of an axis that do not increase in equal steps, as in training."""
+    from ups.data.axes import is_uniform  # imports h5py, without which arrays of numpy and torch do
+
     for axis in family.axes:
         values = array[axis].values if axis in array.coords else np.empty(0)
         if values.dtype.kind in "fiu" and len(values) > 1 and not is_uniform(values.astype(float)):

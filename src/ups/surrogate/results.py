@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.data.card_text import markdown_row
 from ups.errors import ConfigFault
+from ups.files import markdown_row
 from ups.surrogate.arrays import Array, as_given, labelled
 from ups.surrogate.family_cards import FamilyCard
 from ups.surrogate.problem import Problem
