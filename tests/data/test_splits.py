@@ -141,6 +141,7 @@ def test_a_common_background_does_not_link(write, tmp_path):
     assert len(split_folder(tmp_path)[path.stem]["test"]) == 2
 
 
+@pytest.mark.usefixtures("families")
 def test_one_geometry_of_all_problems_does_not_link(tmp_path):
     """Steady problems with the same geometry and other sources are other problems."""
     source = np.random.default_rng(0).random((8, 1, 16))
@@ -151,6 +152,7 @@ def test_one_geometry_of_all_problems_does_not_link(tmp_path):
     assert len(groups_of(tmp_path)) == 8
 
 
+@pytest.mark.usefixtures("families")
 def test_positions_link_files_of_pdebench_alone(write, tmp_path):
     """Files of an own family with other initial states at the same positions have nothing in common."""
     states = np.random.default_rng(0).random((2, 4, 3, 16))
