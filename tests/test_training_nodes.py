@@ -22,7 +22,7 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """`train(minimum)`: what is trained of three families with 4 + 3, 6 and 8 validation trajectories."""
     counts = [("burgers_1d", 4), ("burgers_1d", 3), ("advection_1d", 6), ("darcy_2d", 8)]
     entries = {str(i): {"dataset": {"family": f}, "split": {"valid": [0] * n}} for i, (f, n) in enumerate(counts)}
-    monkeypatch.setattr(LatentCache, "open", lambda folder, key: SimpleNamespace(datasets=entries, on_disk=True))
+    monkeypatch.setattr(LatentCache, "open", lambda folder, key: SimpleNamespace(datasets=entries))
     monkeypatch.setattr(training, "train_stage", lambda stage, config, inputs, *_: {"config": config, "inputs": inputs})
 
     def of(minimum: int, verdict: dict[str, Any] = HOPE) -> dict[str, Any]:

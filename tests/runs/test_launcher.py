@@ -3,10 +3,12 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.training.jobs import launched, section
+from ups.data.latent_cache import LatentCache
 from ups.errors import DataFault, OutOfMemory
 from ups.files import WEIGHTS, digest_of, manifest_of, read_json, write_json
 from ups.runs import launcher, stage_cache
@@ -91,6 +93,18 @@ def test_a_codec_is_trained_on_the_described_files(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(launcher, "run_job", job)
     for _ in range(2):
         with pytest.raises(DataFault, match="a.hdf5: has changed since the datasets were described"):
-            train_stage("codec", section("codec"), inputs, launched(), tmp_path, raw, inputs["datasets"]["sources"])
+            train_stage("codec", section("codec"), inputs, launched(), tmp_path, raw)
         shutil.rmtree(tmp_path / "06_models")
     assert [list(each) for each in stamps] == [["a.hdf5"]]
+
+
+def test_latents_that_are_not_on_disk_are_encoded_from_their_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Training reads the raw files then: others of the same names are a fault before a job starts."""
+    (tmp_path / "a.hdf5").write_bytes(b"first")
+    key = {"source files": {"a.hdf5": digest_of(tmp_path / "a.hdf5", "md5")}}
+    cache = SimpleNamespace(on_disk=False, raw=tmp_path)
+    monkeypatch.setattr(LatentCache, "open", lambda folder, key: cache)
+    monkeypatch.setattr(launcher, "run_job", lambda *_: pytest.fail("a job has started"))
+    (tmp_path / "a.hdf5").write_bytes(b"other")
+    with pytest.raises(DataFault, match="a.hdf5: has changed since the datasets were described"):
+        train_stage("operator", section(), {"latent_cache": {"path": "", "key": key}}, launched(), tmp_path)

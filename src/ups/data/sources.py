@@ -180,6 +180,11 @@ def stamps_of(folder: Path, sources: Files, data_root: Path) -> Stamps:
     return stamps
 
 
+def sources_of(latent_cache: dict[str, Any]) -> Files:
+    """The raw files of which latents were made, from the receipt of these; of each the MD5 alone."""
+    return {name: {"md5": md5} for name, md5 in latent_cache["key"]["source files"].items()}
+
+
 @contextmanager
 def unchanged(folder: Path, sources: Files, data_root: Path) -> Iterator[None]:
     """What is read meanwhile are the files that were described; raises as `stamps_of`, before and at the end."""

@@ -26,7 +26,7 @@ from kedro.pipeline import node
 from kedro.pipeline.node import Node
 from pydantic import BaseModel
 
-from ups.data.sources import Files, is_added, unchanged
+from ups.data.sources import is_added, sources_of, unchanged
 from ups.runs.progress import ProgressBar
 from ups.runs.run import Run
 from ups.runs.stage_cache import Receipt, cached_step, fingerprint
@@ -72,16 +72,11 @@ def on_raw_files(
     """`work` that reads raw files; a `DataFault` where they are not those of which the latents were made."""
 
     def checked(folder: Path) -> Receipt:
-        given = {name: entry for name, entry in raw_sources(latent_cache).items() if not is_added(name)}
+        given = {name: entry for name, entry in sources_of(latent_cache).items() if not is_added(name)}
         with unchanged(raw, given, data_root):
             return work(folder)
 
     return checked
-
-
-def raw_sources(latent_cache: Receipt) -> Files:
-    """The MD5 of the raw files of which latents were made, by name."""
-    return {name: {"md5": md5} for name, md5 in latent_cache["key"]["source files"].items()}
 
 
 def on_ranks(module: str, run: Run, request: dict[str, Any], costs: dict[Path, float], unit: str) -> None:

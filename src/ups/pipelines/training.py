@@ -24,7 +24,7 @@ from ups.data.plan import free_disk_bytes
 from ups.data.sources import stamps_of, unchanged
 from ups.errors import GateFailed, StorageFault
 from ups.files import place_of
-from ups.pipelines import cached, raw_sources, step
+from ups.pipelines import cached, step
 from ups.pipelines.reporting import some_of
 from ups.runs.launcher import train_stage
 from ups.runs.machine import compute_as_in_training, device
@@ -62,8 +62,7 @@ def train_codec(
 ) -> Receipt:
     """Train the codec between fields and latents; with a tolerance its sizes are chosen before."""
     inputs = {"datasets": datasets, "normalization": normalization}
-    rates = codec_rates(config, inputs, raw, data_root)
-    return train_stage("codec", config, inputs | rates, launch, data_root, raw, datasets["sources"])
+    return train_stage("codec", config, inputs | codec_rates(config, inputs, raw, data_root), launch, data_root, raw)
 
 
 def codec_rates(config: CodecConfig, inputs: dict[str, Receipt], raw: Path, data_root: Path) -> dict[str, Receipt]:
@@ -219,12 +218,7 @@ def _train(
     """Train a stage on the receipts of its inputs, if there are datasets of its families."""
     if kind := no_datasets(stage, inputs["latent_cache"]):
         return untrained_receipt(stage, f"there is no {kind} dataset")
-    from ups.data.latent_cache import LatentCache
-
-    receipt = inputs["latent_cache"]
-    cache = LatentCache.open(place_of(data_root, receipt), receipt["key"])
-    files = () if cache.on_disk else (cache.raw, raw_sources(receipt))
-    return train_stage(stage, config, trained_receipts(inputs), launch, data_root, *files)
+    return train_stage(stage, config, trained_receipts(inputs), launch, data_root)
 
 
 def no_datasets(stage: str, latent_cache: Receipt) -> str | None:

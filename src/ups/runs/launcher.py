@@ -10,9 +10,9 @@ from pathlib import Path
 from ups.config import LaunchConfig
 from ups.config.training import TrainingSection
 from ups.data.arrays import expect_stamps
-from ups.data.sources import Files, stamps_of
+from ups.data.sources import Files, sources_of, stamps_of
 from ups.errors import Fault, LostWorker, OutOfMemory, Preempted
-from ups.files import WEIGHTS, digest_of, manifest_of, read_manifest, remove_leftovers
+from ups.files import WEIGHTS, digest_of, manifest_of, place_of, read_manifest, remove_leftovers
 from ups.runs import machine
 from ups.runs.progress import ProgressBar, stop_requested
 from ups.runs.run import ALIVE, CHECKPOINTS, Run, metric_lines
@@ -33,11 +33,10 @@ def train_stage(
     launch: LaunchConfig,
     data_root: Path,
     raw: Path | None = None,
-    sources: Files | None = None,
 ) -> Receipt:
     """Train `stage` unless its section, inputs and code are unchanged; resume it from its last checkpoint.
 
-    `raw` is the folder of raw files that it reads, `sources` has their MD5: others are refused, before and at the end.
+    Raw files that it reads, of the codec in `raw`, must be the described ones, before and at the end.
 
     Returns:
         The receipt: stage, path relative to `data_root`, fingerprint, SHA-256 of the weights.
@@ -53,15 +52,28 @@ def train_stage(
             kind = machine.training_device(launch, stage, config.precision)
             section = config.model_dump(mode="json")
             tuned = machine.with_tuned_micro_batch(launch, stage, section, kind, data_root)
-            stamps = {} if raw is None or sources is None else stamps_of(raw, sources, data_root)
+            place, sources = _raw_files(inputs, raw, data_root)
+            stamps = stamps_of(place, sources, data_root) if sources else {}
             _train(Run(folder, stage, key, section, inputs, tuned, kind, data_root, raw, stamps))
-            if raw is not None:
-                expect_stamps(raw, stamps)
+            expect_stamps(place, stamps)
         # A worker that is killed right after it has saved the weights leaves its checkpoints.
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         return {"stage": stage, "weights": read_manifest(folder / WEIGHTS)["sha256"]}
 
     return cached_step(stage, data_root / "06_models" / stage, key, work, root=data_root, force=launch.force)
+
+
+def _raw_files(inputs: dict[str, Receipt], raw: Path | None, data_root: Path) -> tuple[Path, Files]:
+    """The raw files that a stage reads, and their folder: of datasets, or of latents that are not on disk, or none."""
+    if raw is not None:
+        return raw, inputs["datasets"]["sources"]
+    if (receipt := inputs.get("latent_cache")) is not None:
+        from ups.data.latent_cache import LatentCache  # imports torch
+
+        cache = LatentCache.open(place_of(data_root, receipt), receipt["key"])
+        if not cache.on_disk:
+            return cache.raw, sources_of(receipt)
+    return data_root, {}
 
 
 def is_finished(folder: Path) -> bool:
