@@ -3,13 +3,15 @@
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.training.jobs import section
+from tests.training.jobs import launched, section
 from tests.training.toys import ranks, toy_run, toy_stage
-from ups.performance.pace import TIMED_FRACTIONS, PaceTimer, clock_of
+from ups.performance import pace
+from ups.performance.pace import TIMED_FRACTIONS, PaceTimer, clock_of, seconds_per_step
 
 PAUSE = 0.1
 
@@ -42,3 +44,28 @@ def test_steps_count_as_they_are_throughout_the_training(tmp_path: Path, monkeyp
     monkeypatch.setattr(PaceTimer, "_seconds_of", lambda self, step, repeats: 1.0 if step < 800 else 3.0)
     timer = PaceTimer(toy_stage(), section(steps=9999), 1600, toy_run(tmp_path), ranks())
     assert timer.expected(timer.seconds(1)) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "again"),
+    [
+        ({"compile": True}, True),
+        ({"sharding": "fsdp"}, True),
+        ({"exchange_precision": "bfloat16"}, True),
+        ({"activation_checkpointing": True}, True),
+        ({"deterministic": True}, True),
+        ({"checkpoint_steps": 9}, False),
+        ({"timeout_seconds": 99}, False),
+    ],
+)
+def test_pace_is_measured_again_where_steps_change(
+    changed: dict[str, Any], again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With another pace a baseline has another number of steps."""
+    measured: list[str] = []
+    monkeypatch.setattr(pace, "run_query", lambda worker, *_: measured.append(worker) or {"operator": 1.0})
+    config = SimpleNamespace(pace_seconds=1.0, pace_rounds=1)
+    stages = {"operator": {"stage": "operator", "config": section().model_dump(), "inputs": {}}}
+    for launch in (launched(), launched(**changed)):
+        assert seconds_per_step("pace", stages, config, launch, tmp_path)["seconds_per_step"] == {"operator": 1.0}
+    assert len(measured) == 1 + again

@@ -33,6 +33,10 @@ from ups.training.update import Update
 from ups.training.worker import main
 
 PACE_WORKER = "ups.performance.pace"
+SPEED_OPTIONS = {  # of `LaunchConfig`, on which the time per step depends
+    "num_processes", "num_nodes", "threads_per_process", "device", "sharding", "exchange_precision", "compile",
+    "activation_checkpointing", "deterministic",
+}  # fmt: skip
 # Steps are timed after these fractions of a training: with `unroll` a later step costs more than an earlier one.
 TIMED_FRACTIONS = (0.125, 0.375, 0.625, 0.875)
 
@@ -53,8 +57,7 @@ def seconds_per_step(
         The receipt of step `step`, with {"seconds_per_step": {name: seconds}}.
     """
     request = {"seconds": config.pace_seconds, "rounds": config.pace_rounds, "stages": stages}
-    how = launch.model_dump(include={"num_processes", "num_nodes", "threads_per_process", "device", "compile"})
-    identity = fingerprint(PACE_WORKER, None, request | {"launch": how})
+    identity = fingerprint(PACE_WORKER, None, request | {"launch": launch.model_dump(include=SPEED_OPTIONS)})
 
     def measure(folder: Path) -> dict[str, Any]:
         first = next(iter(stages.values()))  # a worker process needs one stage to start with; `request` has all
