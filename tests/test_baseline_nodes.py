@@ -23,7 +23,7 @@ from ups.training.stages.operator import horizon_at
 
 SIZES = {"learning_rate": 3.0, "hidden_channels": 2.0, "modes": 2.0}
 CONFIG = typed().baselines.model_copy(update={"factors": SIZES})
-OPERATOR = typed().operator
+OPERATOR, STEADY = typed().operator, typed().steady
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_baselines_are_timed_as_they_unroll(launch: LaunchConfig, tmp_path: Path
     unroll = OPERATOR.unroll.model_copy(update={"horizon": 5, "start": 0.5})
     operator = OPERATOR.model_copy(update={"unroll": unroll, "history": ["burgers_1d"]})
     fields = {"transient": ["burgers_1d"], "steady": []}
-    stages = baselines.measure_pace(fields, CONFIG, operator, launch, tmp_path, tmp_path)
+    stages = baselines.measure_pace(fields, CONFIG, operator, STEADY, launch, tmp_path, tmp_path)
     changed = {"fno": ("hidden_channels", "modes"), "unet": ("hidden_channels",), "linear": ()}
     sizes = {f"{kind}/burgers_1d/{name}{sign}1" for kind, names in changed.items() for name in names for sign in "+-"}
     assert set(stages) == {f"{kind}/burgers_1d" for kind in changed} | sizes
@@ -76,11 +76,22 @@ def test_baselines_start_from_what_the_operator_starts_from():
     """Two snapshots of transient families that have a history, and of their variants; a steady family has none."""
     operator = OPERATOR.model_copy(update={"history": ["burgers_1d", "darcy_2d"]})
     sections = {
-        family: CONFIG.section("fno", family, 9, CONFIG.start("fno", family), operator)
+        family: CONFIG.section("fno", family, 9, CONFIG.start("fno", family), operator, STEADY)
         for family in ("burgers_1d", "burgers_1d-64", "advection_1d", "darcy_2d")
     }
     assert [section.history for section in sections.values()] == [True, True, False, False]
     assert {section.noise for section in sections.values()} == {operator.noise}
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_baselines_see_the_images_that_our_models_see(mirrored: bool):
+    """Those of a steady family as many as the steady model, whatever the operator sees."""
+    models = (
+        OPERATOR.model_copy(update={"symmetries": mirrored}),
+        STEADY.model_copy(update={"symmetries": not mirrored}),
+    )
+    seen = [CONFIG.section("fno", family, 9, {}, *models).symmetries for family in ("burgers_1d", "darcy_2d")]
+    assert seen == [mirrored, not mirrored]
 
 
 def test_a_training_that_ended_early_is_timed_as_far_as_it_went(
@@ -90,11 +101,14 @@ def test_a_training_that_ended_early_is_timed_as_far_as_it_went(
     folder = tmp_path / "operator"
     folder.mkdir()
     Run(folder, "operator", "", {"steps": 200}, {}, launch, "cpu", tmp_path).write()
-    append_metrics(folder, 90, {"valid_loss": 0.3})
+    append_metrics(folder, 45, {"valid_loss": 0.4, "valid_loss/burgers_1d": 0.1, "valid_loss/advection_1d": 0.7})
+    append_metrics(folder, 90, {"valid_loss": 0.3, "valid_loss/burgers_1d": 0.2, "valid_loss/advection_1d": 0.4})
     monkeypatch.setattr(pace, "seconds_per_step", lambda step, stages, *rest: stages)
     fields, ours = {"transient": [], "steady": []}, {"operator": {"stage": "operator", "path": "operator"}}
-    stages = baselines.measure_pace(fields, CONFIG, OPERATOR, launch, tmp_path, tmp_path, **ours)
+    stages = baselines.measure_pace(fields, CONFIG, OPERATOR, STEADY, launch, tmp_path, tmp_path, **ours)
     assert (stages["operator"]["num_steps"], stages["operator"]["config"]["steps"]) == (90, 200)
+    losses = [{"burgers_1d": 0.1, "advection_1d": 0.7}, {"burgers_1d": 0.2, "advection_1d": 0.4}]
+    assert stages["operator"]["validations"] == losses
 
 
 @pytest.mark.parametrize(("diverges_late", "chosen"), [([], 0.001), ([0.001], 0.01), ([0.001, 0.01], None)])
@@ -117,9 +131,8 @@ def test_a_learning_rate_that_diverges_is_not_chosen(
     config = CONFIG.model_copy(update={"factors": {"learning_rate": 10.0}, "max_trials": 3})
     pace = {"seconds_per_step": {"fno/burgers_1d": 0.1}}
     fields = {"transient": ["burgers_1d"], "steady": []}
-    train = partial(
-        baselines.baseline_trainer("fno"), fields, pace, {"burgers_1d": 20.0}, config, OPERATOR, launch, tmp_path
-    )
+    parts = pace, {"burgers_1d": 20.0}, config, OPERATOR, STEADY, launch, tmp_path
+    train = partial(baselines.baseline_trainer("fno"), fields, *parts)
     if chosen is None:
         with pytest.raises(Diverged, match="fno of burgers_1d: every training diverged; lower baselines.learning_rate"):
             train()
@@ -137,18 +150,19 @@ def test_values_that_were_chosen_before_have_no_trials(
     config = BaselinesConfig.model_validate(CONFIG.model_dump() | {"chosen": {"fno": {"burgers_1d": values}}})
     monkeypatch.setattr(pace, "seconds_per_step", lambda step, stages, *rest: stages)
     fields = {"transient": ["advection_1d", "burgers_1d"], "steady": []}
-    timed = baselines.measure_pace(fields, config, OPERATOR, launch, tmp_path, tmp_path)
+    timed = baselines.measure_pace(fields, config, OPERATOR, STEADY, launch, tmp_path, tmp_path)
     assert [name for name in timed if "fno/burgers" in name] == ["fno/burgers_1d"]
     assert (
         len([name for name in timed if "fno/advection" in name]) == len([n for n in timed if "unet/burgers" in n]) + 2
     )
     assert timed["fno/burgers_1d"]["config"]["model"]["modes"] == [32, 16, 8]
+    assert config.values("fno", "burgers_1d-64", {}) == values and config.start("fno", "burgers_1d-64") == {}
     trained = []
     monkeypatch.setattr(baselines, "train_stage", lambda stage, section, *rest: trained.append(section) or {})
     speed = {"seconds_per_step": {"fno/burgers_1d": 0.1}}
     train = baselines.baseline_trainer("fno")
     alone = {"transient": ["burgers_1d"], "steady": []}
-    receipts = train(alone, speed, {"burgers_1d": 20.0}, config, OPERATOR, launch, tmp_path)
+    receipts = train(alone, speed, {"burgers_1d": 20.0}, config, OPERATOR, STEADY, launch, tmp_path)
     (section,) = trained
     assert (section.steps, section.learning_rate, section.model.hidden_channels) == (200, 0.03, 16)
     assert receipts == {"burgers_1d": {"values": values, "trials": 0, "settled": True}}
@@ -169,9 +183,8 @@ def test_a_smaller_rate_is_taken_where_a_chosen_one_diverges(
     monkeypatch.setattr(baselines, "train_stage", train_stage)
     config = BaselinesConfig.model_validate(CONFIG.model_dump() | {"chosen": {"fno": {"burgers_1d": values}}})
     pace, fields = {"seconds_per_step": {"fno/burgers_1d": 0.1}}, {"transient": ["burgers_1d"], "steady": []}
-    train = partial(
-        baselines.baseline_trainer("fno"), fields, pace, {"burgers_1d": 20.0}, config, OPERATOR, launch, tmp_path
-    )
+    parts = pace, {"burgers_1d": 20.0}, config, OPERATOR, STEADY, launch, tmp_path
+    train = partial(baselines.baseline_trainer("fno"), fields, *parts)
     if rate is None:
         with pytest.raises(Diverged, match="fno of burgers_1d: every training diverged; lower baselines.learning_rate"):
             train()
@@ -205,7 +218,9 @@ def test_kinds_without_a_time_share_are_not_trained(launch: LaunchConfig, tmp_pa
     """Nothing is started for a kind that `time_shares` leaves out; those that the comparison needs must be there."""
     fields = {"transient": ["burgers_1d"], "steady": []}
     assert (
-        baselines.baseline_trainer("transformer")(fields, {}, {"burgers_1d": 1.0}, CONFIG, OPERATOR, launch, tmp_path)
+        baselines.baseline_trainer("transformer")(
+            fields, {}, {"burgers_1d": 1.0}, CONFIG, OPERATOR, STEADY, launch, tmp_path
+        )
         == {}
     )
     with pytest.raises(ValueError, match="missing: unet"):

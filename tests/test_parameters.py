@@ -14,7 +14,15 @@ import yaml
 from kedro.config import OmegaConfigLoader
 from pydantic import ValidationError
 
-from ups.config import LatentsConfig, LaunchConfig, Parameters, SubsampleConfig, Variant
+from ups.config import (
+    LatentsConfig,
+    LaunchConfig,
+    OperatorConfig,
+    Parameters,
+    SteadyConfig,
+    SubsampleConfig,
+    Variant,
+)
 from ups.errors import ConfigFault
 from ups.hooks import check_data_root, check_parameters, places
 from ups.models.codec import choose_patch
@@ -535,11 +543,16 @@ def test_the_ablation_has_a_base():
     assert "need different names" in refusal(changed("ablation.variants.1.name", "base"))
 
 
+def recipes() -> tuple[OperatorConfig, SteadyConfig]:
+    """The sections of our models, of which baselines take noise, symmetries, history and unrolled steps."""
+    return typed().operator, typed().steady
+
+
 @pytest.mark.parametrize(("steps", "between"), [(0, 1), (10, 1), (100, 4), (100_000, 250)])
 def test_baselines_validate_early_enough(steps: int, between: int):
     """Noise that follows the model's own error is there in short runs too: validation comes 25 times at least."""
     config = typed().baselines
-    section = config.section("unet", "burgers_1d", steps, config.start("unet", "burgers_1d"), typed().operator)
+    section = config.section("unet", "burgers_1d", steps, config.start("unet", "burgers_1d"), *recipes())
     assert (section.steps, section.validate_every, section.model) == (max(1, steps), between, config.unet)
     assert section.model_dump().items() >= config.recipe.model_dump(exclude={"validate_every"}).items()
 
@@ -550,7 +563,7 @@ def test_candidates_change_what_they_name_by_its_factor():
         update={"factors": {"learning_rate": 3.0, "hidden_channels": 2.0, "modes": 2.0}}
     )
     candidate = {"learning_rate": -1, "modes": 1, "hidden_channels": 0}
-    section = config.section("normalized_fno", "burgers_1d", 9, candidate, typed().operator)
+    section = config.section("normalized_fno", "burgers_1d", 9, candidate, *recipes())
     assert section.learning_rate == 0.0033
     assert section.model == config.fno.model_copy(update={"modes": tuple(2 * modes for modes in config.fno.modes)})
     assert (section.architecture, section.normalized) == ("fno", True)

@@ -18,11 +18,13 @@ from tests.training.jobs import PROJECT, launched
 from tests.untrained import STAGE_NAMES, copy_some, receipt
 from ups.config import WHOLE, EvaluationConfig, JudgeConfig, SubsampleConfig
 from ups.data import inspection
+from ups.data.families import Dataset
+from ups.data.latent_cache import LatentCache
 from ups.data.pdebench import FAMILIES
 from ups.data.recognition import find_files
 from ups.errors import DataFault
 from ups.evaluation import external, figures
-from ups.evaluation.external import external_sets
+from ups.evaluation.external import external_sets, trained_family
 from ups.pipelines.evaluation import evaluate, evaluate_external
 from ups.runs.stage_cache import fingerprint
 from ups.surrogate.trained import Trained
@@ -157,6 +159,15 @@ def test_a_family_may_have_several_datasets(trained: Path, tmp_path: Path):
         write_file(tmp_path, "advection_1d", f"1D_Advection_Sols_beta{beta}.hdf5", count=2, grid=(points,))
     records = score(trained, tmp_path)
     assert {record["dataset"] for record in records} == {f"1D_Advection_Sols_beta{beta}" for beta in (0.1, 0.2, 0.4)}
+
+
+def test_variants_of_new_files_are_of_the_trained_family(trained: Path):
+    """Files of two grids are variants of one family; the models were trained on it as a whole."""
+    found = receipt(trained, "latent_cache")
+    cache = LatentCache.open(trained / found["path"], found["key"])
+    known = next(iter(cache.datasets.values()))["dataset"]
+    for family in (known["family"], f"{known['family']}-64"):
+        assert trained_family(Dataset.from_json(known | {"family": family}), cache) == known["family"]
 
 
 def test_a_score_does_not_depend_on_other_files(trained: Path, tmp_path: Path):

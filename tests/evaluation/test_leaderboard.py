@@ -141,6 +141,7 @@ def test_other_trajectories_have_no_rank(roots: list[Path], tmp_path: Path, chan
     text = unpadded(leaderboard_text(board))
     line = f"| flow | other | 0.0005 (0.00025 to 0.001) | 0.001 (0.0005 to 0.002) | 3 | {reason} |"
     assert line in text[text.index("## Not comparable") :]
+    assert any(line.endswith("Compared on none, and not listed: other.") for line in text)
 
 
 def test_baselines_of_a_run_are_models_of_their_own(roots: list[Path]):

@@ -8,19 +8,23 @@ import pytest
 
 from tests.evaluation.test_comparison import records
 from ups.config import SeedsConfig
+from ups.data.families import FAMILIES_FILE, Families, Family
 from ups.errors import ConfigFault, DataFault
 from ups.evaluation.studies import draw_seeds
+from ups.files import write_json
 from ups.pipelines.studies import compare_seeds
 
 BASELINES = {"persistence": 1.0, "linear": 0.5, "unet": 0.3, "fno": 0.2}
 
 
-def report(root: Path, operator: float | None, dataset: str = "flow", **baselines: float) -> str:
+def report(
+    root: Path, operator: float | None, dataset: str = "flow", family: str = "burgers_1d", **baselines: float
+) -> str:
     """What `full` and `baselines` leave behind in a data root, both horizons alike."""
     folder = root / "08_reporting"
     folder.mkdir(parents=True)
-    (folder / "metrics.json").write_text(json.dumps(records(dataset, {"operator": operator})))
-    (folder / "baseline_metrics.json").write_text(json.dumps(records(dataset, BASELINES | baselines)))
+    (folder / "metrics.json").write_text(json.dumps(records(dataset, {"operator": operator}, family)))
+    (folder / "baseline_metrics.json").write_text(json.dumps(records(dataset, BASELINES | baselines, family)))
     return str(root)
 
 
@@ -49,6 +53,15 @@ def test_further_baselines_have_tables_of_their_own(tmp_path: Path):
     assert "## Rollout, all networks" in text and "normalized_unet" not in text
     found = [[row[0], *row[1:][-4:]] for row in rows(*roots) if row[0] == "flow"]
     assert found[2:] == 2 * [["flow", "0.475 ± 0.6", "2", "0.55", "1.05"]]
+
+
+def test_families_of_other_data_roots_are_known(tmp_path: Path, families: Families):
+    """Equations of one's own are defined in the data roots that are compared, not in that of the command."""
+    own = Family("kdv", "u_t = -u u_x - u_xxx", ["u"], ["x"], "periodic", [])
+    roots = [report(tmp_path / str(error), error, family="kdv") for error in (0.1, 0.2)]
+    for root in roots:
+        write_json(Path(root) / FAMILIES_FILE, [own.definition])
+    assert rows(*roots)[0][0] == "flow" and "kdv" in families
 
 
 def test_a_baseline_that_not_every_root_has_is_in_no_table(tmp_path: Path):

@@ -20,9 +20,22 @@ def test_keys_count_with_their_probability():
     """One step of three is of the slow key: (2 * 1 s + 1 * 4 s) / 3, in whatever order keys first come."""
     timer = object.__new__(PaceTimer)
     keys = {3: "slow", 5: "fast"}
-    sampler = SimpleNamespace(keys=["fast", "slow"], weights=np.array([2.0, 1.0]), draw=lambda step: (keys[step], None))
+    sampler = SimpleNamespace(keys=["fast", "slow"], draw=lambda step: (keys[step], None))
+    sampler.probabilities = lambda step: np.array([2.0, 1.0]) / 3
     timer.steps, timer.batches = list(keys) * len(TIMED_FRACTIONS), SimpleNamespace(sampler=sampler)
     assert timer.expected([4.0, 1.0] * len(TIMED_FRACTIONS)) == pytest.approx(2.0)
+
+
+def test_hard_families_count_as_often_as_they_were_trained(tmp_path: Path):
+    """With `max_difficulty` shares follow the validations of the training: losses over their geometric mean, 0.2."""
+    config = section(steps=800, validate_every=10, max_difficulty=8.0)
+    losses = {"advection_1d": 0.1, "burgers_1d": 0.1, "darcy_2d": 0.8}
+    timer = PaceTimer(toy_stage(), config, 800, toy_run(tmp_path), ranks(), [losses])
+    sampler = timer.batches.sampler
+    shares = sampler.weights * [losses[key] / 0.2 for key in sampler.keys]
+    seconds = [3.0 if sampler.draw(step)[0] == "darcy_2d" else 1.0 for step in timer.steps]
+    is_darcy = [key == "darcy_2d" for key in sampler.keys]
+    assert timer.expected(seconds) == pytest.approx(1 + 2 * shares[is_darcy].sum() / shares.sum())
 
 
 @pytest.mark.parametrize(("device", "counts"), [("cpu", False), ("cuda", True)])

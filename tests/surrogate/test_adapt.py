@@ -11,7 +11,7 @@ import pytest
 import torch
 import xarray as xr
 
-from tests.surrogate.test_wrong_inputs import values
+from tests.surrogate.test_wrong_inputs import two_variants, values
 from ups.data.families import Family
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
@@ -162,6 +162,14 @@ def test_an_adapted_model_serves_its_family_alone(model: Model):
     assert adapted.families == ("advection_1d",) and found.parameters == {"beta": (0.7,)}
     assert found.time_steps == (0.1,) and "times that of random weights" in found.adapted
     assert np.isfinite(adapted.predict("advection_1d", values(8), steps=3)).all()
+
+
+def test_a_family_of_several_grids_is_known_by_the_grid_of_the_trajectories(altered: Callable[..., Model]):
+    """As `predict` knows it: neither dt nor lengths are asked for."""
+    adapted = altered(two_variants).adapt("advection_1d", values(4, 3, 16), steps=1, beta=0.7)
+    assert adapted.families == ("advection_1d-16",)
+    with pytest.raises(ConfigFault, match="several models of advection_1d: choose advection_1d-8 or advection_1d-16"):
+        altered(two_variants).adapt("advection_1d", values(4, 3, 12), steps=1, beta=0.7)
 
 
 @pytest.mark.parametrize("form", ["array", "dataset"])

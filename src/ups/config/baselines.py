@@ -8,8 +8,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 
 from ups.config.data import VariantName
 from ups.config.sections import Fraction, NonNegative, PerDimension, Section
-from ups.config.training import Noise, OperatorConfig, Recipe, TrainingSection, Unroll
-from ups.data.definitions import is_named
+from ups.config.training import Noise, OperatorConfig, Recipe, SteadyConfig, TrainingSection, Unroll
+from ups.data.definitions import base_of, is_named
 from ups.data.pdebench import FAMILIES
 
 Kind = Literal["linear", "unet", "fno", "transformer", "normalized_unet", "normalized_fno"]
@@ -104,8 +104,8 @@ class BaselinesConfig(Section):
       both ways, so that the best one in the end has worse ones on all sides, or `max_trials` have been made; every kind
       and family has this number. A trial has the fraction `trial_share` of the training time, which does not count as
       training time; a size that takes more time per step gets fewer steps. The lowest validation loss is the best
-    - `chosen`: values of a kind and family that earlier trials found; such a model has no trials, and where it diverges
-      smaller learning rates
+    - `chosen`: values of a kind and family that earlier trials found, for its variants too; such a model has no trials,
+      and where it diverges smaller learning rates
     - `warmup_share`: fraction of the steps in which the learning rate rises to its peak
     - `validate_share`: fraction of the steps between two validations, unless `recipe.validate_every` is less; also
       short trainings need several: the noise of `operator.noise.own_error` is scaled by the latest validation error
@@ -158,15 +158,20 @@ class BaselinesConfig(Section):
 
     def start(self, kind: Kind, family: VariantName) -> Candidate:
         """The configured values of what trials of this kind change; nothing where they are `chosen`."""
-        if family in self.chosen.get(kind, {}):
+        if self._chosen(kind, family):
             return {}
         return {name: 0 for name in self.factors if name == "learning_rate" or hasattr(self.sizes(kind), name)}
 
     def values(self, kind: Kind, family: VariantName, candidate: Candidate) -> dict[str, Any]:
         """The learning rate and sizes of a candidate, e.g. {"learning_rate": 0.003, "modes": (32, 16, 8)}."""
-        chosen = self.chosen.get(kind, {}).get(family, {})
+        chosen = self._chosen(kind, family)
         known = {"learning_rate": self.learning_rate} | self.sizes(kind).model_dump() | chosen
         return chosen | {name: _scaled(known[name], self.factors[name] ** power) for name, power in candidate.items()}
+
+    def _chosen(self, kind: Kind, family: VariantName) -> dict[str, Any]:
+        """The `chosen` values of a family, or of that which it is a variant of; none without an entry."""
+        of_kind = self.chosen.get(kind, {})
+        return of_kind.get(family, of_kind.get(base_of(family), {}))
 
     def _rate_and_sizes(self, kind: Kind, family: VariantName, candidate: Candidate) -> tuple[float, Sizes]:
         changed = {"learning_rate": self.learning_rate} | self.values(kind, family, candidate)
@@ -174,11 +179,18 @@ class BaselinesConfig(Section):
         return rate, type(sizes).model_validate(sizes.model_dump() | changed)
 
     def section(
-        self, kind: Kind, family: VariantName, steps: int, candidate: Candidate, operator: OperatorConfig
+        self,
+        kind: Kind,
+        family: VariantName,
+        steps: int,
+        candidate: Candidate,
+        operator: OperatorConfig,
+        steady: SteadyConfig,
     ) -> BaselineConfig:
         """The section of a baseline that is trained for `steps` steps, at least one.
 
-        Noise, symmetries, number of snapshots and unrolled steps are those of the training of the operator.
+        Noise, symmetries, number of snapshots and unrolled steps are those of the training of the operator, symmetries
+        of a steady family those of the steady model.
         """
         steps = max(1, steps)
         rate, sizes = self._rate_and_sizes(kind, family, candidate)
@@ -195,7 +207,7 @@ class BaselinesConfig(Section):
             family=family,
             model=sizes,
             noise=operator.noise,
-            symmetries=operator.symmetries,
+            symmetries=steady.symmetries if FAMILIES[family].steady else operator.symmetries,
             history=is_named(family, operator.history) and not FAMILIES[family].steady,
             unroll=operator.unroll.of(family),
         )

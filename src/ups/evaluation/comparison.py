@@ -61,6 +61,7 @@ def errors_in(root: Path) -> Errors:
                 f"{file} does not exist: run `kedro run --pipeline full`, then `kedro run --pipeline baselines`, "
                 f"both with --params data_root={root},seed=N and the --env of the others"
             )
+    FAMILIES.read(root)
     try:
         return errors_of(*map(read_json, files))
     except DataFault as fault:

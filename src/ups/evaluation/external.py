@@ -85,7 +85,7 @@ def _external_set(folder: Path, dataset: Dataset, codec: Codec, cache: LatentCac
 def trained_family(dataset: Dataset, cache: LatentCache) -> str:
     """Of the variants of its family that models were trained on, that with the same boundary, then the same grid."""
     known = [Dataset.from_json(entry["dataset"]) for entry in cache.datasets.values()]
-    variants = [other for other in known if base_of(other.family) == dataset.family]
+    variants = [other for other in known if base_of(other.family) == base_of(dataset.family)]
     likeness = {v.family: (v.boundary == dataset.boundary, v.grid == dataset.grid) for v in variants}
     return max(likeness, key=likeness.__getitem__, default=dataset.family)
 

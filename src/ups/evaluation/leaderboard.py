@@ -138,11 +138,13 @@ CONSOLE_COLUMNS = ("rank", "model", *LABELS.values(), "interval")
 
 
 def _mean_note(board: Leaderboard) -> str:
+    compared = {mean.model for mean in board.means}
+    apart = sorted({row.entry.model for rows in board.rows.values() for row in rows} - compared)
     return (
         f"Rollout error / that of {board.reference}, geometric mean over datasets: exp(mean(log(ratio))). "
-        f"`{MEAN_COLUMNS[2]}`: over the {len(board.common)} of {len(board.rows)} on which all models are compared, for "
-        f"the rank; `{MEAN_COLUMNS[3]}`: over all on which the model is compared."
-    )
+        f"`{MEAN_COLUMNS[2]}`: over the {len(board.common)} of {len(board.rows)} on which all these models are "
+        f"compared, for the rank; `{MEAN_COLUMNS[3]}`: over all on which the model is compared."
+    ) + (f" Compared on none, and not listed: {', '.join(apart)}." if apart else "")
 
 
 def leaderboard_text(board: Leaderboard) -> str:

@@ -10,7 +10,7 @@ if __name__ == "__main__":
     die_with_parent()
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -51,7 +51,8 @@ def seconds_per_step(
 ) -> Receipt:
     """Measure the pace of `stages`, {name: {"stage", "config", "inputs"}}, unless the measurement is up to date.
 
-    A stage that early stopping has ended also has "num_steps", those that were trained.
+    A stage that was trained also has "num_steps", of which early stopping leaves fewer than configured, and its
+    "validations", losses by key, on which the share of each key depends with `max_difficulty`.
 
     Returns:
         The receipt of step `step`, with {"seconds_per_step": {name: seconds}}.
@@ -87,10 +88,18 @@ class PaceTimer:
     The first step of each key is taken here and not timed, because it may compile.
     """
 
-    def __init__(self, stage: Stage, config: TrainingSection, num_steps: int, run: Run, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        config: TrainingSection,
+        num_steps: int,
+        run: Run,
+        ranks: Ranks,
+        validations: Sequence[dict[str, float]] = (),
+    ) -> None:
         self.learning_rate, self.clock = config.learning_rate, clock_of(ranks.device.type)
         parts = (stage, config, run, ranks, Injection(run.folder, ranks.rank))
-        self.update, self.batches = Update(*parts), Batches(*parts)
+        self.update, self.batches = Update(*parts), Batches(*parts, validations)
         starts = [int(fraction * num_steps) for fraction in TIMED_FRACTIONS]
         self.steps = [step for start in starts for step in self.batches.first_of_each_key(start)]
         self.seconds(1)
@@ -101,10 +110,14 @@ class PaceTimer:
 
     def expected(self, seconds: list[float]) -> float:
         """Expected seconds of a step of the training: the mean over timed fractions and, by probability, over keys."""
-        sampler = self.batches.sampler
-        probabilities = dict(zip(sampler.keys, sampler.weights / sampler.weights.sum(), strict=True))
-        weights = [float(probabilities[sampler.draw(step)[0]]) / len(TIMED_FRACTIONS) for step in self.steps]
+        weights = map(self._weight, self.steps)
         return sum(weight * each for weight, each in zip(weights, seconds, strict=True))
+
+    def _weight(self, step: int) -> float:
+        """Of a timed step: the probability of its key at that time, shared by the timed fractions."""
+        sampler = self.batches.sampler
+        key, _ = sampler.draw(step)
+        return float(sampler.probabilities(step)[sampler.keys.index(key)]) / len(TIMED_FRACTIONS)
 
     def _seconds_of(self, step: int, repeats: int) -> float:
         started = self.clock()
@@ -142,7 +155,8 @@ def _timer(asked: dict[str, Any], run: Run, ranks: Ranks) -> PaceTimer:
     config = entry.config(**asked["config"])
     own_run = replace(run, stage=asked["stage"], config=asked["config"], inputs=asked["inputs"])
     num_steps = asked.get("num_steps", config.steps)
-    return PaceTimer(entry.build(config, own_run), config, num_steps, own_run, ranks)
+    stage = entry.build(config, own_run)
+    return PaceTimer(stage, config, num_steps, own_run, ranks, asked.get("validations", ()))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from kedro.pipeline import Pipeline
 
-from ups.config import BaselinesConfig, EvaluationConfig, LaunchConfig, OperatorConfig
+from ups.config import BaselinesConfig, EvaluationConfig, LaunchConfig, OperatorConfig, SteadyConfig
 from ups.config.baselines import NORMALIZED, BaselineConfig, Candidate, Kind, Trial, neighbours, next_candidate
 from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
@@ -21,7 +21,7 @@ from ups.pipelines.reporting import JUDGE, OF_BASELINES, REPORT, judge, report
 from ups.pipelines.training import encode_latents
 from ups.runs.launcher import train_stage
 from ups.runs.machine import compute_as_in_training, device
-from ups.runs.run import Run, saved_validation, trained_steps, training_cpu_seconds
+from ups.runs.run import Run, logged_validations, saved_validation, trained_steps, training_cpu_seconds
 from ups.runs.stage_cache import Receipt, trained_receipts
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -33,8 +33,8 @@ GRID = {"fields": "fields", "identity_codec": "identity_codec_receipt"}
 
 def create_pipeline() -> Pipeline:
     """Run `--pipeline full` before it: it needs its data, receipts and scores."""
-    train = ["fields", "pace", "budget", "params:baselines", "params:operator"]
-    configs = {"config": "params:baselines", "recipe": "params:operator"}
+    configs = {"config": "params:baselines", "transient": "params:operator", "still": "params:steady"}
+    train = {"fields": "fields", "pace": "pace", "seconds": "budget"} | configs
     steps = [
         step(make_identity_codec, ["datasets", "normalization"], "identity_codec_receipt"),
         step(encode_latents, ["datasets", "identity_codec_receipt", "params:latents"], "fields", name="lay_out_fields"),
@@ -74,7 +74,8 @@ def make_identity_codec(datasets: Receipt, normalization: Receipt, data_root: Pa
 def measure_pace(
     fields: Receipt,
     config: BaselinesConfig,
-    recipe: OperatorConfig,
+    transient: OperatorConfig,
+    still: SteadyConfig,
     launch: LaunchConfig,
     raw: Path,
     data_root: Path,
@@ -86,13 +87,14 @@ def measure_pace(
     runs = _runs(ours, data_root)
     stages = {run.stage: {"stage": run.stage, "config": run.config, "inputs": run.inputs} for run in runs}
     for run in runs:
-        stages[run.stage]["num_steps"] = trained_steps(run.folder)
+        trained = {"num_steps": trained_steps(run.folder), "validations": logged_validations(run.folder)}
+        stages[run.stage] |= trained
     for kind in config.time_shares:
         for family in _families(fields, kind):
             start = config.start(kind, family)
             for candidate in (start, *neighbours(start)):
                 # Every rate takes the same time: the names of those candidates are that of the start.
-                section = config.section(kind, family, PACED_STEPS, candidate | {"learning_rate": 0}, recipe)
+                section = config.section(kind, family, PACED_STEPS, candidate | {"learning_rate": 0}, transient, still)
                 content, inputs = section.model_dump(mode="json"), {"latent_cache": fields}
                 stages[pace_name(kind, family, candidate)] = {"stage": "baseline", "config": content, "inputs": inputs}
     return seconds_per_step("pace", stages, config, launch, data_root, raw)
@@ -121,7 +123,8 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
         pace: Receipt,
         seconds: dict[str, float],
         config: BaselinesConfig,
-        operator: OperatorConfig,
+        transient: OperatorConfig,
+        still: SteadyConfig,
         launch: LaunchConfig,
         data_root: Path,
     ) -> dict[str, Receipt]:
@@ -138,13 +141,13 @@ def baseline_trainer(kind: Kind) -> Callable[..., dict[str, Receipt]]:
             start, trials = config.start(kind, family), list[Trial]()
             while start and (candidate := next_candidate(trials, start, config.max_trials)) is not None:
                 steps = round(config.trial_share * num_steps[pace_name(kind, family, candidate)])
-                short = config.section(kind, family, steps, candidate, operator)
+                short = config.section(kind, family, steps, candidate, transient, still)
                 trials.append((candidate, _validated(short, inputs, launch, data_root)))
                 log.info("%s of %s: validation loss %.3g in trial %d", kind, family, trials[-1][1], len(trials))
             ranked = [each for each, loss in sorted(trials, key=itemgetter(1)) if math.isfinite(loss)]
             for best in ranked if start else LOWER_RATES:  # a rate that was best in a short trial may diverge later
                 steps = round(num_steps[pace_name(kind, family, best)])
-                section = config.section(kind, family, steps, best, operator)
+                section = config.section(kind, family, steps, best, transient, still)
                 if (trained := _attempted(section, inputs, launch, data_root)) is not None:
                     break
             else:

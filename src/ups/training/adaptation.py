@@ -106,8 +106,7 @@ def train_and_save(
     elif method == "scratch":
         candidates = [scratch(surrogate, trajectories, config)]
     else:
-        assert config.fno is not None
-        candidates = [fno_scratch(trajectories, config.fno.model_dump(), config)]
+        candidates = [fno_scratch(surrogate, trajectories, config)]
     trained = train_best(candidates, trajectories, config)
     codec, start = trained.start.codec, trained.start
     groups = {"groups": {name: asdict(group) for name, group in codec.groups.items()}}

@@ -28,7 +28,7 @@ from ups.surrogate.arrays import (
     variables,
 )
 from ups.surrogate.bundle import Bundle
-from ups.surrogate.family_cards import FamilyCard
+from ups.surrogate.family_cards import FamilyCard, find_family
 from ups.surrogate.problem import check_arguments, read_coefficients
 from ups.training.adaptation import adapt
 from ups.training.examples import Trajectories, encode
@@ -87,10 +87,12 @@ def _trajectories(
     if isinstance(family, Family):
         FAMILIES.define(family)
         family = family.name
-    trained = card["families"]
+    trained = {name: FamilyCard.of(name, entry) for name, entry in card["families"].items()}
     if family not in trained and base_of(family) not in FAMILIES:
         raise ConfigFault(f"there is no family {family!r}: give a ups.Family, or choose {', '.join(trained)}")
-    known = FamilyCard.of(family, trained[family]) if family in trained else None
+    if family in map(base_of, trained):
+        family = find_family(family, trained, u)
+    known = trained.get(family)
     spec = FAMILIES[family]
     check_arguments(spec, arguments)
     fields = _fields(u, spec, device)

@@ -68,9 +68,13 @@ class BatchSampler:
     def draw(self, step: int) -> tuple[str, np.ndarray]:
         """Key and sample indices (B,) of batch `step`."""
         rng = np.random.default_rng((self.config.seed, step))
-        weights = self.weights * self.difficulties(step)
-        key = self.keys[rng.choice(len(self.keys), p=weights / weights.sum())]
+        key = self.keys[rng.choice(len(self.keys), p=self.probabilities(step))]
         return key, self.samples.draw(key, self.batch_sizes[key], rng)
+
+    def probabilities(self, step: int) -> np.ndarray:
+        """Of each key, to be that of batch `step`."""
+        weights = self.weights * self.difficulties(step)
+        return weights / weights.sum()
 
     def difficulties(self, step: int) -> np.ndarray:
         """Each key's validation loss over the geometric mean of all, clipped to [1 / m, m], m = `max_difficulty`.

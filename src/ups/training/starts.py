@@ -13,7 +13,7 @@ from ups.config.studies import AdaptConfig
 from ups.data.families import Dataset
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault
-from ups.metrics.errors import EPS
+from ups.metrics.errors import nRMSE
 from ups.models.baselines import grid_model
 from ups.models.codec import Codec, FieldGroup, group_name
 from ups.models.operator import Operator, SteadyModel
@@ -61,8 +61,7 @@ def rollout_error(codec: Codec, model: nn.Module, trajectories: Trajectories) ->
     z_0 = torch.zeros_like(examples.z[:, 0]) if family.steady else examples.z[:, 0]
     u = surrogate.decode(rollout(step, z_0, examples.num_steps), family.name)
     u_ref = trajectories.u if family.steady else trajectories.u[:, 1:]
-    error, size = ((values.flatten(3).square().mean(3).sqrt()) for values in (u - u_ref, u_ref))
-    return (error / size.clamp_min(EPS)).mean().item()
+    return nRMSE(u, u_ref).mean().item()
 
 
 def is_known(surrogate: Surrogate, dataset: Dataset) -> bool:
@@ -121,8 +120,9 @@ def scratch(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfi
     return _random(surrogate, codec, trajectories, config.recipe.seed)
 
 
-def fno_scratch(trajectories: Trajectories, sizes: dict[str, Any], config: AdaptConfig) -> Start:
-    """A Fourier neural operator on the grid with random weights."""
+def fno_scratch(surrogate: Surrogate, trajectories: Trajectories, config: AdaptConfig) -> Start:
+    """A Fourier neural operator on the grid with random weights; steps start from as many snapshots as ours."""
+    assert config.fno is not None
     codec, family = fit_codec(trajectories, patch_size=1, components=1), trajectories.family
     examples = encode(codec, trajectories)
     settings = {
@@ -135,7 +135,8 @@ def fno_scratch(trajectories: Trajectories, sizes: dict[str, Any], config: Adapt
         "grid": examples.domain.grid,
         "periodic": examples.domain.periodic,
         "condition_channels": [],  # all trajectories have one condition
-        "model": sizes,
+        "history": family.name in _model_like(surrogate, family.name).sizes.history,
+        "model": config.fno.model_dump(),
     }
     with torch.random.fork_rng():
         torch.manual_seed(config.recipe.seed)

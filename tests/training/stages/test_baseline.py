@@ -40,7 +40,7 @@ def test_a_baseline_is_unrolled_as_the_operator_is(
     unroll = operator.unroll.model_copy(update={"horizon": longest, "families": families})
     operator = operator.model_copy(update={"unroll": unroll})
     start, inputs = config.start("linear", "advection_1d"), {"latent_cache": fields}
-    section = config.section("linear", "advection_1d", 10, start, operator)
+    section = config.section("linear", "advection_1d", 10, start, operator, typed().steady)
     run = Run(tmp_path, "baseline", "", section.model_dump(), inputs, launched(), "cpu", tmp_path)
     stage, first = baseline.build(section, run), np.zeros(2, int)
     assert len(stage.train.load("advection_1d", first).states(9)) == horizon + 1
