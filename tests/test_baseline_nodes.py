@@ -102,13 +102,14 @@ def test_a_training_that_ended_early_is_timed_as_far_as_it_went(
     folder.mkdir()
     Run(folder, "operator", "", {"steps": 200}, {}, launch, "cpu", tmp_path).write()
     append_metrics(folder, 45, {"valid_loss": 0.4, "valid_loss/burgers_1d": 0.1, "valid_loss/advection_1d": 0.7})
+    append_metrics(folder, 90, {"steps_per_second": 4.0, "cpu_cores": 2.0})
     append_metrics(folder, 90, {"valid_loss": 0.3, "valid_loss/burgers_1d": 0.2, "valid_loss/advection_1d": 0.4})
     monkeypatch.setattr(pace, "seconds_per_step", lambda step, stages, *rest: stages)
     fields, ours = {"transient": [], "steady": []}, {"operator": {"stage": "operator", "path": "operator"}}
     stages = baselines.measure_pace(fields, CONFIG, OPERATOR, STEADY, launch, tmp_path, tmp_path, **ours)
     assert (stages["operator"]["num_steps"], stages["operator"]["config"]["steps"]) == (90, 200)
     losses = [{"burgers_1d": 0.1, "advection_1d": 0.7}, {"burgers_1d": 0.2, "advection_1d": 0.4}]
-    assert stages["operator"]["validations"] == losses
+    assert stages["operator"]["validations"] == losses and stages["operator"]["cpu_seconds"] == 45.0
 
 
 @pytest.mark.parametrize(("diverges_late", "chosen"), [([], 0.001), ([0.001], 0.01), ([0.001, 0.01], None)])

@@ -46,6 +46,13 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
+def test_a_name_that_no_file_can_have_is_one_line():
+    """What the disk refuses is a fault of storage, in every command."""
+    result = run("info", 300 * "a")
+    assert result.exit_code == 6
+    assert result.output.splitlines()[-1].endswith("File name too long; choose another name")
+
+
 def test_check_needs_the_definition(project: Path):
     """Without `families.yml` the file is refused with exit code 3 and one line, with it the file is complete."""
     result = run("check", "a.hdf5")

@@ -96,6 +96,18 @@ def test_the_champion_is_loaded_by_its_name(first: str, model: Model):
     assert ups.load(f"models:/ups/{first}").families == FAMILIES
 
 
+def test_two_data_roots_have_registries_of_their_own(
+    first: str, model: Model, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A later command in this process, for another data root, reads neither versions nor errors of the former one."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.setattr(tracking, "_embedded", None)
+    monkeypatch.setenv(tracking.PARENT_RUN, "")
+    tracking.open_run("register", tmp_path, {}, {})
+    version = registry.register(CONFIG.name, bundle, errors(7.0), example_of(model), "others")
+    assert registry.versions(CONFIG.name) == {version: errors(7.0)}
+
+
 def test_scores_of_other_models_are_not_registered(tmp_path: Path):
     """The operator was trained again since."""
     scored = {"models": {"codec": "0", "operator": "0"}}

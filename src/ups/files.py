@@ -24,10 +24,10 @@ NOT_PLAIN = "is not a plain file but a link, pipe, device or folder; delete it a
 WEIGHTS, RUN = "weights.pt", "run.json"  # of a trained stage: the model, and what it was trained from
 NAME = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-UNUSABLE = {
+NO_PLACE = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}  # for a file of this name
+UNUSABLE = NO_PLACE | {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),  # a full or failing disk
     *(errno.EROFS, errno.EACCES, errno.EPERM),  # no right to write
-    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),  # no such place for a file
 }
 
 
@@ -40,9 +40,17 @@ def storage_faults(path: Path, remedy: str = REMEDY) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in UNUSABLE:
+        if (fault := storage_fault(error, path, remedy)) is None:
             raise
-        raise StorageFault(f"{path}: {os.strerror(error.errno)}; {remedy}") from error
+        raise fault from error
+
+
+def storage_fault(error: OSError, path: Path | None = None, remedy: str = REMEDY) -> StorageFault | None:
+    """The fault of a full or read-only disk, or of a name that no file can have; None for other errors."""
+    if error.errno not in UNUSABLE:
+        return None
+    remedy = "choose another name" if error.errno in NO_PLACE else remedy
+    return StorageFault(f"{path or error.filename or 'a file'}: {os.strerror(error.errno)}; {remedy}")
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import logging
-import os
 import signal
 import sys
 import time
@@ -23,7 +22,7 @@ from ups.config import LaunchConfig, Parameters, families_of, fields_at, masked,
 from ups.data.pdebench import FAMILIES
 from ups.datasets import Text
 from ups.errors import ConfigFault, Fault, GateFailed, OutOfMemory, Preempted, StorageFault, nearest
-from ups.files import REMEDY, UNUSABLE, from_here, read_json, resolved, storage_faults
+from ups.files import from_here, read_json, resolved, storage_fault, storage_faults
 from ups.runs import tracking
 from ups.runs.agent import FirstNode
 from ups.runs.machine import describe_machine, refuse_under_torchrun
@@ -208,8 +207,8 @@ def _stop(number: int, _: FrameType | None) -> None:
 def _fault_behind(error: BaseException | None) -> Fault | None:
     """The fault that an error stands for: one that Kedro wrapped, or a full disk or memory; None for other errors."""
     while error is not None and not isinstance(error, Fault):
-        if isinstance(error, OSError) and error.errno in UNUSABLE:
-            return StorageFault(f"{error.filename or 'a file'}: {os.strerror(error.errno)}; {REMEDY}")
+        if isinstance(error, OSError) and (fault := storage_fault(error)) is not None:
+            return fault
         if is_out_of_memory(error):
             what = str(error).partition("\n")[0] or "no memory is left"
             return OutOfMemory(f"{what}; {LESS_MEMORY}")

@@ -63,6 +63,12 @@ def test_magnitudes_whose_squares_leave_float32_are_refused(write, tmp_path, fam
     assert fit(tmp_path)["burgers_1d"]["fields"]["u"]["std"] == 1.0
 
 
+def test_coefficients_may_be_small(write, tmp_path):
+    """A permeability in square metres is of the order 1e-13, and no score squares it."""
+    write("darcy_2d", edit=lambda file: file["nu"].write_direct(1e-13 * file["nu"][:]))
+    assert fit(tmp_path)["darcy_2d"]["coefficients"]["nu"]["mean"] < math.log(1e-12)
+
+
 def test_positive_fields_are_normalized_in_the_log(write, tmp_path):
     """Density, pressure and depth are positive by nature and span decades; Darcy's permeability too."""
     paths = {family: write(family) for family in ("compressible_ns_1d", "darcy_2d", "shallow_water_2d")}

@@ -165,6 +165,32 @@ def test_the_truth_itself_has_no_error(family: str, tmp_path: Path):
     assert error_of(score(truth, truth, method="truth"))["value"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("stated", "problem"),
+    [
+        ({"t": 2.0}, "has snapshots .* apart at first, those of .* apart; predict at the times of the truth"),
+        ({"family": "burgers_1d"}, "has predictions of burgers_1d, not of advection_1d"),
+        ({"t": 1.0, "family": "advection_1d-32"}, None),
+    ],
+)
+def test_what_predictions_say_of_themselves_must_suit_the_truth(tmp_path: Path, stated: dict, problem: str | None):
+    """Rollouts of another time step, or of another equation, of the same shape."""
+    truth = write_file(tmp_path, "advection_1d", count=4, grid=(32,))
+    with h5py.File(truth) as file:
+        arrays = {"u": file["tensor"][:]}
+        if "t" in stated:
+            arrays["t"] = stated["t"] * file["t-coordinate"][: arrays["u"].shape[1]]
+    store = zarr.open_group(tmp_path / "p.zarr", mode="w")
+    for name, values in arrays.items():
+        store.create_array(name, data=values)
+    store.attrs.update({name: value for name, value in stated.items() if name == "family"})
+    if problem is None:
+        assert error_of(score(tmp_path / "p.zarr", truth))["value"] == 0
+    else:
+        with pytest.raises(DataFault, match=problem):
+            score(tmp_path / "p.zarr", truth)
+
+
 def test_predictions_of_another_shape_are_refused(tmp_path: Path):
     """Too few trajectories or times, or an odd number of members: one line says what is expected."""
     truth = write_file(tmp_path, "advection_1d", count=4, grid=(32,))

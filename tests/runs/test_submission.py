@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,12 @@ def test_what_a_target_cannot_do_is_one_line(target: str, options: dict[str, Any
     """The parameter is named before anything is submitted."""
     with pytest.raises(ConfigFault, match=message.replace("?", r"\?")):
         job(**options).render(target)
+
+
+def test_slurm_takes_no_data_root_with_a_comma():
+    """Each job would fail: Kedro splits its parameters there, whatever is quoted."""
+    with pytest.raises(ConfigFault, match="/disk/a,b: --params is split at the comma"):
+        replace(job(), data_root=Path("/disk/a,b")).render("slurm")
 
 
 def test_what_only_this_machine_has_is_not_left_out(tmp_path: Path):

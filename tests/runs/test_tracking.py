@@ -60,6 +60,17 @@ def test_each_run_of_a_process_has_the_store_of_its_data_root(tmp_path: Path, mo
     assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/mine.db"
 
 
+@pytest.mark.parametrize("name", ["a?b", "pc%41", "ä b#c"])
+def test_a_data_root_of_any_name_has_its_store(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In the URI of a store a ? would end the path, and %41 would be an A."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(tracking, "_embedded", None)
+    root = tmp_path / name
+    tracking.open_run("full", root, {}, {})
+    assert os.environ[tracking.PARENT_RUN] and (root / "mlflow.db").stat().st_size > 0
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(root)] == []
+
+
 def test_names_of_datasets_are_names_of_metrics(store: MagicMock, tmp_path: Path):
     """A + may stand in the name of a file, and in none of MLflow's; where metrics fail, the report is kept."""
     store.log_batch.side_effect = requests.HTTPError("500")

@@ -172,6 +172,18 @@ def test_a_family_of_several_grids_is_known_by_the_grid_of_the_trajectories(alte
         altered(two_variants).adapt("advection_1d", values(4, 3, 12), steps=1, beta=0.7)
 
 
+@pytest.mark.parametrize(
+    ("times", "dt"),
+    [(np.arange(4.0), 0.25), (np.float32(1e4) + 0.25 * np.arange(4, dtype="f4"), None)],
+    ids=["numbers of snapshots beside dt", "float32 far from 0"],
+)
+def test_times_of_snapshots_may_be_rounded_or_numbers(model: Model, times: np.ndarray, dt: float | None):
+    """What is given as dt is the time step; else it is that of training, which the times have."""
+    u = xr.DataArray(values(3, 4, 8), dims=("trajectory", "time", "x"), coords={"time": times})
+    adapted = model.adapt("advection_1d", u, steps=1, beta=1.0, dt=dt)
+    assert adapted.describe("advection_1d").time_steps == (0.25,)
+
+
 @pytest.mark.parametrize("form", ["array", "dataset"])
 def test_labelled_trajectories_are_read_by_their_dimensions(model: Model, form: str):
     """A DataArray and a Dataset, with dimensions and fields in any order, teach what the plain array teaches."""

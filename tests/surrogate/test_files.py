@@ -216,6 +216,18 @@ def test_named_axes_in_another_order_are_refused(model: Model, tmp_path: Path, a
         Job.of(model, tmp_path / "in.zarr", tmp_path / "out.npz", request("diffusion_reaction_2d"))
 
 
+def test_coordinates_that_do_not_increase_are_refused(model: Model, tmp_path: Path):
+    """The states would be predicted mirrored. A dimension of NetCDF may have no coordinates."""
+    states = xr.Dataset({"u": (("run", "x"), _states((3, 8)))})
+    for name, x in (("up", np.arange(8.0)), ("down", np.arange(8.0)[::-1])):
+        states.assign_coords(x=x).to_netcdf(tmp_path / f"{name}.nc")
+    states.to_netcdf(tmp_path / "none.nc")
+    for name in ("up", "none"):
+        Job.of(model, tmp_path / f"{name}.nc", tmp_path / "out.npz", request("advection_1d"))
+    with pytest.raises(DataFault, match="'x' does not increase in equal steps; sort the data"):
+        Job.of(model, tmp_path / "down.nc", tmp_path / "out.npz", request("advection_1d"))
+
+
 def test_netcdf_3_is_read(model: Model, tmp_path: Path):
     """As netcdf_file of SciPy writes it."""
     states = _states((3, 8))
@@ -364,7 +376,7 @@ def test_a_state_that_is_not_finite_is_found_before_the_first_step(model: Model,
     u_0 = _states((4, *model.describe("advection_1d").grid))
     u_0[2, 1] = np.nan
     np.save(tmp_path / "in.npy", u_0)
-    with pytest.raises(ConfigFault, match=re.escape("in.npy, trajectories 0 to 3")):
+    with pytest.raises(DataFault, match=re.escape("in.npy, trajectories 0 to 3")):
         Job.of(model, tmp_path / "in.npy", tmp_path / "out.npz", request("advection_1d"))
 
 

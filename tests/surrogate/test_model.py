@@ -20,6 +20,7 @@ from ups.config import EvaluationConfig
 from ups.data.families import Dataset, condition_features
 from ups.data.latent_cache import LatentCache
 from ups.data.trajectories import TrajectoryReader
+from ups.errors import ConfigFault
 from ups.files import place_of
 from ups.metrics.errors import nRMSE
 from ups.pipelines.evaluation import score_test_split
@@ -292,6 +293,24 @@ def test_labels_are_the_numbers_that_were_given(model: Model):
     """Parameters are 0.4, not what float32 makes of it, for one state and for trajectories."""
     one, some = (model.predict("advection_1d", u, steps=1, beta=0.4, labels=True) for u in (U_0[0, 0], U_0))
     assert one["beta"].item() == 0.4 and some["beta"].values.tolist() == [0.4] * 3
+
+
+def test_a_result_goes_on_with_its_own_parameters(model: Model):
+    """They are its coordinates; what the caller gives comes first."""
+    first = model.predict("advection_1d", xr.DataArray(U_0[:, 0], dims=("run", "x")), steps=2, beta=[0.1, 0.2, 0.3])
+    again = model.predict("advection_1d", first.isel(time=-1), steps=1)
+    np.testing.assert_array_equal(again["beta"], [0.1, 0.2, 0.3])
+    assert (model.predict("advection_1d", first.isel(time=-1), steps=1, beta=0.7)["beta"] == 0.7).all()
+
+
+def test_labels_of_trajectories_must_agree(model: Model):
+    """Values in another order would belong to other trajectories, which the labels say."""
+    u_0 = xr.DataArray(U_0[:, 0], dims=("run", "x"), coords={"run": [3, 5, 7]})
+    beta = xr.DataArray([0.1, 0.2, 0.3], dims="run", coords={"run": [5, 3, 7]})
+    with pytest.raises(ConfigFault, match="beta has other labels along run.*: use beta.sel"):
+        model.predict("advection_1d", u_0, steps=1, beta=beta)
+    found = model.predict("advection_1d", u_0, steps=1, beta=beta.sel(run=u_0.run))
+    np.testing.assert_array_equal(found["beta"], [0.2, 0.1, 0.3])
 
 
 def test_labels_are_the_parameters_that_were_used(model: Model):

@@ -9,6 +9,8 @@ import pytest
 from tests.training.jobs import launched
 from ups.config import LatentsConfig
 from ups.data.encoding import Encoding
+from ups.data.latent_cache import LatentCache
+from ups.data.sources import stamps_of
 from ups.errors import DataFault, LostWorker, StorageFault
 from ups.files import read_json
 from ups.pipelines import training
@@ -30,6 +32,20 @@ def _contents(folder: Path) -> dict[str, bytes]:
     """Shards, statistics and manifest."""
     files = [*folder.rglob("c/*/*/0/0"), *folder.glob("statistics/*"), folder / "manifest.json"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_raw_files_may_be_moved(root: Path, tmp_path: Path):
+    """Latents that are not on disk are then encoded from the new folder; their receipt, on which stages rest, stays."""
+    inputs = [read_json(root / f"receipts/{name}.json") for name in ("datasets", "codec")]
+    options = LatentsConfig(tolerance=None, on_disk=False), launched(num_processes=1)
+    before = encode_latents(*inputs, *options, root / "01_raw", root)
+    (tmp_path / "moved").mkdir()
+    for file in inputs[0]["sources"]:
+        shutil.move(root / "01_raw" / file, tmp_path / "moved" / file)
+    with pytest.raises(DataFault, match="is not there any more; put it back, or name its new folder"):
+        stamps_of(root / "01_raw", inputs[0]["sources"], root)
+    assert encode_latents(*inputs, *options, tmp_path / "moved", root) == before
+    assert LatentCache.open(root / before["path"], before["key"]).raw == tmp_path / "moved"
 
 
 def test_a_cache_belongs_to_the_tolerances_of_its_families(root: Path):

@@ -81,8 +81,15 @@ def expect_stamps(folder: Path, stamps: Stamps) -> None:
     """Refuse files of a folder that were replaced or changed; raises `DataFault`."""
     for name, expected in stamps.items():
         path = folder / name
-        if not path.exists() or stamp(path) != expected:
+        if not path.exists():
+            raise gone(path)
+        if stamp(path) != expected:
             raise changed(path)
+
+
+def gone(path: Path) -> DataFault:
+    """The fault of a file that was described and is not there."""
+    return file_fault(path, "is not there any more", "put it back, or name its new folder: --params raw_root=DIR")
 
 
 def changed(path: Path, what: str = "has changed since the datasets were described") -> DataFault:

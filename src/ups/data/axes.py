@@ -1,5 +1,6 @@
 """Axes of arrays in files: their names, without which x and y might be exchanged, and their coordinates."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import h5py
@@ -57,6 +58,17 @@ def expect_grid_last(path: Path, name: str, axes: tuple[str, ...] | None, family
     if set(axes or ()) & set(family.axes) and (last != family.axes or TIMES & {*lead[:1], *lead[:-1]}):
         expected = ", ".join(("trajectory", "time", *family.axes))
         raise file_fault(path, f"{name!r} has the axes {', '.join(axes or ())}", f"arrange them as {expected}")
+
+
+def expect_uniform(path: Path, family: Family, read: Mapping[str, Callable[[], np.ndarray]]) -> None:
+    """Refuse coordinates of a grid, `read` by name of the array, that do not increase in equal steps.
+
+    Equal ones are no coordinates: NetCDF has them for a dimension without.
+    """
+    for axis in family.axes:
+        values = next((read[name]() for name in (axis, f"{axis}-coordinate") if name in read), np.empty(0))
+        if values.ndim == 1 and len(values) > 1 and np.ptp(values) > 0 and not is_uniform(values):
+            raise file_fault(path, f"{axis!r} does not increase in equal steps", "sort the data, or interpolate")
 
 
 def is_uniform(values: np.ndarray) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 
 from ups.data import zarr_stores
 from ups.data.arrays import DAMAGE, open_data
-from ups.data.axes import TIMES, axes_of, expect_grid_last, expect_order
+from ups.data.axes import TIMES, axes_of, expect_grid_last, expect_order, expect_uniform
 from ups.data.families import Family
 from ups.data.hdf5 import corruption_faults, file_fault, kind_of, list_names, open_dataset, read_array
 from ups.data.trajectories import parameter_in_name
@@ -110,6 +110,7 @@ def open_fields(path: Path, family: Family) -> Iterator[FieldFile]:
         if len({each.sizes for each in fields.values()}) > 1 or len(counts) > 1 or 0 in counts:
             found = ", ".join(f"{name} {each.sizes}" for name, each in (fields | coefficients).items())
             raise file_fault(path, f"fields have different shapes, or none: {found}", REMEDY)
+        expect_uniform(path, family, {name: partial(stored.read, (), np.float64) for name, stored in arrays.items()})
         parameters = dict(_parameters(path, arrays, attributes, family, counts.pop()))
         yield FieldFile(path, fields, coefficients, parameters, _times(arrays), attributes)
 

@@ -62,7 +62,7 @@ def fit_normalization(
     for (family, kind, name), found in moments.items():
         log = is_log(FAMILIES[family], name)
         size = math.exp(found.mean) if log else found.max_magnitude
-        if 0 < size < SMALLEST:
+        if kind == "fields" and 0 < size < SMALLEST:
             what = f"{name!r} of {family} is at most {size:.2g}, below {SMALLEST:g}"
             raise DataFault(f"{folder}: {what}: choose other units, because scores square its errors in float32")
         statistics[family][kind][name] = {"log": log, "mean": found.mean, "std": found.std}

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
-from ups.data.arrays import Stamps, changed, expect_stamps, stamp
+from ups.data.arrays import Stamps, changed, expect_stamps, gone, stamp
 from ups.data.download import download_file, lock
 from ups.data.families import Family
 from ups.data.inspection import inspect
@@ -172,7 +172,7 @@ def stamps_of(folder: Path, sources: Files, data_root: Path) -> Stamps:
     for name, entry in sources.items():
         path = folder / name
         if not path.exists():
-            raise changed(path)
+            raise gone(path)
         stamps[name] = stamp(path)
         known = filter(None, (cache.find(path) for cache in caches))
         if (next(known, None) or _identify(path, caches[0], entry["md5"])[1]) != entry["md5"]:

@@ -25,7 +25,7 @@ from ups.data.sources import is_added, md5_of
 from ups.data.trajectories import TrajectoryReader
 from ups.errors import ConfigFault
 from ups.evaluation.entries import Described, scored_trajectories
-from ups.evaluation.kept import Origin
+from ups.evaluation.kept import Origin, expect_like
 from ups.evaluation.parts import score_sets
 from ups.evaluation.predictions import Batch, Compute, Predicted, Slab, plain_method
 from ups.evaluation.records import records_of_method
@@ -158,7 +158,7 @@ def score_predictions(
         origin = kept or _origin(dataset, md5, indices, predictions.stem, compute, file, seed)
         dataset, method = Dataset.from_json(origin.dataset), method or origin.method
         part = "" if len(origin.indices) == dataset.num_trajectories else "the test split of "
-        _expect_shapes(file, dataset, len(origin.indices), f"{part}{truth}")
+        expect_like(file, dataset, len(origin.indices), f"{part}{truth}")
         suite = suite_of(dataset, origin.seed)
         with TrajectoryReader(truth.parent, dataset) as reader, torch.inference_mode():
             for start in range(0, len(origin.indices), origin.batch_size):
@@ -218,16 +218,6 @@ def _origin(
     fitting = max(1, compute.num_snapshots(snapshot_bytes, file.first.members or 1))
     rows = min(max(1, fitting // len(dataset.times)), len(indices))
     return Origin(asdict(dataset), md5, method, None, indices, rows, rows, max(1, fitting // rows), seed)
-
-
-def _expect_shapes(file: FieldFile, dataset: Dataset, count: int, truth: str) -> None:
-    found, num_times = file.first, len(dataset.times)
-    if (found.count, found.times or 1, found.grid) != (count, num_times, dataset.grid):
-        shape = f"{found.count} trajectories of {found.times or 1} snapshots on {found.grid}"
-        expected = f"{count} of {num_times} on {dataset.grid} as in {truth}"
-        raise file_fault(file.path, f"has {shape}, expected {expected}", "predict all of them at every time")
-    if found.members is not None and (found.members < 4 or found.members % 2):
-        raise file_fault(file.path, f"has {found.members} members", "score an even number of at least 4, or their mean")
 
 
 def _batch(reader: TrajectoryReader, origin: Origin, chosen: slice, device: torch.device) -> Batch:

@@ -13,9 +13,12 @@ import numpy as np
 from torch import Tensor
 
 from ups.config import EvaluationConfig
-from ups.data.families import Dataset
+from ups.data.axes import TOLERANCE
+from ups.data.families import Dataset, base_of
+from ups.data.field_files import FieldFile
 from ups.data.field_output import Content
 from ups.data.field_stores import Output, resumable
+from ups.data.hdf5 import file_fault
 from ups.data.pdebench import FAMILIES
 from ups.data.sources import is_added
 from ups.errors import DataFault
@@ -130,3 +133,24 @@ class Keeper:
 def _channels_first(u: Tensor) -> np.ndarray:
     """Snapshots (M, B, T, C, *grid) as (C, B, M, T, *grid) in memory."""
     return u.permute(3, 1, 0, 2, *range(4, u.ndim)).cpu().numpy()
+
+
+def expect_like(file: FieldFile, dataset: Dataset, count: int, truth: str) -> None:
+    """Refuse predictions of another shape than the truth, or of what they say is another equation or other times."""
+    found, num_times = file.first, len(dataset.times)
+    if (found.count, found.times or 1, found.grid) != (count, num_times, dataset.grid):
+        shape = f"{found.count} trajectories of {found.times or 1} snapshots on {found.grid}"
+        expected = f"{count} of {num_times} on {dataset.grid} as in {truth}"
+        raise file_fault(file.path, f"has {shape}, expected {expected}", "predict all of them at every time")
+    if found.members is not None and (found.members < 4 or found.members % 2):
+        raise file_fault(file.path, f"has {found.members} members", "score an even number of at least 4, or their mean")
+    stated, family = file.attributes.get("family"), base_of(dataset.family)
+    if isinstance(stated, str) and base_of(stated) in FAMILIES and base_of(stated) != family:
+        raise file_fault(file.path, f"has predictions of {stated}, not of {family}", "name the file of its truth")
+    if file.times is None or len(dataset.times) < 2:
+        return
+    steps, expected = np.diff(file.times[: len(dataset.times)]), np.diff(dataset.times)
+    rounding = 2 * np.finfo(np.float32).eps * abs(file.times).max()
+    if len(steps) != len(expected) or (abs(steps - expected) > TOLERANCE * expected + rounding).any():
+        what = f"has snapshots {steps[0]:g} apart at first, those of {dataset.name} are {expected[0]:g} apart"
+        raise file_fault(file.path, what, "predict at the times of the truth, or leave its times out")

@@ -51,8 +51,9 @@ def seconds_per_step(
 ) -> Receipt:
     """Measure the pace of `stages`, {name: {"stage", "config", "inputs"}}, unless the measurement is up to date.
 
-    A stage that was trained also has "num_steps", of which early stopping leaves fewer than configured, and its
-    "validations", losses by key, on which the share of each key depends with `max_difficulty`.
+    A stage that was trained also has "num_steps", of which early stopping leaves fewer than configured, its
+    "validations", losses by key, on which the share of each key depends with `max_difficulty`, and its "cpu_seconds",
+    which differ after another training, so that the pace is measured again.
 
     Returns:
         The receipt of step `step`, with {"seconds_per_step": {name: seconds}}.
@@ -68,7 +69,7 @@ def seconds_per_step(
         return {"seconds_per_step": run_query(PACE_WORKER, run, request)}
 
     where = data_root / "06_models" / "pace"
-    return cached_step(step, where, identity, measure, root=data_root, force=launch.force)
+    return cached_step(step, where, identity, measure, root=data_root)
 
 
 def pace_name(kind: Kind, family: str, candidate: Candidate) -> str:

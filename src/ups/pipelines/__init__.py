@@ -58,7 +58,7 @@ def step(
 
 def cached(
     name: str, root: Path, place: str, module: str, config: BaseModel | None, inputs: dict[str, Any]
-) -> Callable[[Callable[[Path], Receipt]], Receipt]:
+) -> "partial[Receipt]":
     """`cached_step` with all arguments but `work`: called with the work of step `name` it returns the receipt.
 
     The step's folder is below `root/place`, its key made of configuration, inputs and the code behind `module`.

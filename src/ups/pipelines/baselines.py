@@ -87,8 +87,11 @@ def measure_pace(
     runs = _runs(ours, data_root)
     stages = {run.stage: {"stage": run.stage, "config": run.config, "inputs": run.inputs} for run in runs}
     for run in runs:
-        trained = {"num_steps": trained_steps(run.folder), "validations": logged_validations(run.folder)}
-        stages[run.stage] |= trained
+        stages[run.stage] |= {
+            "num_steps": trained_steps(run.folder),
+            "validations": logged_validations(run.folder),
+            "cpu_seconds": training_cpu_seconds(run.folder),
+        }
     for kind in config.time_shares:
         for family in _families(fields, kind):
             start = config.start(kind, family)

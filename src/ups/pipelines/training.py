@@ -23,7 +23,7 @@ from ups.data.estimate import bytes_per_value, readable
 from ups.data.plan import free_disk_bytes
 from ups.data.sources import stamps_of, unchanged
 from ups.errors import GateFailed, StorageFault
-from ups.files import place_of
+from ups.files import place_of, resolved
 from ups.pipelines import cached, step
 from ups.pipelines.reporting import some_of
 from ups.runs.launcher import train_stage
@@ -87,6 +87,7 @@ def encode_latents(
     """Encode every trajectory once, on this node's processes; the later stages are trained on latents alone."""
     import torch
 
+    from ups.data.latent_cache import LatentCache
     from ups.training import encoding
     from ups.training.distributed import Ranks
     from ups.training.inputs import encoder
@@ -111,7 +112,13 @@ def encode_latents(
         return encoding.finish(cache, model, run)
 
     key = inputs | {"options": options}
-    return cached("encode_latents", data_root, "04_feature/latents", "ups.training.encoding", None, key)(encode)
+    encoded = cached("encode_latents", data_root, "04_feature/latents", "ups.training.encoding", None, key)
+    receipt = encoded(encode)
+    cache = LatentCache.open(place_of(data_root, receipt), receipt["key"])
+    if not cache.on_disk and cache.raw != resolved(str(raw), data_root):
+        log.info("encode_latents: the raw files are in %s now", raw)
+        return encoded(encode, force=True)
+    return receipt
 
 
 def check_room(cache: "Encoding", tolerances: dict[str, float | None]) -> None:

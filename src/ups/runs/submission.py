@@ -107,6 +107,8 @@ class Job:
         if submit.cores < launch.num_processes:
             fewer = f"submit.cores = {submit.cores} is less than launch.num_processes = {launch.num_processes}"
             raise ConfigFault(f"{fewer}: each process needs a core")
+        if name == "slurm" and "," in str(self.data_root):
+            raise ConfigFault(f"{self.data_root}: --params is split at the comma; choose a data root without one")
         if name != "slurm":
             self._check_cloud(name)
 

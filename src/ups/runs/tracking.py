@@ -53,6 +53,11 @@ def client(uri: str | None = None) -> "MlflowClient":
     return MlflowClient(uri or os.environ.get("MLFLOW_TRACKING_URI"))
 
 
+def sqlite_uri(path: Path) -> str:
+    """The URI of a store in a file. No other characters are quoted: MLflow makes an empty folder of the quoted name."""
+    return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
+
+
 @contextmanager
 def _store_may_fail(what: str) -> Iterator[None]:
     """Log a failed call to the store as a warning: training goes on, and `metrics.jsonl` has every metric."""
@@ -75,7 +80,7 @@ def open_run(name: str, data_root: Path, tags: dict[str, str], params: dict[str,
     os.environ[PARENT_RUN] = ""  # if the store fails, stages report `tracking: degraded` instead of `off`
     with _store_may_fail("this run"):
         if os.environ.get("MLFLOW_TRACKING_URI", _embedded) == _embedded:
-            _embedded = os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{_store(data_root / 'mlflow.db')}"
+            _embedded = os.environ["MLFLOW_TRACKING_URI"] = sqlite_uri(_store(data_root / "mlflow.db"))
         tracker = client()
         experiment = tracker.get_experiment_by_name(EXPERIMENT)
         # A server keeps artifacts where it was told to: it cannot show files of this machine.
@@ -100,7 +105,7 @@ def _store(path: Path) -> Path:
     with private_lock(path.with_name(".mlflow.lock")):
         if not path.is_file():
             with publish(path) as temporary:
-                client(f"sqlite:///{temporary}").search_experiments()
+                client(sqlite_uri(temporary)).search_experiments()
     return path
 
 

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from ups.data.arrays import stamp
-from ups.data.families import base_of
+from ups.data.families import Family, base_of
 from ups.data.field_files import FieldFile, open_fields
 from ups.data.field_output import Content
 from ups.data.field_stores import REQUEST, Output, resumable
 from ups.data.inspection import inspect
 from ups.data.pdebench import FAMILIES
 from ups.errors import ConfigFault, DataFault
-from ups.surrogate.arrays import decimals
+from ups.surrogate.arrays import check_finite, check_grid, check_positive, decimals
 from ups.surrogate.bundle import models_of
 from ups.surrogate.family_cards import find_family
 from ups.surrogate.model import Model
@@ -220,9 +220,14 @@ def _expect_step(file: FieldFile, time: int, problem: Problem) -> None:
 
 def _pose(model: Model, request: Request, file: FieldFile, rows: range) -> Problem:
     """The problem of some trajectories; a fault names the file."""
-    arguments = file.read_coefficients(rows) | _arguments(file, request, rows)
-    time = _start(file, request)
-    u_0 = None if FAMILIES[request.family].steady else file.states(rows, time)
+    family, coefficients, time = FAMILIES[request.family], file.read_coefficients(rows), _start(file, request)
+    arguments = coefficients | _arguments(file, request, rows)
+    u_0 = None if family.steady else file.states(rows, time)
+    place = f"{file.path}, trajectories {rows.start} to {rows.stop - 1}" if len(rows) > 1 else str(file.path)
+    try:
+        _check_values(family, u_0, coefficients)
+    except ConfigFault as fault:
+        raise DataFault(f"{place}: {fault}") from None
     try:
         problem = model.pose(request.family, u_0, request.dt, arguments)
         if time == 0 or not model.has_history(problem.card.name):
@@ -230,5 +235,15 @@ def _pose(model: Model, request: Request, file: FieldFile, rows: range) -> Probl
         _expect_step(file, time, problem)
         return problem.after(file.states(rows, time - 1))
     except ConfigFault as fault:
-        place = f", trajectories {rows.start} to {rows.stop - 1}" * (len(rows) > 1)
-        raise ConfigFault(f"{file.path}{place}: {fault}") from None
+        raise ConfigFault(f"{place}: {fault}") from None
+
+
+def _check_values(family: Family, u_0: np.ndarray | None, coefficients: dict[str, np.ndarray]) -> None:
+    """Raise `ConfigFault` for fields (B, C, *grid) and coefficients (B, *grid) of a file that no model can take."""
+    for name, values in coefficients.items():
+        check_finite(torch.from_numpy(values), name)
+    if u_0 is not None:
+        u = torch.from_numpy(u_0)
+        check_finite(u, "u_0")
+        check_positive(u, family, "u_0")
+        check_grid(tuple(u.shape[2:]), family)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,6 +65,7 @@ class Problem:
             u, _ = read_state(u_before, family, len(family.fields), self.condition.device)
         except ConfigFault as fault:
             raise ConfigFault(str(fault).replace("u_0", "u_before")) from None
+        _expect_labels(self.form, {"u_before": u_before})
         if self.u_0 is None or u.shape != self.u_0.shape:
             raise ConfigFault(f"u_before of {self.card.name} must have the shape of u_0")
         return replace(self, u_before=u)
@@ -88,13 +90,14 @@ def pose(
     """
     family = card.family
     _check_state(family, u_0)
-    arguments = _only_values(card) | arguments
+    arguments = _only_values(card) | _stated(family, u_0) | arguments
     check_arguments(family, arguments)
     u, form = (None, None) if u_0 is None else read_state(u_0, family, len(family.fields), device)
     fields = {name: arguments[name] for name in family.coefficients}
     coefficients, form = read_coefficients(family, fields, u, form, device)
     given = u if u is not None else coefficients
     assert given is not None and form is not None
+    _expect_labels(form, arguments)
     grid, batch = tuple(given.shape[2:]), len(given)
     check_grid(grid, family)
     dataset, step, substeps = with_time_step(card, dt)
@@ -168,6 +171,26 @@ def _only_values(card: FamilyCard) -> dict[str, float]:
     """The parameters of which training had a single value: the caller may leave them out."""
     values = {name: card.values(name) for name in card.family.parameters}
     return {name: known[0] for name, known in values.items() if len(known) == 1}
+
+
+def _stated(family: Family, u_0: Array | None) -> dict[str, Any]:
+    """The parameters that are coordinates of an initial state, as in results of `predict`, but not its dimensions."""
+    if u_0 is None or kind_of(u_0) != "xarray":
+        return {}
+    return {name: u_0[name].values for name in family.parameters if name in u_0.coords and name not in u_0.dims}
+
+
+def _expect_labels(form: Form, arguments: dict[str, Any]) -> None:
+    """Refuse xarray objects whose labels of trajectories are not those of the initial states, which set the order."""
+    if form.batch not in form.coordinates:
+        return
+    labels = form.coordinates[form.batch].values
+    for name, array in arguments.items():
+        if kind_of(array) == "xarray" and form.batch in array.dims and form.batch in array.coords:
+            own = array[form.batch].values
+            if len(own) == len(labels) and not np.array_equal(own, labels):
+                what = f"{name} has other labels along {form.batch}, or in another order, than the initial states"
+                raise ConfigFault(f"{what}: use {name}.sel({form.batch}=...) with theirs")
 
 
 def read_coefficients(

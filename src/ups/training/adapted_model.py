@@ -97,7 +97,7 @@ def _trajectories(
     check_arguments(spec, arguments)
     fields = _fields(u, spec, device)
     step = None if spec.steady else _time_step(dt, known, family)
-    if kind_of(u) == "xarray" and "time" in u.coords and step is not None:
+    if kind_of(u) == "xarray" and "time" in u.coords and step is not None and dt is None:
         _expect_step(u.coords["time"].values, step)
     count, grid = len(fields), tuple(fields.shape[3:])
     if lengths is None and known is None:
@@ -196,7 +196,7 @@ def _time_step(dt: float | None, known: FamilyCard | None, family: str) -> float
 
 
 def _expect_step(times: np.ndarray, step: float) -> None:
-    """Refuse times of the caller, if they are numbers, that are not `step` apart."""
-    if times.dtype.kind in "fiu" and not (is_uniform(times) and math.isclose(times[1] - times[0], step, rel_tol=1e-3)):
+    """Refuse times of the caller, if they are numbers, that are not `step` apart, as a further one would be."""
+    if times.dtype.kind in "fiu" and not is_uniform(np.append(times, times[-1] + step)):
         found = ", ".join(f"{time:g}" for time in times[:3])
         raise ConfigFault(f"the times {found}, ... of u are not dt = {step:g} apart: give dt, or other snapshots")
