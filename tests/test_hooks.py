@@ -22,7 +22,7 @@ from ups.files import write_json
 from ups.hooks import FaultExit, TrackingHooks, check_inputs, data_parameters, texts_of
 from ups.runs import tracking
 from ups.runs.progress import stop_requested
-from ups.session import ConfigLoader
+from ups.session import ConfigLoader, read_families
 from ups.settings import CONFIG_LOADER_ARGS
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -321,6 +321,13 @@ def test_a_run_says_which_texts_it_has_written(tmp_path: Path):
     catalog = DataCatalog(texts | {"scores": Records(filepath=str(tmp_path / "scores.json"))})
     steps = [node(lambda: 1, None, ["draft", "scores"], name="first"), node(len, "draft", "final", name="last")]
     assert texts_of(Pipeline(steps), catalog) == [tmp_path / "final.md"]
+
+
+def test_a_data_root_that_cannot_be_looked_at_is_one_line(tmp_path: Path):
+    """Before any step, in `kedro run` and `ups launch`."""
+    configuration = {"families": {}, "parameters": {"data_root": 300 * "a"}}
+    with pytest.raises(StorageFault, match="File name too long; choose another name"):
+        read_families(configuration, tmp_path)
 
 
 def test_runs_to_compare_with_are_looked_up_first(tmp_path: Path):

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from ups.errors import ConfigFault, DataFault, Fault, Preempted, most_similar
-from ups.files import storage_fault
+from ups.files import storage_faults
 
 OPTION_SIMILARITY = 0.75  # of an unknown option that is a misspelt one, and no parameter of a PDE
 FILE = click.Path(path_type=Path)
@@ -43,16 +43,13 @@ class Commands(click.Group):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # without the place in the code
         try:
-            return super().invoke(context)
+            with storage_faults():
+                return super().invoke(context)
         except Fault as fault:
             raise FaultExit(fault) from None
         except click.UsageError as error:
             what = error.format_message().rstrip(".")
             raise FaultExit(ConfigFault(f"{what}; `ups --help` shows the commands and their options")) from None
-        except OSError as error:
-            if (fault := storage_fault(error)) is None:
-                raise
-            raise FaultExit(fault) from error
         except KeyboardInterrupt:
             raise FaultExit(Preempted("interrupted; the same command goes on")) from None
 

@@ -35,7 +35,7 @@ os.umask(UMASK := os.umask(0o077))  # it can be read only by setting it, which i
 
 
 @contextmanager
-def storage_faults(path: Path, remedy: str = REMEDY) -> Iterator[None]:
+def storage_faults(path: Path | None = None, remedy: str = REMEDY) -> Iterator[None]:
     """Turn the errors of a full or read-only disk into a `StorageFault` that names the file and the remedy."""
     try:
         yield

@@ -18,7 +18,7 @@ from kedro.pipeline import Pipeline
 from pydantic import ValidationError
 
 from ups.commands import FaultExit
-from ups.config import LaunchConfig, Parameters, families_of, fields_at, masked, masked_value
+from ups.config import LaunchConfig, Parameters, fields_at, masked, masked_value
 from ups.data.pdebench import FAMILIES
 from ups.datasets import Text
 from ups.errors import ConfigFault, Fault, GateFailed, OutOfMemory, Preempted, StorageFault, nearest
@@ -29,6 +29,7 @@ from ups.runs.machine import describe_machine, refuse_under_torchrun
 from ups.runs.processes import is_out_of_memory, release_memory
 from ups.runs.progress import INTERRUPTED, raise_if_stopped, stop_requested
 from ups.runs.torchrun import is_watching
+from ups.session import read_families
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +65,7 @@ class ParameterHooks:
         parameters = dict(context.config_loader["parameters"])
         try:
             refuse_under_torchrun()
-            FAMILIES.define(*families_of(context.config_loader["families"]))
-            if isinstance(parameters.get("data_root"), str):
-                FAMILIES.read(context.project_path / parameters["data_root"])
+            read_families(context.config_loader, context.project_path)
             check_parameters(parameters)
             check_data_root(parameters["data_root"], context.config_loader["catalog"])
             check_inputs(parameters["evaluation"]["folder"], parameters["report"]["compare"])

@@ -1,7 +1,7 @@
 """What a command names, checked before any work: files of `conf`, and the pipelines, nodes and tags to run."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,23 @@ class Session(KedroSession):
         return super().run(**options)
 
 
+def read_families(configuration: Mapping[str, Any], project: Path) -> None:
+    """Define the families of `families.yml`, and those that the data root knows.
+
+    Raises:
+        ConfigFault: a definition is wrong.
+        StorageFault: the data root cannot be read.
+    """
+    from ups.config import families_of
+    from ups.data.pdebench import FAMILIES
+    from ups.files import storage_faults
+
+    FAMILIES.define(*families_of(configuration["families"]))
+    if isinstance(data_root := configuration["parameters"].get("data_root"), str):
+        with storage_faults(project / data_root):
+            FAMILIES.read(project / data_root)
+
+
 def job_of(project: Path, env: str, pipeline: str, params: str) -> "Job":
     """The job of `kedro run` with these options in the folder of a project; all of them are checked.
 
@@ -55,8 +72,7 @@ def job_of(project: Path, env: str, pipeline: str, params: str) -> "Job":
     from kedro.framework.cli.utils import split_string
     from omegaconf import OmegaConf
 
-    from ups.config import LaunchConfig, SubmitConfig, families_of
-    from ups.data.pdebench import FAMILIES
+    from ups.config import LaunchConfig, SubmitConfig
     from ups.hooks import check_parameters, places
     from ups.pipeline_registry import register_pipelines
     from ups.runs.submission import Job
@@ -71,10 +87,8 @@ def job_of(project: Path, env: str, pipeline: str, params: str) -> "Job":
         remedy = "write lists of several items into conf/local/parameters.yml"
         raise ConfigFault(f"--params cannot be read as NAME=VALUE,NAME=VALUE; {remedy}") from None
     loader = ConfigLoader(str(project / "conf"), env, runtime_params=runtime_params, **CONFIG_LOADER_ARGS)
-    FAMILIES.define(*families_of(loader["families"]))
+    read_families(loader, project)
     parameters = loader["parameters"]
-    if isinstance(parameters.get("data_root"), str):
-        FAMILIES.read(project / parameters["data_root"])
     check_parameters(parameters)
     check_names(register_pipelines(), {"pipeline_names": [pipeline]})
     return Job(

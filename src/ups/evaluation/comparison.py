@@ -55,12 +55,11 @@ def errors_in(root: Path) -> Errors:
         DataFault: one of them was not run there, or `baselines` for other trajectories.
     """
     files = [root / "08_reporting" / name for name in ("metrics.json", "baseline_metrics.json")]
-    for file in files:
-        if not file.is_file():
-            raise DataFault(
-                f"{file} does not exist: run `kedro run --pipeline full`, then `kedro run --pipeline baselines`, "
-                f"both with --params data_root={root},seed=N and the --env of the others"
-            )
+    if missing := [file for file in files if not file.is_file()]:
+        raise DataFault(
+            f"{missing[0]} does not exist: run `kedro run --pipeline full`, then `kedro run --pipeline baselines`, "
+            f"both with --params data_root={root},seed=N and the --env of the others"
+        )
     FAMILIES.read(root)
     try:
         return errors_of(*map(read_json, files))

@@ -21,7 +21,7 @@ from ups.pipelines.reporting import JUDGE, OF_BASELINES, REPORT, judge, report
 from ups.pipelines.training import encode_latents
 from ups.runs.launcher import train_stage
 from ups.runs.machine import compute_as_in_training, device
-from ups.runs.run import Run, logged_validations, saved_validation, trained_steps, training_cpu_seconds
+from ups.runs.run import Run, logged_training, saved_validation, trained_steps, training_cpu_seconds
 from ups.runs.stage_cache import Receipt, trained_receipts
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -85,13 +85,8 @@ def measure_pace(
     from ups.performance.pace import pace_name, seconds_per_step
 
     runs = _runs(ours, data_root)
-    stages = {run.stage: {"stage": run.stage, "config": run.config, "inputs": run.inputs} for run in runs}
-    for run in runs:
-        stages[run.stage] |= {
-            "num_steps": trained_steps(run.folder),
-            "validations": logged_validations(run.folder),
-            "cpu_seconds": training_cpu_seconds(run.folder),
-        }
+    asked = {run.stage: {"stage": run.stage, "config": run.config, "inputs": run.inputs} for run in runs}
+    stages = {run.stage: asked[run.stage] | logged_training(run.folder) for run in runs}
     for kind in config.time_shares:
         for family in _families(fields, kind):
             start = config.start(kind, family)

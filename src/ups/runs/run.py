@@ -94,16 +94,17 @@ def saved_validation(folder: Path, patience: int | None) -> float:
     return losses[-1] if patience is None else min(losses)
 
 
-def logged_validations(folder: Path) -> list[dict[str, float]]:
-    """The losses by key of each validation of a training."""
-    lines = (line for line in map(json.loads, metric_lines(folder)) if "valid_loss" in line)
-    start = "valid_loss/"
-    return [{k.removeprefix(start): loss for k, loss in line.items() if k.startswith(start)} for line in lines]
-
-
 def trained_steps(folder: Path) -> int:
     """Steps that a finished training made: with early stopping fewer than `steps` of its configuration."""
     return json.loads(metric_lines(folder)[-1])["step"]
+
+
+def logged_training(folder: Path) -> dict[str, Any]:
+    """The steps of a finished training, the losses by key of each of its validations, and its seconds of computing."""
+    lines = (line for line in map(json.loads, metric_lines(folder)) if "valid_loss" in line)
+    start = "valid_loss/"
+    losses = [{k.removeprefix(start): loss for k, loss in line.items() if k.startswith(start)} for line in lines]
+    return {"num_steps": trained_steps(folder), "validations": losses, "cpu_seconds": training_cpu_seconds(folder)}
 
 
 def training_seconds(folder: Path) -> float:
