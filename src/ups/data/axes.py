@@ -73,7 +73,10 @@ def expect_uniform(path: Path, family: Family, read: Mapping[str, Callable[[], n
 
 def is_uniform(values: np.ndarray) -> bool:
     """Whether the steps of times or coordinates are positive and equal, but for their rounding to float32."""
-    steps = np.diff(values)
-    step = steps.mean()
+    return has_step(values, np.diff(values).mean())
+
+
+def has_step(values: np.ndarray, step: float) -> bool:
+    """Whether neighbours of times or coordinates are a positive `step` apart, but for their rounding to float32."""
     rounding = min(2 * np.finfo(np.float32).eps * abs(values).max(), MAX_ROUNDING * step)
-    return bool(step > 0 and (abs(steps - step) <= TOLERANCE * step + rounding).all())
+    return bool(step > 0 and (abs(np.diff(values) - step) <= TOLERANCE * step + rounding).all())

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from ups.config import EvaluationConfig
-from ups.data.axes import TOLERANCE
+from ups.data.axes import has_step
 from ups.data.families import Dataset, base_of
 from ups.data.field_files import FieldFile
 from ups.data.field_output import Content
@@ -147,10 +147,9 @@ def expect_like(file: FieldFile, dataset: Dataset, count: int, truth: str) -> No
     stated, family = file.attributes.get("family"), base_of(dataset.family)
     if isinstance(stated, str) and base_of(stated) in FAMILIES and base_of(stated) != family:
         raise file_fault(file.path, f"has predictions of {stated}, not of {family}", "name the file of its truth")
-    if file.times is None or len(dataset.times) < 2:
+    if file.times is None or num_times < 2:
         return
-    steps, expected = np.diff(file.times[: len(dataset.times)]), np.diff(dataset.times)
-    rounding = 2 * np.finfo(np.float32).eps * abs(file.times).max()
-    if len(steps) != len(expected) or (abs(steps - expected) > TOLERANCE * expected + rounding).any():
-        what = f"has snapshots {steps[0]:g} apart at first, those of {dataset.name} are {expected[0]:g} apart"
+    times, step = file.times[:num_times], (dataset.times[-1] - dataset.times[0]) / (num_times - 1)
+    if len(times) != num_times or not has_step(times, step):
+        what = f"has snapshots {times[1] - times[0]:g} apart at first, those of {dataset.name} are {step:g} apart"
         raise file_fault(file.path, what, "predict at the times of the truth, or leave its times out")

@@ -114,11 +114,12 @@ def encode_latents(
     key = inputs | {"options": options}
     encoded = cached("encode_latents", data_root, "04_feature/latents", "ups.training.encoding", None, key)
     receipt = encoded(encode)
-    cache = LatentCache.open(place_of(data_root, receipt), receipt["key"])
-    if not cache.on_disk and cache.raw != resolved(str(raw), data_root):
-        log.info("encode_latents: the raw files are in %s now", raw)
-        return encoded(encode, force=True)
-    return receipt
+    if config.on_disk:
+        return receipt
+    if LatentCache.open(place_of(data_root, receipt), receipt["key"]).raw == resolved(str(raw), data_root):
+        return receipt
+    log.info("encode_latents: the raw files are in %s now", raw)
+    return encoded(encode, force=True)
 
 
 def check_room(cache: "Encoding", tolerances: dict[str, float | None]) -> None:

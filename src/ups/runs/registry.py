@@ -72,7 +72,7 @@ def _run_of_command() -> Iterator[None]:
     run_id = os.environ.get(tracking.PARENT_RUN)
     if not run_id:
         raise StorageFault("a model is registered below an MLflow run, and this command has none: see its warnings")
-    with _store(os.environ["MLFLOW_TRACKING_URI"]), mlflow.start_run(run_id=run_id):
+    with _in_store(os.environ["MLFLOW_TRACKING_URI"]), mlflow.start_run(run_id=run_id):
         yield
     tracking.client().update_run(run_id, "RUNNING")
 
@@ -98,7 +98,7 @@ def version_of(name: str, alias: str) -> str | None:
 
 
 def _errors_of(name: str, found: str) -> dict[str, Any]:
-    with TemporaryDirectory() as place, _store(os.environ.get("MLFLOW_TRACKING_URI")):
+    with TemporaryDirectory() as place, _in_store(os.environ.get("MLFLOW_TRACKING_URI")):
         path = mlflow.artifacts.download_artifacts(f"models:/{name}/{found}/artifacts/{ERRORS}", dst_path=place)
         return read_json(Path(path), dict[str, Any])
 
@@ -121,7 +121,7 @@ def move_alias(name: str, alias: str, to: str) -> None:
 
 
 @contextmanager
-def _store(uri: str | None) -> Iterator[None]:
+def _in_store(uri: str | None) -> Iterator[None]:
     """The store of MLflow's functions in this block; afterwards the variable names it again, for later runs too."""
     before = os.environ.get("MLFLOW_TRACKING_URI")
     mlflow.set_tracking_uri(uri)
@@ -148,7 +148,7 @@ def bundle_of(uri: str) -> Iterator[Path]:
     tracking.client()
     store = os.environ.get("MLFLOW_TRACKING_URI", tracking.sqlite_uri(DEFAULT_STORE.resolve()))
     with TemporaryDirectory() as place:
-        with _store(store), _registry_may_fail(f"{uri} cannot be loaded", DataFault):
+        with _in_store(store), _registry_may_fail(f"{uri} cannot be loaded", DataFault):
             root = Path(mlflow.artifacts.download_artifacts(uri, dst_path=place))
         if not (root / "artifacts" / BUNDLE).is_dir():
             raise DataFault(f"{uri} holds no bundle: name a version that `kedro run --pipeline register` made")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ups.config import packaged
 from ups.config.studies import AdaptConfig
-from ups.data.axes import is_uniform
+from ups.data.axes import has_step
 from ups.data.families import Dataset, Family, base_of
 from ups.data.normalization import LARGEST, SMALLEST
 from ups.data.pdebench import FAMILIES
@@ -196,7 +196,7 @@ def _time_step(dt: float | None, known: FamilyCard | None, family: str) -> float
 
 
 def _expect_step(times: np.ndarray, step: float) -> None:
-    """Refuse times of the caller, if they are numbers, that are not `step` apart, as a further one would be."""
-    if times.dtype.kind in "fiu" and not is_uniform(np.append(times, times[-1] + step)):
+    """Refuse times of the caller, if they are numbers, that are not `step` apart."""
+    if times.dtype.kind in "fiu" and not has_step(times, step):
         found = ", ".join(f"{time:g}" for time in times[:3])
         raise ConfigFault(f"the times {found}, ... of u are not dt = {step:g} apart: give dt, or other snapshots")
