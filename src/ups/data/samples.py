@@ -168,6 +168,19 @@ class FieldSamples(_Samples):
         return FieldBatch(key, torch.from_numpy(u))
 
 
+def random_steps(counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A random time step of each of trajectories with `counts` (S,) steps, (S,); early ones are more probable.
+
+    Each is the earliest of n uniform steps, n = 1, 2 or 8 at random: of T steps, t = 0, ..., T - 1 has the probability
+    p = (q(1) + q(2) + q(8)) / 3 with q(n) = ((T - t)^n - (T - t - 1)^n) / T^n. q(2) is about proportional to the T - t
+    snapshots of a rollout to which the error of a step propagates. q(8) adds samples of the first steps, which have the
+    largest errors where trajectories begin with a jump or a constant, and q(1) keeps the last ones from becoming rare.
+    """
+    uniform = rng.integers(counts, size=(8, len(counts)))
+    earliest = np.stack([uniform[:n].min(0) for n in (1, 2, 8)])
+    return earliest[rng.integers(3, size=len(counts)), np.arange(len(counts))]
+
+
 class LatentSamples(_Samples):
     """Time steps z -> z_next of the latent cache, in windows; keys are families.
 
@@ -215,16 +228,10 @@ class LatentSamples(_Samples):
         return chosen
 
     def draw(self, family: str, size: int, rng: np.random.Generator) -> np.ndarray:
-        """Numbers of `size` random samples; early time steps are more probable.
-
-        Of the T steps of a trajectory, step t = 0, ..., T - 1 is selected with probability
-        p = (2 (T - t) - 1) / T^2, about proportional to the T - t rollout snapshots to which its error propagates.
-        """
+        """Numbers of `size` random samples; of a trajectory, early time steps are more probable, see `random_steps`."""
         index = self._index[family]
-        steps = rng.integers(index.firsts[-1], size=size)
-        # p is the distribution of the minimum of two uniform steps of the trajectory.
-        others = [first + rng.integers(count) for first, count in map(index.span, steps)]
-        return np.minimum(steps, others)
+        firsts, counts = np.array([index.span(sample) for sample in rng.integers(index.firsts[-1], size=size)]).T
+        return firsts + random_steps(counts, rng)
 
     def load(self, family: str, samples: np.ndarray) -> LatentBatch:
         """Read the samples with these numbers from the cache, in float32."""

@@ -16,7 +16,7 @@ from ups.data.families import Dataset, Family, condition_features
 from ups.data.latent_cache import summarize
 from ups.data.normalization import STD_FLOOR, is_log
 from ups.data.pdebench import FAMILIES
-from ups.data.samples import LatentBatch
+from ups.data.samples import LatentBatch, random_steps
 from ups.data.trajectories import TrajectoryReader
 from ups.errors import DataFault
 from ups.models.codec import Codec, FieldGroup, choose_patch, group_name
@@ -106,9 +106,9 @@ class Examples:
         return 1 if self.is_steady else self.z.shape[1] - 1
 
     def draw(self, size: int, horizon: int, rng: np.random.Generator) -> LatentBatch:
-        """A batch of random steps; early ones are more probable, as in `LatentSamples.draw`."""
+        """A batch of random steps; early ones are more probable, see `random_steps`."""
         trajectories = rng.integers(len(self.z), size=size)
-        return self._batch(trajectories, rng.integers(self.num_steps, size=(2, size)).min(0), horizon)
+        return self._batch(trajectories, random_steps(np.full(size, self.num_steps), rng), horizon)
 
     def spread(self, at_most: int, batch_size: int) -> Iterator[LatentBatch]:
         """Batches of up to `at_most` steps together, spread evenly over all."""
