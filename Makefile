@@ -9,7 +9,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 
 # ThreadRunner: steps that do not need each other, such as the trainings of operator and steady model, run side by side.
 run: $(VENV)/installed
-	@echo 'Simulates small datasets of 11 PDEs, trains, evaluates and judges: 7 to 16 minutes on two CPU cores,'
+	@echo 'Simulates small datasets of 11 PDEs, trains, evaluates and judges: 5 to 16 minutes on two CPU cores,'
 	@echo '0.2 GB in data/. Steps that are up to date are skipped; after Ctrl-C the same command goes on.'
 	$(BIN)/kedro run --pipeline full --runner ThreadRunner
 
